@@ -1,0 +1,1 @@
+"""Text to token shards to this rank's batches."""

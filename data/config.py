@@ -1,0 +1,69 @@
+"""The `data` section: which text, which tokenizer, and how documents are split."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DataConfig:
+    """Which text to train on, and how it becomes tokens."""
+
+    paths: tuple[str, ...] = ()
+    """Prefixes of .bin/.idx files, or raw .jsonl or text files, which are tokenised once. Empty: the built-in
+    corpus, which is the Python standard library's own sources."""
+
+    tokenizer: str = "builtin"
+    """Path of a SentencePiece .model; or "byte": one id a byte; or "builtin": a SentencePiece model trained
+    on the built-in corpus."""
+
+    builtin_vocab_size: int = 2048
+    """Pieces of the built-in tokenizer (512 to 32768)."""
+
+    split: str = "969,30,1"
+    """Weights of training, validation and test, by document."""
+
+    cache_dir: str | None = None
+    """Where tokenised files are kept. None: the user's cache folder. Need not be shared between nodes."""
+
+    jsonl_key: str = "text"
+    """The field of a .jsonl line that holds its document (Megatron's --json-keys)."""
+
+    def problems(self) -> list[str]:
+        """What cannot work whatever the files hold, one message each."""
+        found = split_problems(self.split)
+        if not 512 <= self.builtin_vocab_size <= 32768:
+            found.append(
+                f"data.builtin_vocab_size = {self.builtin_vocab_size}: expected 512 to 32768 "
+                "(256 bytes, 3 control pieces and the alphabet come first; the corpus is small)."
+            )
+        for name in ("tokenizer", "jsonl_key"):
+            if not getattr(self, name):
+                found.append(f"data.{name} is empty; leave it out to use its default.")
+        if not all(self.paths):
+            found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
+        return found
+
+
+def split_weights(split: str) -> tuple[float, float, float]:
+    """Weights of (train, validation, test), as given; missing ones are 0.
+
+    Raises ValueError where `split` is not one to three comma-separated numbers.
+    """
+    weights = [float(part) for part in split.split(",")]
+    if len(weights) > 3:
+        raise ValueError(f"{len(weights)} weights")
+    train, validation, test = weights + [0.0] * (3 - len(weights))
+    return train, validation, test
+
+
+def split_problems(split: str) -> list[str]:
+    """What is wrong with `data.split`."""
+    try:
+        weights = split_weights(split)
+    except ValueError:
+        weights = (-1.0, -1.0, -1.0)
+    if all(0 <= weight < float("inf") for weight in weights) and weights[0] > 0:
+        return []
+    return [
+        f'data.split = "{split}": expected up to three numbers >= 0 with commas between, the weights of '
+        'train, validation and test, the first above 0; for example "969,30,1".'
+    ]

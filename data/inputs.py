@@ -1,0 +1,133 @@
+"""What `data.paths` names: finished shards, and raw files read document by document."""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data import shards
+from parallel.errors import UserError
+
+READ_BYTES = 1 << 20
+SHARD_SUFFIXES = (".bin", ".idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a document."""
+
+    text: str
+    ends_document: bool
+    source_bytes: int
+    """Bytes of the file that this piece used up; for progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """`data.paths`, sorted by kind; each kind in the order given."""
+
+    prefixes: tuple[Path, ...]
+    raw_files: tuple[Path, ...]
+
+
+def resolve(paths: tuple[str, ...]) -> Inputs:
+    """Tell shard prefixes (`X`, `X.bin` or `X.idx`) from raw files.
+
+    Raises UserError naming the first path that is neither, with what lies nearby.
+    """
+    prefixes, raw_files = [], []
+    for name in paths:
+        path = Path(name).expanduser().absolute()
+        prefix = path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path
+        pair = [file for file in (shards.bin_path(prefix), shards.idx_path(prefix)) if file.is_file()]
+        if not pair and not path.is_file():
+            raise UserError(_missing(name, path))
+        for file in pair or [path]:
+            if not os.access(file, os.R_OK):
+                raise UserError(f"data.paths: no permission to read {file}.")
+        if pair:
+            prefixes.append(prefix)
+        else:
+            raw_files.append(path)
+    return Inputs(tuple(prefixes), tuple(raw_files))
+
+
+def read(path: Path, jsonl_key: str) -> Iterator[Piece]:
+    """Documents of a raw file: one a line for `.jsonl`, else the whole file is one.
+
+    Raises UserError for text that is not UTF-8 and for lines that are not as expected, with their place.
+    """
+    return _read_jsonl(path, jsonl_key) if path.suffix == ".jsonl" else _read_text(path)
+
+
+def _read_text(path: Path) -> Iterator[Piece]:
+    """One document, in pieces of about 1 MB cut at line ends.
+
+    Pieces bound memory and keep encoding linear. A model that adds a leading blank to what it encodes adds
+    one to each piece.
+    """
+    position = 0
+    with path.open("rb") as file:
+        while lines := file.readlines(READ_BYTES):
+            raw = b"".join(lines)
+            yield Piece(_decode(raw, f"{path}, byte {position}"), False, len(raw))
+            position += len(raw)
+    yield Piece("", True, 0)
+
+
+def _read_jsonl(path: Path, key: str) -> Iterator[Piece]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield Piece(_field(line, key, f"{path}:{number}"), True, len(line))
+
+
+def _field(line: bytes, key: str, place: str) -> str:
+    """The document on a `.jsonl` line; `place` is file:line."""
+    try:
+        value = json.loads(_decode(line, place))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"data: {place} is not JSON: {error}.") from None
+    if not isinstance(value, dict) or key not in value:
+        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise UserError(f'data: {place} has no field "{key}"; found: {found or "none"}. Set data.jsonl_key.')
+    text = value[key]
+    if not isinstance(text, str):
+        raise UserError(f'data: {place}: field "{key}" is a {type(text).__name__}, expected a string.')
+    if not text.isascii():
+        _check_encodable(text, place)
+    return text
+
+
+def _check_encodable(text: str, place: str) -> None:
+    """JSON can spell half a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"character {error.start} is half a surrogate pair"
+        raise UserError(f"data: {place}: {found}; expected text.") from None
+
+
+def _decode(raw: bytes, place: str) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"data: {place} + {error.start}: not UTF-8 text. Name .bin/.idx files by their common prefix; "
+            "convert other encodings and compressed files first."
+        ) from None
+
+
+def _missing(name: str, path: Path) -> str:
+    if path.is_dir():
+        return f"data.paths: {name} is a folder; name the files in it, or the prefix of a .bin/.idx pair."
+    if not path.parent.is_dir():
+        nearest = next(parent for parent in path.parents if parent.is_dir())
+        return f"data.paths: no file or .bin/.idx prefix {name}: of {path.parent}, only {nearest} exists."
+    files = path.parent.iterdir()
+    present = {file.stem if file.suffix in SHARD_SUFFIXES else file.name for file in files}
+    near = difflib.get_close_matches(path.name, sorted(present), cutoff=0.4)
+    hint = f"nearest there: {', '.join(near)}" if near else f"that folder holds {len(present)} other names"
+    return f"data.paths: no file or .bin/.idx prefix {name} in {path.parent}; {hint}."

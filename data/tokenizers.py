@@ -1,0 +1,95 @@
+"""Text to ids and back: bytes, or a SentencePiece model."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from data import cache, sentencepiece_training
+from data.config import DataConfig
+from parallel.errors import UserError
+
+
+def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer":
+    """The tokenizer that `data.tokenizer` names; the built-in one is trained into cache `folder` if need be.
+
+    Raises UserError for a missing or unusable model.
+    """
+    if config.tokenizer == "byte":
+        return ByteTokenizer()
+    if config.tokenizer == "builtin":
+        model = sentencepiece_training.builtin_model(config.builtin_vocab_size, folder, console)
+        return SentencePieceTokenizer(model)
+    return SentencePieceTokenizer(Path(config.tokenizer).expanduser().absolute())
+
+
+class Tokenizer(Protocol):
+    """What the data layer asks of a tokenizer. What stands in a text stays text: no string in it, "</s>"
+    included, ever becomes a control id.
+    """
+
+    vocab_size: int
+    """Number of ids; every id is below it."""
+    eod: int
+    """The id that ends a document."""
+    fingerprint: str
+    """Hex digest; equal for tokenizers that give equal ids."""
+    path: Path | None
+    """The model's file, to be kept with a checkpoint; None where there is none."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [n] int32, without `eod`."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids; control ids have none."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes are ids 0 to 255, and 256 ends a document; there is no begin-of-text id."""
+
+    vocab_size = 257
+    eod = 256
+    fingerprint = hashlib.blake2b(b"triplane bytes 1", digest_size=16).hexdigest()
+    path: Path | None = None
+
+    def encode(self, text: str) -> np.ndarray:
+        """One id a byte: [bytes] int32."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Bytes that are no UTF-8 become U+FFFD, as a model may produce them."""
+        return bytes(index for index in ids if index < self.eod).decode(errors="replace")
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model; its end-of-sentence id ends a document.
+
+    Raises UserError where the file is missing, is no model, or has no such id.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        if not path.is_file():
+            raise UserError(f'data.tokenizer: no file {path}; expected "builtin", "byte" or a .model file.')
+        self.path: Path | None = path
+        model = path.read_bytes()
+        try:
+            self._processor = SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise UserError(f"data.tokenizer: {path} is not a SentencePiece model ({error}).") from None
+        self.vocab_size: int = self._processor.get_piece_size()
+        self.eod: int = self._processor.eos_id()
+        self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
+        if self.eod < 0:
+            raise UserError(f"data.tokenizer: {path} has no end-of-sentence piece, which must end documents.")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [pieces] int32."""
+        return np.asarray(self._processor.encode(text, add_bos=False, add_eos=False), np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """U+2581, SentencePiece's own sign for a blank, comes back as a blank."""
+        return self._processor.decode([int(index) for index in ids])

@@ -1,0 +1,177 @@
+"""The ``model`` section of a recipe. No torch here."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from models.shapes import Activation, Normalization, PositionEmbedding, RopeScaling, named, unknown_shape
+from parallel.hatch import hatch_problems
+
+OWNED = frozenset(
+    {
+        "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups",
+        "kv_channels", "normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma",
+        "activation_func", "gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm",
+        "hidden_dropout", "attention_dropout", "init_method_std", "init_method",
+        "output_layer_init_method", "embedding_init_method", "embedding_init_method_std",
+        "tensor_model_parallel_size", "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
+        "expert_tensor_parallel_size", "sequence_parallel", "params_dtype", "pipeline_dtype", "bf16",
+        "fp16", "fp8", "fp8_recipe", "autocast_dtype", "enable_autocast", "recompute_granularity",
+        "recompute_method", "recompute_num_layers", "recompute_modules", "distribute_saved_activations",
+        "calculate_per_token_loss", "finalize_model_grads_func", "grad_scale_func", "grad_sync_func",
+        "no_sync_func", "param_sync_func", "overlap_p2p_comm", "batch_p2p_comm", "use_cpu_initialization",
+        "perform_initialization", "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
+        "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+        "deallocate_pipeline_outputs", "variable_seq_lengths", "is_hybrid_model",
+    }
+)
+"""Fields of mcore's TransformerConfig that fields of ours set, or whose change our own initial
+weights, schedule or checkpoints would not follow."""
+
+_AT_LEAST_ONE: tuple[str, ...] = (
+    "seq_length", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
+    "num_query_groups", "kv_channels", "max_position_embeddings", "rotary_base", "rope_scaling_factor",
+    "rope_original_max_position_embeddings", "vocab_size", "make_vocab_size_divisible_by",
+)
+_ABOVE_ZERO: tuple[str, ...] = (
+    "norm_epsilon", "init_method_std", "rope_low_freq_factor", "rope_high_freq_factor", "yarn_beta_fast",
+    "yarn_beta_slow",
+)
+_RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
+    (_AT_LEAST_ONE, "1 or more", lambda value: value >= 1),
+    (_ABOVE_ZERO, "above 0", lambda value: value > 0),
+    (("hidden_dropout", "attention_dropout"), "in [0, 1)", lambda value: 0 <= value < 1),
+    (("rotary_percent",), "in (0, 1]", lambda value: 0 < value <= 1),
+]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ModelConfig:
+    """What is trained. A named shape fills every field that is None."""
+
+    shape: str = "debug"
+    """Named architecture, fills every field that is not set: debug, demo, gpt2, gpt3_175b, llama3_8b, ..."""
+
+    seq_length: int = 4096
+    """Tokens per sample."""
+
+    num_layers: int | None = None
+    """Blocks (attention + MLP) of the whole model."""
+
+    hidden_size: int | None = None
+    """Width of the residual stream."""
+
+    ffn_hidden_size: int | None = None
+    """Inner width of the MLP; a gated MLP has two projections of this width."""
+
+    num_attention_heads: int | None = None
+    """Query heads of each attention."""
+
+    num_query_groups: int | None = None
+    """Key-value heads, each shared by num_attention_heads / num_query_groups heads (arXiv:2305.13245)."""
+
+    kv_channels: int | None = None
+    """Width of one head. Setting hidden_size or num_attention_heads makes it their quotient."""
+
+    normalization: Normalization | None = None
+    """Before attention, MLP and output layer. RMSNorm has no bias and no mean (arXiv:1910.07467)."""
+
+    norm_epsilon: float | None = None
+    """Added to the variance (LayerNorm) or the mean square (RMSNorm)."""
+
+    activation: Activation | None = None
+    """Of the MLP. swiglu and geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation."""
+
+    add_bias_linear: bool | None = None
+    """Biases in every linear layer of the blocks."""
+
+    add_qkv_bias: bool | None = None
+    """A bias in the query-key-value projection, whatever add_bias_linear says."""
+
+    qk_layernorm: bool | None = None
+    """Normalise each head's queries and keys."""
+
+    position_embedding_type: PositionEmbedding | None = None
+    """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
+
+    max_position_embeddings: int | None = None
+    """Positions of the learned table, in tokens; with rope only what the architecture was published for."""
+
+    rotary_base: int | None = None
+    """RoPE's base: the longest wavelength is about 2 pi times this many tokens."""
+
+    rotary_percent: float | None = None
+    """Fraction of each head's channels that RoPE turns."""
+
+    rope_scaling: RopeScaling | None = None
+    """How RoPE is stretched: linear (arXiv:2306.15595), llama3 (as Llama 3.1), yarn (arXiv:2309.00071)."""
+
+    rope_scaling_factor: float | None = None
+    """New context length / original one."""
+
+    rope_low_freq_factor: float | None = None
+    """llama3: wavelengths above original context / this get the whole factor."""
+
+    rope_high_freq_factor: float | None = None
+    """llama3: wavelengths below original context / this stay as they are."""
+
+    rope_original_max_position_embeddings: int | None = None
+    """llama3, yarn: context length in tokens before stretching."""
+
+    yarn_beta_fast: float | None = None
+    """yarn: channels with more turns than this over the original context stay as they are."""
+
+    yarn_beta_slow: float | None = None
+    """yarn: channels with fewer turns than this over the original context get the whole factor."""
+
+    untie_embeddings_and_output_weights: bool | None = None
+    """Give the output layer a matrix of its own instead of the word embeddings."""
+
+    vocab_size: int | None = None
+    """Token ids; more than the tokenizer has is allowed. None: the tokenizer's."""
+
+    make_vocab_size_divisible_by: int = 128
+    """Embedding rows are rounded up to a multiple of this; TP never changes the padding."""
+
+    hidden_dropout: float | None = None
+    """Probability of dropping an element of the embedding's, attention's or MLP's output."""
+
+    attention_dropout: float | None = None
+    """Probability of dropping an attention weight."""
+
+    init_method_std: float | None = None
+    """Standard deviation of initial matrices; output projections get this / sqrt(2 num_layers)."""
+
+    megatron: tuple[str, ...] = ()
+    """More of mcore's TransformerConfig, as "field=value" strings."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone; ``GPTShape.problems`` checks what results from it."""
+        found = [*unknown_shape(self.shape), *self._range_problems()]
+        if not found:
+            found += self._head_problems()
+        return found + hatch_problems("model.megatron", self.megatron, OWNED)
+
+    def _range_problems(self) -> Iterator[str]:
+        for names, meaning, fits in _RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    yield f"model.{name} must be {meaning}, found {value}."
+
+    def _head_problems(self) -> list[str]:
+        """Whether the derived head width is whole (see ``resolve``)."""
+        if self.kv_channels is not None or (self.hidden_size is None and self.num_attention_heads is None):
+            return []
+        base = named(self.shape)
+        hidden = self.hidden_size or base.hidden_size
+        heads = self.num_attention_heads or base.num_attention_heads
+        if hidden % heads == 0:
+            return []
+        below, above = hidden // heads * heads, -(-hidden // heads) * heads
+        sizes = " or ".join(str(size) for size in (below, above) if size)
+        return [
+            f"model.hidden_size {hidden} is not divisible by model.num_attention_heads {heads}. "
+            f"Use hidden_size {sizes}, or set model.kv_channels (the width of a head) yourself."
+        ]

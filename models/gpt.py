@@ -1,0 +1,164 @@
+"""One rank's pipeline chunks of a GPT, on mcore's HybridModel.
+
+HybridModel builds a model from a pattern of one symbol per sublayer ("*-" is a block: attention, then MLP) with "|"
+between pipeline chunks, and places the chunks itself. Its deprecated sibling GPTModel gets critical fixes only.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.hybrid.hybrid_model import HybridModel
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.init import initialise
+from models.layers.spec import provider, stack_spec
+from models.rope import attention_factor, inv_freq
+from models.shapes import GPTShape, hybrid_layer_pattern, num_sublayers, recompute_num_sublayers
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.groups import Ranks
+from parallel.hatch import checked
+from parallel.precision import transformer_settings
+from parallel.stages import layers_per_chunk
+
+ACTIVATIONS: dict[str, Any] = {
+    "swiglu": F.silu,
+    "geglu": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+    "squared_relu": lambda x: F.relu(x).square(),
+}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Recompute:
+    """Which activations the backward pass recomputes; Megatron's fields, counted in blocks."""
+
+    granularity: str | None = None
+    method: str | None = None
+    num_layers: int | None = None
+    modules: tuple[str, ...] = ("core_attn",)
+
+
+def build(
+    model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, recompute: Recompute, ranks: Ranks, seed: int
+) -> list[HybridModel]:
+    """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device."""
+    config = transformer_config(model, shape, parallel, precision, recompute, ranks)
+    backend = provider(ranks.device)
+    chunks = []
+    for vp_stage in range(ranks.layout.vpp):
+        chunk = HybridModel(
+            config,
+            stack_spec(config, backend),
+            vocab_size=shape.padded_vocab_size,
+            max_sequence_length=shape.max_position_embeddings,
+            hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(parallel, shape.num_layers)),
+            pre_process=ranks.is_first_stage and vp_stage == 0,
+            post_process=ranks.is_last_stage and vp_stage == ranks.layout.vpp - 1,
+            share_embeddings_and_output_weights=shape.tied,
+            position_embedding_type=shape.position_embedding_type,
+            rotary_percent=shape.rotary_percent,
+            rotary_base=shape.rotary_base,
+            pg_collection=ranks.pgs,
+            vp_stage=vp_stage if ranks.layout.vpp > 1 else None,
+        )
+        set_inv_freq(chunk, shape, ranks.device)
+        mask_padded_logits(chunk, shape)
+        chunk.to(ranks.device)
+        initialise(chunk, shape, seed)
+        chunks.append(chunk)
+    return chunks
+
+
+def transformer_config(
+    model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, recompute: Recompute, ranks: Ranks
+) -> TransformerConfig:
+    """Everything mcore's modules read. One object serves all chunks of a rank."""
+    interleaved = ranks.layout.vpp > 1
+    settings: dict[str, Any] = {
+        "num_layers": num_sublayers(shape),
+        "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_query_groups": shape.num_query_groups,
+        "kv_channels": shape.kv_channels,
+        "normalization": shape.normalization,
+        "layernorm_epsilon": shape.norm_epsilon,
+        "gated_linear_unit": shape.gated,
+        "activation_func": ACTIVATIONS[shape.activation],
+        "add_bias_linear": shape.add_bias_linear,
+        "add_qkv_bias": shape.add_qkv_bias,
+        "qk_layernorm": shape.qk_layernorm,
+        "hidden_dropout": shape.hidden_dropout,
+        "attention_dropout": shape.attention_dropout,
+        "init_method_std": shape.init_method_std,
+        "perform_initialization": False,  # models/init.py does it, the same in every layout
+        "use_cpu_initialization": ranks.device.type == "cpu",
+        "tensor_model_parallel_size": ranks.layout.tp,
+        "sequence_parallel": parallel.sequence_parallel,
+        "pipeline_model_parallel_size": ranks.layout.pp,
+        "virtual_pipeline_model_parallel_size": ranks.layout.vpp if interleaved else None,
+        "context_parallel_size": ranks.layout.cp,
+        # The interleaved schedule with PP 2 and no overlap matches sends to receives in the wrong order and trains
+        # silently wrong (megatron-core 0.19.2 does not check); overlap is right for every PP, and faster.
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": not interleaved,
+        "calculate_per_token_loss": True,
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "gradient_accumulation_fusion": False,
+        "cross_entropy_loss_fusion": False,  # "native" casts its gradient to bf16 (fused_cross_entropy.py:82)
+        "recompute_granularity": recompute.granularity,
+    }
+    settings |= _recompute_settings(recompute) | transformer_settings(precision)
+    settings |= checked("model.megatron", model.megatron, TransformerConfig)
+    config = TransformerConfig(**settings)
+    if attention_factor(shape) != 1.0:
+        # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
+        config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
+    return config
+
+
+def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
+    """mcore counts sublayers where Megatron users count blocks."""
+    if recompute.granularity == "full":
+        assert recompute.num_layers is not None
+        return {"recompute_method": recompute.method, "recompute_num_layers": recompute_num_sublayers(recompute.num_layers)}
+    return {"recompute_modules": list(recompute.modules)} if recompute.granularity == "selective" else {}
+
+
+def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device) -> None:
+    """Give RoPE our frequencies. mcore caches cos and sin per sequence length, so the cache is emptied as well.
+
+    A plain attribute, not a buffer: it stays fp32 under bf16 and out of the checkpoint.
+    """
+    if shape.position_embedding_type == "rope":
+        chunk.rotary_pos_emb.inv_freq = inv_freq(shape, device)
+        type(chunk.rotary_pos_emb).forward.cache_clear()
+
+
+def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
+    """Give vocabulary rows that are only padding no probability, whatever computes the loss from the logits.
+
+    Rows are padded to a multiple that does not depend on TP; unmasked, they would still take part in the softmax.
+    The smallest finite number, not -inf, keeps sums over TP shards that are all padding free of NaN.
+    """
+    if not hasattr(chunk, "output_layer") or shape.padded_vocab_size == shape.vocab_size:
+        return
+    rank, size = chunk.pg_collection.tp.rank(), chunk.pg_collection.tp.size()
+    local = shape.padded_vocab_size // size
+
+    def mask(_module: object, _inputs: object, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        logits, bias = outputs
+        first = shape.vocab_size - (rank * local if logits.shape[-1] == local else 0)
+        if first < logits.shape[-1]:
+            logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
+        return logits, bias
+
+    chunk.output_layer.register_forward_hook(mask)

@@ -1,0 +1,90 @@
+"""Initial weights as a pure function of (seed, canonical name, global element index).
+
+Element i of parameter k is a normal number drawn from a hash of (seed, k, i), so every layout gets the same model, and
+each rank computes its own shard only: the cost is O(local elements), nothing is communicated.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from torch import Tensor, nn
+
+from models.names import canonical
+from models.shapes import GPTShape
+
+BLOCK = 1 << 20  # elements per pass: bounds the memory of int64 and fp32 temporaries to about 40 MB
+
+# SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014), as signed 64-bit.
+GAMMA, MIX_1, MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@torch.no_grad()
+def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
+    """Fill every parameter of one unwrapped model chunk, in place, in its own dtype."""
+    for entry in global_tensors(chunk):
+        name = canonical(entry.key)
+        std = std_of(name, shape)
+        if std is None:
+            entry.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
+        else:
+            offset = entry.global_offset[entry.prepend_axis_num :]
+            fill_normal(entry.data, seed, name, tuple(entry.global_shape[entry.prepend_axis_num :]), tuple(offset), std)
+
+
+def global_tensors(chunk: nn.Module) -> Iterator[ShardedTensor]:
+    """Every parameter of a chunk as (key, global shape, offset, local view). A gated fc1 comes as gate and up part."""
+    entries = chunk.sharded_state_dict()  # type: ignore[operator]
+    apply_factories(entries)
+    for entry in nested_values(entries):
+        if isinstance(entry, ShardedTensorFactory):
+            raise TypeError(f"{entry.key}: a factory that apply_factories left")
+        if isinstance(entry, ShardedTensor) and entry.data is not None:
+            yield entry
+
+
+def std_of(name: str, shape: GPTShape) -> float | None:
+    """Standard deviation of a parameter's initial values; None for norms (1) and biases (0).
+
+    Projections that write into the residual stream get init_method_std / sqrt(2 num_layers), as in GPT-2 and Megatron.
+    """
+    if not name.endswith(".weight") or "norm" in name.rsplit(".", 2)[-2]:
+        return None
+    if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
+        return shape.init_method_std / math.sqrt(2 * shape.num_layers)
+    return shape.init_method_std
+
+
+def fill_normal(local: Tensor, seed: int, name: str, global_shape: tuple[int, ...], offset: tuple[int, ...], std: float) -> None:
+    """Fill ``local``, the box at ``offset`` of a tensor of ``global_shape``, with N(0, std^2). Any dtype, contiguous or not."""
+    strides = [math.prod(global_shape[dim + 1 :]) for dim in range(len(global_shape))]
+    base = sum(start * stride for start, stride in zip(offset, strides, strict=True))
+    rows = max(1, BLOCK // max(1, math.prod(local.shape[1:])))
+    for first in range(0, local.shape[0], rows):
+        part = local[first : first + rows]
+        index = torch.full((), base + first * strides[0], dtype=torch.int64, device=local.device)
+        for dim, (size, stride) in enumerate(zip(part.shape, strides, strict=True)):
+            steps = torch.arange(size, dtype=torch.int64, device=local.device) * stride
+            index = index + steps.view([size if axis == dim else 1 for axis in range(part.dim())])
+        part.copy_(normal(seed, name, index) * std)
+
+
+def normal(seed: int, name: str, index: Tensor) -> Tensor:
+    """Standard normal numbers, fp32, one for each element of ``index`` (int64), by Box and Muller's transform.
+
+    The largest possible magnitude is sqrt(-2 ln 2^-33) = 6.8.
+    """
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    bits = _mix(index * GAMMA + int.from_bytes(digest, "little", signed=True))
+    radius, angle = ((bits >> 32) & 0xFFFFFFFF).float(), (bits & 0xFFFFFFFF).float()
+    return torch.sqrt(-2.0 * torch.log((radius + 0.5) / 2**32)) * torch.cos(angle * (2 * math.pi / 2**32))
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser. int64 products wrap; ``>>`` keeps the sign, so its copies of it are masked away."""
+    bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * MIX_1
+    bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * MIX_2
+    return bits ^ ((bits >> 31) & ((1 << 33) - 1))

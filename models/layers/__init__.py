@@ -1,0 +1,1 @@
+"""What we hand to megatron-core's extension points: norm, attention, the layer specifications."""

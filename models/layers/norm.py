@@ -1,0 +1,17 @@
+"""RMSNorm and LayerNorm where Transformer Engine is not installed."""
+
+from megatron.core.transformer import TransformerConfig
+from torch import nn
+
+
+def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> nn.Module:
+    """The norm that ``config.normalization`` names, over the last dim of ``[..., hidden_size]``.
+
+    Under sequence parallelism each TP rank sees a part of the tokens, so its weights' gradients must be summed over
+    TP: the mark ``sequence_parallel`` tells Megatron so.
+    """
+    kind = nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
+    norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+    for param in norm.parameters():
+        param.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm

@@ -1,0 +1,110 @@
+"""Which modules mcore builds a block from: Transformer Engine's on CUDA where it is installed, ours elsewhere.
+
+Parameters keep Transformer Engine's names on disk in both cases, so a checkpoint moves between the two.
+"""
+
+import contextlib
+import importlib.util
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
+from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
+from megatron.core.ssm.mlp_layer import MLPLayer
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch import Tensor
+
+from models.layers.attention import SDPAttention
+from models.layers.norm import build_norm
+
+# On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
+FUSED_NAMES = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_", "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
+
+
+class PortableProvider(LocalSpecProvider):
+    """mcore's own linear layers, our norm and attention: runs on CPU and on CUDA without Transformer Engine."""
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, has_residual: bool = False) -> Any:
+        return build_norm
+
+    def core_attention(self) -> type:
+        return SDPAttention
+
+
+def provider(device: torch.device) -> BackendSpecProvider:
+    """Transformer Engine's modules where there are CUDA and Transformer Engine, else ours."""
+    if device.type == "cuda" and importlib.util.find_spec("transformer_engine"):
+        from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
+
+        return TESpecProvider()
+    return PortableProvider()
+
+
+class Stack(HybridStack):
+    """mcore's stack of layers, with a final norm from our provider and dropout that differs over sequence shards.
+
+    HybridStack hard-codes Transformer Engine's final norm (hybrid_block.py:212), and, unlike TransformerBlock, draws
+    dropout of sequence-parallel shards from one common generator, so that all shards drop the same elements.
+    """
+
+    def __init__(self, config: TransformerConfig, *args: Any, post_process: bool = True, post_layer_norm: bool = True,
+                 final_norm: Any = build_norm, **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(config, *args, post_process=post_process, post_layer_norm=False, **kwargs)
+        self.post_layer_norm = post_layer_norm
+        if post_process and post_layer_norm:
+            self.final_norm = final_norm(config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """[s/tp, b, h] -> [s/tp, b, h]."""
+        with get_cuda_rng_tracker().fork() if self.config.sequence_parallel else contextlib.nullcontext():
+            return super().forward(*args, **kwargs)
+
+
+def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> ModuleSpec:
+    """The specification of a stack of attention and MLP layers for mcore's HybridModel."""
+    fused = backend.fuse_layernorm_and_linear()
+    norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
+    qk_norm = backend.layer_norm(for_qk=True) if config.qk_layernorm else IdentityOp
+    column = backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear()
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=column,
+            core_attention=backend.core_attention(),
+            linear_proj=backend.row_parallel_linear(),
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
+        ),
+    )
+    mlp = partial(
+        MLP.as_mlp_submodule,
+        submodules=MLPSubmodules(linear_fc1=column, linear_fc2=backend.row_parallel_linear()),
+    )
+    names = {} if fused else FUSED_NAMES
+    alone = IdentityOp if fused else norm
+    submodules = HybridStackSubmodules(
+        attention_layer=ModuleSpec(
+            module=TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=alone, self_attention=attention, self_attn_bda=get_bias_dropout_add,
+                sharded_state_dict_keys_map=names,
+            ),
+        ),
+        mlp_layer=ModuleSpec(
+            module=MLPLayer,
+            submodules=TransformerLayerSubmodules(
+                pre_mlp_layernorm=alone, mlp=mlp, mlp_bda=get_bias_dropout_add, sharded_state_dict_keys_map=names
+            ),
+        ),
+    )  # fmt: skip
+    return ModuleSpec(module=Stack, params={"final_norm": norm}, submodules=submodules)

@@ -1,0 +1,47 @@
+"""Inverse frequencies of rotary position embeddings (RoPE, arXiv:2104.09864), plain and stretched."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.shapes import GPTShape
+
+
+def inv_freq(shape: GPTShape, device: torch.device) -> Tensor:
+    """fp32 [d * rotary_percent / 2]: radians per position of every pair of channels, highest frequency first."""
+    dim = int(shape.kv_channels * shape.rotary_percent)
+    plain = 1.0 / shape.rotary_base ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
+    if shape.rope_scaling == "linear":
+        return plain / shape.rope_scaling_factor
+    if shape.rope_scaling == "llama3":
+        return _llama3(plain, shape)
+    if shape.rope_scaling == "yarn":
+        return _yarn(plain, shape, dim)
+    return plain
+
+
+def attention_factor(shape: GPTShape) -> float:
+    """What YaRN multiplies queries and keys by: 0.1 ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
+    scaled = shape.rope_scaling == "yarn" and shape.rope_scaling_factor > 1
+    return 0.1 * math.log(shape.rope_scaling_factor) + 1.0 if scaled else 1.0
+
+
+def _llama3(plain: Tensor, shape: GPTShape) -> Tensor:
+    """Llama 3.1's rule (model card and reference code): long wavelengths are stretched, short ones kept, a ramp between."""
+    turns = shape.rope_original_max_position_embeddings * plain / (2 * math.pi)
+    low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (keep + (1 - keep) / shape.rope_scaling_factor)
+
+
+def _yarn(plain: Tensor, shape: GPTShape, dim: int) -> Tensor:
+    """NTK-by-parts (arXiv:2309.00071, section 3.2), with the ramp over channel numbers as its authors' code has it."""
+
+    def channel(turns: float) -> float:
+        return dim * math.log(shape.rope_original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(shape.rotary_base))
+
+    low, high = max(math.floor(channel(shape.yarn_beta_fast)), 0), min(math.ceil(channel(shape.yarn_beta_slow)), dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / max(high - low, 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+    return plain * (keep + (1 - keep) / shape.rope_scaling_factor)

@@ -1,0 +1,1 @@
+"""Ranks: who they are, how they are grouped, which layers they hold. Knows nothing of text or GPTs."""

@@ -1,0 +1,139 @@
+"""The ``parallel`` and ``precision`` sections of a recipe. No torch here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from parallel.hatch import hatch_problems
+
+OWNED_DDP_FIELDS = frozenset(
+    {
+        "use_distributed_optimizer",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "grad_reduce_in_fp32",
+        "bucket_size",
+        "average_in_collective",
+    }
+)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ParallelConfig:
+    """How the ranks (GPUs) are divided. Data parallelism (DP) takes what TP x CP x PP leaves over."""
+
+    tensor_model_parallel_size: int = 1
+    """Ranks that share each layer's matrices (TP). Keep within one NVLink domain."""
+
+    sequence_parallel: bool = False
+    """Also split norms and dropout along the sequence over the TP ranks (arXiv:2205.05198). Needs TP > 1."""
+
+    pipeline_model_parallel_size: int = 1
+    """Ranks that share the stack of layers (PP)."""
+
+    virtual_pipeline_model_parallel_size: int | None = None
+    """Layer chunks per pipeline rank (VPP): more chunks, smaller bubble, more sends. None: one chunk."""
+
+    num_layers_in_first_pipeline_stage: int | None = None
+    """Layers of the first stage, where the embedding lives too. None: an equal share."""
+
+    num_layers_in_last_pipeline_stage: int | None = None
+    """Layers of the last stage, where the output layer and the loss live too. None: an equal share."""
+
+    pipeline_model_parallel_layout: str | None = None
+    """Explicit stages in Megatron's letters, e.g. "Et|t*2|tL": E embedding, t layer, L loss, | next stage."""
+
+    context_parallel_size: int = 1
+    """Ranks that share each sequence in attention (CP)."""
+
+    expert_model_parallel_size: int = 1
+    """Ranks that share the experts of a mixture-of-experts layer (EP)."""
+
+    use_distributed_optimizer: bool = True
+    """Split the optimizer's fp32 state over the DP ranks (ZeRO-1)."""
+
+    overlap_grad_reduce: bool = False
+    """Reduce gradients while the backward pass still runs."""
+
+    overlap_param_gather: bool = False
+    """Gather updated parameters while the next forward pass runs. Needs overlap_grad_reduce."""
+
+    ddp_bucket_size: int | None = None
+    """Gradient elements per bucket of an overlapped reduction. None: Megatron's choice (max(40M, 1M x DP))."""
+
+    distributed_timeout_minutes: float = 10.0
+    """Minutes until a collective that some rank never joined raises."""
+
+    megatron: tuple[str, ...] = ()
+    """More of mcore's DistributedDataParallelConfig, as "field=value" strings."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone; see ``Layout.problems`` for the rest."""
+        sizes = {
+            "tensor_model_parallel_size": self.tensor_model_parallel_size,
+            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
+            "context_parallel_size": self.context_parallel_size,
+            "expert_model_parallel_size": self.expert_model_parallel_size,
+            "virtual_pipeline_model_parallel_size": self.virtual_pipeline_model_parallel_size,
+            "num_layers_in_first_pipeline_stage": self.num_layers_in_first_pipeline_stage,
+            "num_layers_in_last_pipeline_stage": self.num_layers_in_last_pipeline_stage,
+            "ddp_bucket_size": self.ddp_bucket_size,
+        }
+        found = [f"parallel.{name} must be 1 or more, found {size}." for name, size in sizes.items() if size is not None and size < 1]
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            found.append("parallel.sequence_parallel needs parallel.tensor_model_parallel_size > 1.")
+        if self.overlap_param_gather and not (self.overlap_grad_reduce and self.use_distributed_optimizer):
+            found.append(
+                "parallel.overlap_param_gather needs parallel.overlap_grad_reduce and "
+                "parallel.use_distributed_optimizer."
+            )
+        if (self.virtual_pipeline_model_parallel_size or 1) > 1 and self.pipeline_model_parallel_size == 1:
+            found.append(
+                "parallel.virtual_pipeline_model_parallel_size needs parallel.pipeline_model_parallel_size > 1."
+            )
+        if self.distributed_timeout_minutes <= 0:
+            found.append("parallel.distributed_timeout_minutes must be above 0.")
+        return found + hatch_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PrecisionConfig:
+    """In which number formats the model computes."""
+
+    dtype: Literal["fp32", "fp16", "bf16"] = "bf16"
+    """Of parameters and activations. fp16 and bf16 keep fp32 main weights and moments in the optimizer."""
+
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    """Transformer Engine's fp8 for matrix products (Hopper or newer, with dtype bf16). None: off."""
+
+    fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] = "delayed"
+    """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell."""
+
+    grad_reduce_in_fp32: bool = True
+    """Accumulate and reduce gradients in fp32 (Megatron's accumulate_allreduce_grads_in_fp32)."""
+
+    loss_scale: float | None = None
+    """Fixed fp16 loss scale. None: dynamic."""
+
+    initial_loss_scale: float = 65536.0
+    """Where dynamic fp16 loss scaling starts. It multiplies per-token loss sums, so Megatron's 2^32 would only skip."""
+
+    min_loss_scale: float = 1.0
+    """Dynamic fp16 loss scaling never goes below this."""
+
+    loss_scale_window: int = 1000
+    """Good iterations in a row before dynamic fp16 loss scaling doubles."""
+
+    hysteresis: int = 2
+    """Overflowing iterations in a row that dynamic fp16 loss scaling accepts before it halves."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = []
+        if self.fp8 is not None and self.dtype != "bf16":
+            found.append(f'precision.fp8 needs precision.dtype = "bf16", found "{self.dtype}".')
+        if self.loss_scale is not None and self.dtype != "fp16":
+            found.append(f'precision.loss_scale is for precision.dtype = "fp16", found "{self.dtype}".')
+        for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
+            if getattr(self, name) <= 0:
+                found.append(f"precision.{name} must be above 0, found {getattr(self, name)}.")
+        return found

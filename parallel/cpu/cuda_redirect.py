@@ -1,0 +1,171 @@
+"""``torch.cuda`` and device arguments redirected to the host, from a closed list of names.
+
+Every function replaced here would raise on a host without CUDA, so no code that worked before behaves otherwise.
+Called once by the launcher in a rank process; tools, tests and transformers keep a plain torch.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+FACTORIES = (
+    "tensor zeros ones empty full arange rand randn randint randperm linspace eye empty_strided "
+    "zeros_like ones_like empty_like full_like rand_like randn_like as_tensor"
+).split()
+
+
+class HostStream:
+    """Stands for a CUDA stream where work is done in program order anyway."""
+
+    priority = 0
+    cuda_stream = 0
+    device = CPU
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def wait_stream(self, *_: object) -> None:
+        pass
+
+    def wait_event(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: "HostEvent | None" = None) -> "HostEvent":
+        return event or HostEvent()
+
+    def __enter__(self) -> "HostStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return (0, 0)
+
+
+class HostEvent:
+    """Stands for a CUDA event: a moment on the monotonic clock."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.at_s = 0.0
+
+    def record(self, *_: object) -> None:
+        self.at_s = time.perf_counter()
+
+    def wait(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "HostEvent") -> float:
+        """Milliseconds, as torch.cuda.Event does."""
+        return (other.at_s - self.at_s) * 1e3
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _zero(*_: object, **__: object) -> int:
+    return 0
+
+
+def cuda_names() -> dict[str, Any]:
+    """The closed list: attribute of ``torch.cuda`` -> what stands for it on the host."""
+    stream, generator = HostStream(), torch.default_generator
+    return {
+        "current_device": lambda: CPU, "set_device": _nothing, "device_count": lambda: 1, "device": lambda _: contextlib.nullcontext(),
+        "synchronize": _nothing, "empty_cache": _nothing, "ipc_collect": _nothing, "get_device_capability": lambda *_: (0, 0),
+        "Stream": HostStream, "Event": HostEvent, "current_stream": lambda *_, **__: stream, "default_stream": lambda *_, **__: stream,
+        "set_stream": _nothing, "stream": lambda _: contextlib.nullcontext(), "is_current_stream_capturing": lambda: False,
+        "memory_allocated": _zero, "max_memory_allocated": _zero, "memory_reserved": _zero, "max_memory_reserved": _zero,
+        "reset_peak_memory_stats": _nothing, "memory_stats": lambda *_: {}, "mem_get_info": lambda *_: (0, 0),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(), "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()], "initial_seed": generator.initial_seed,
+        "manual_seed": generator.manual_seed, "manual_seed_all": generator.manual_seed, "default_generators": (generator,),
+        "_lazy_call": lambda call, **_: call(), "_lazy_init": _nothing,
+    }  # fmt: skip
+
+
+def install() -> None:
+    """Redirect in this process. Raises RuntimeError where CUDA is available: there nothing may fall back silently."""
+    if torch.cuda.is_available():
+        raise RuntimeError("the CPU backend was asked for in a process that can use CUDA; hide the GPUs first")
+    for name, value in cuda_names().items():
+        setattr(torch.cuda, name, value)
+    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = _nothing
+    torch.cuda.nvtx.range = lambda *_, **__: contextlib.nullcontext()
+    for name in FACTORIES:
+        setattr(torch, name, _on_host(getattr(torch, name)))
+    torch.Tensor.cuda = torch.Tensor.pin_memory = torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.Tensor.record_stream = _nothing  # type: ignore[assignment, method-assign]
+    torch.Tensor.to = _tensor_to(torch.Tensor.to)  # type: ignore[method-assign, assignment]
+    torch.Tensor.type = _tensor_type(torch.Tensor.type)  # type: ignore[method-assign, assignment]
+    # mcore's jit_fuser is torch.compile: Inductor would want a C++ compiler. Compiled functions run eagerly instead.
+    torch.compiler.set_stance("force_eager")
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, bool):
+        return False
+    if isinstance(device, int):  # a bare device index
+        return True
+    return (isinstance(device, torch.device) and device.type == "cuda") or (
+        isinstance(device, str) and device.startswith("cuda")
+    )
+
+
+def _on_host(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs:
+            if _is_cuda(kwargs.get("device")):
+                kwargs["device"] = CPU
+            kwargs.pop("pin_memory", None)
+        return factory(*args, **kwargs)
+
+    return call
+
+
+def _tensor_to(to: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(to)
+    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and _is_cuda(args[0]):
+            args = (CPU, *args[1:])
+        if _is_cuda(kwargs.get("device")):
+            kwargs["device"] = CPU
+        return to(self, *args, **kwargs)
+
+    return call
+
+
+def _tensor_type(type_of: Callable[..., Any]) -> Callable[..., Any]:
+    """mcore tells parameters apart by names such as "torch.cuda.FloatTensor" (optimizer.py, distrib_optimizer.py)."""
+
+    @functools.wraps(type_of)
+    def call(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            return type_of(self).replace("torch.", "torch.cuda.", 1)
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.")
+        return type_of(self, dtype, *args, **kwargs)
+
+    return call

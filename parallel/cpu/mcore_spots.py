@@ -1,0 +1,83 @@
+"""megatron-core 0.19.2's private spots that have no extension point, and one probe for each.
+
+A probe fails loudly when the pinned version moves and a spot is no longer what the replacement was written for.
+"""
+
+import inspect
+
+import torch
+
+MCORE_VERSION = "0.19.2"
+
+
+def install() -> None:
+    """Replace the RNG accessors of ``tensor_parallel.random``, which ask for a CUDA generator by index."""
+    from megatron.core.tensor_parallel import random as mcore_random
+
+    check()
+    mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
+    mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
+
+
+def check() -> None:
+    """Raises RuntimeError naming each spot that is not as megatron-core 0.19.2 has it."""
+    moved = [name for name, probe in PROBES.items() if not probe()]
+    if moved:
+        import megatron.core
+
+        raise RuntimeError(
+            f"megatron-core {megatron.core.__version__} differs from {MCORE_VERSION} where Triplane touches it: "
+            f"{', '.join(moved)}. Install megatron-core=={MCORE_VERSION}."
+        )
+
+
+def _arguments(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]
+
+
+def _rng_accessors() -> bool:
+    from megatron.core.tensor_parallel import random as mcore_random
+
+    return _arguments(mcore_random._set_cuda_rng_state) == ["new_state", "device", "graph_safe"] and _arguments(
+        mcore_random._get_cuda_rng_state
+    ) == ["device", "clone", "graph_safe"]
+
+
+def _adam_names() -> bool:
+    import megatron.core.optimizer as optimizer
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    return all(hasattr(module, name) for module, name in [
+        (optimizer, "Adam"), (optimizer, "USING_PYTORCH_OPTIMIZER"), (distributed, "Adam"), (distributed, "HAVE_APEX_OR_TE"),
+    ])  # fmt: skip
+
+
+def _range_maps() -> bool:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    source = inspect.getsource(DistributedOptimizer)
+    return "self.gbuf_ranges" in source and '"param_map"' in source and _arguments(
+        DistributedOptimizer._get_main_param_and_optimizer_states
+    ) == ["self", "model_param"]
+
+
+def _final_norm() -> bool:
+    from megatron.core.models.hybrid.hybrid_block import HybridStack
+
+    source = inspect.getsource(HybridStack.__init__)
+    return "post_layer_norm" in _arguments(HybridStack.__init__) and "self.final_norm = TENorm(" in source
+
+
+def _rope_cache() -> bool:
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+
+    return hasattr(RotaryEmbedding.forward, "cache_clear") and "self.inv_freq" in inspect.getsource(RotaryEmbedding)
+
+
+PROBES = {
+    "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
+    "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
+    "DistributedOptimizer.gbuf_ranges and _get_main_param_and_optimizer_states": _range_maps,
+    "HybridStack.final_norm": _final_norm,
+    "RotaryEmbedding.inv_freq and its cache": _rope_cache,
+}

@@ -1,0 +1,5 @@
+"""What is a user's mistake, as opposed to a fault of the program or the machine."""
+
+
+class UserError(Exception):
+    """Bad input: its text is all the user sees (no traceback), and the exit code is 2."""

@@ -1,0 +1,52 @@
+"""Checked hatches: ``section.megatron = ["field=value"]`` sets a field of one of mcore's config classes.
+
+Only what we have no field for goes through a hatch, so that each value has exactly one place. No torch here:
+names are checked against the mcore class later, by ``apply``, which a run calls before any group starts.
+"""
+
+import ast
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from parallel.errors import UserError
+
+
+def hatch_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
+    """Entries without ``name=value`` form, and names that Triplane has a field of its own for."""
+    found = []
+    for entry in entries:
+        name, equals, _ = entry.partition("=")
+        if not equals or not name.strip().isidentifier():
+            found.append(f'{where}: expected "field=value", found "{entry}".')
+        elif name.strip() in owned:
+            found.append(f"{where}: {name.strip()} is set by Triplane's own fields; use those (see --help).")
+    return found
+
+
+def parse(entries: Iterable[str]) -> dict[str, Any]:
+    """``["a=1", "b=word"]`` as ``{"a": 1, "b": "word"}``: Python literals, anything else is a string."""
+    values: dict[str, Any] = {}
+    for entry in entries:
+        name, _, text = entry.partition("=")
+        try:
+            values[name.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            values[name.strip()] = text.strip()
+    return values
+
+
+def checked(where: str, entries: Iterable[str], target: type) -> dict[str, Any]:
+    """The parsed entries, each a field of the dataclass ``target``.
+
+    Raises UserError with the nearest field name otherwise.
+    """
+    values = parse(entries)
+    known = {field.name for field in dataclasses.fields(target)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f' Did you mean "{near[0]}"?' if near else ""
+            raise UserError(f"{where}: {target.__name__} of megatron-core has no field {name!r}.{hint}")
+    return values

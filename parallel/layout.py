@@ -1,0 +1,95 @@
+"""Sizes -> a checked ``Layout``: rank numbers and their coordinates on the process grid. No torch here.
+
+The grid is one array of ranks with Megatron's axis order (fastest first: TP, CP, EP's place, DP, PP), so a rank is
+
+    rank = tp + TP * (cp + CP * (dp + DP * pp))
+
+Ranks that share a layer's matrices (TP) are neighbours, hence on one node; pipeline stages are farthest apart.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parallel.config import ParallelConfig
+
+
+class Coordinates(NamedTuple):
+    """Where a rank stands on the process grid."""
+
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Layout:
+    """The sizes of every axis. ``dp`` is what TP x CP x PP leaves of the world."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+    vpp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def chunks(self) -> int:
+        """Pieces the stack of layers is cut into."""
+        return self.pp * self.vpp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Axis positions of ``rank``."""
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        pp, dp = divmod(rest, self.dp)
+        return Coordinates(dp=dp, pp=pp, cp=cp, tp=tp)
+
+    def rank(self, at: Coordinates) -> int:
+        """Inverse of ``coordinates``."""
+        return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
+
+    def __str__(self) -> str:
+        sizes = [("TP", self.tp), ("CP", self.cp), ("PP", self.pp), ("VPP", self.vpp), ("EP", self.ep), ("DP", self.dp)]
+        named = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP", "DP")]
+        return " x ".join(named)
+
+
+def replica_size(parallel: ParallelConfig) -> int:
+    """Ranks that hold one copy of the model."""
+    return (
+        parallel.tensor_model_parallel_size
+        * parallel.context_parallel_size
+        * parallel.pipeline_model_parallel_size
+    )
+
+
+def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:
+    """Whether ``world_size`` ranks can be divided into whole replicas, and expert groups."""
+    replica = replica_size(parallel)
+    if world_size < 1 or world_size % replica:
+        below, above = world_size // replica * replica, -(-world_size // replica) * replica or replica
+        sizes = " or ".join(str(size) for size in sorted({below, above}) if size)
+        return [
+            f"parallel: {world_size} ranks cannot be split into replicas of "
+            f"TP {parallel.tensor_model_parallel_size} x CP {parallel.context_parallel_size} x "
+            f"PP {parallel.pipeline_model_parallel_size} = {replica} ranks. Launch {sizes} ranks, or change "
+            "parallel.tensor_model_parallel_size, .context_parallel_size or .pipeline_model_parallel_size."
+        ]
+    return []
+
+
+def layout_of(parallel: ParallelConfig, world_size: int) -> Layout:
+    """The layout of ``world_size`` ranks, which ``world_problems`` must have passed."""
+    return Layout(
+        tp=parallel.tensor_model_parallel_size,
+        cp=parallel.context_parallel_size,
+        pp=parallel.pipeline_model_parallel_size,
+        ep=parallel.expert_model_parallel_size,
+        dp=world_size // replica_size(parallel),
+        vpp=parallel.virtual_pipeline_model_parallel_size or 1,
+    )

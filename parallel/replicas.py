@@ -1,0 +1,93 @@
+"""Data parallelism: Megatron's DistributedDataParallel around model chunks, with its overlaps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module, MegatronModule
+from torch import Tensor
+
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.groups import Ranks
+from parallel.hatch import checked
+
+
+def wrap(
+    chunks: Sequence[MegatronModule], parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+) -> list[DistributedDataParallel]:
+    """Each chunk with gradient buffers that are reduced over its replicas (and sharded over them with ZeRO-1)."""
+    half = precision.dtype != "fp32"
+    settings = {
+        "use_distributed_optimizer": parallel.use_distributed_optimizer,
+        "overlap_grad_reduce": parallel.overlap_grad_reduce,
+        "overlap_param_gather": parallel.overlap_param_gather,
+        "grad_reduce_in_fp32": half and precision.grad_reduce_in_fp32,
+        "bucket_size": parallel.ddp_bucket_size,
+    }
+    settings |= checked("parallel.megatron", parallel.megatron, DistributedDataParallelConfig)
+    wrapped = []
+    for number, chunk in enumerate(chunks):
+        config = chunk.config
+        module = Float16Module(config, chunk) if half else chunk
+        ddp = DistributedDataParallelConfig(**settings)
+        # Later chunks of a rank have nothing to overlap with unless gradients are reduced during the backward pass.
+        wrapped.append(
+            DistributedDataParallel(
+                config, ddp, module, disable_bucketing=number > 0 and not parallel.overlap_grad_reduce, pg_collection=ranks.pgs
+            )
+        )
+    _tell_schedule(wrapped, parallel, ranks)
+    return wrapped
+
+
+def _tell_schedule(wrapped: Sequence[DistributedDataParallel], parallel: ParallelConfig, ranks: Ranks) -> None:
+    """Give the pipeline schedule, which reads them from the model's config, the hooks into gradient reduction."""
+    config: TransformerConfig = wrapped[0].config
+    no_sync = [chunk.no_sync for chunk in wrapped]
+    config.no_sync_func = no_sync[0] if len(wrapped) == 1 else no_sync
+    if parallel.overlap_grad_reduce and ranks.layout.vpp > 1:
+        config.grad_sync_func = [chunk.start_grad_sync for chunk in wrapped]
+    witness = GradientWitness(wrapped)
+
+    def finalize(model: list[DistributedDataParallel], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+        witness.check()
+        finalize_model_grads(model, num_tokens, **kwargs)
+
+    config.finalize_model_grads_func = finalize
+
+
+class GradientWitness:
+    """Knows which parameters got a gradient since the last check, and names those that got none.
+
+    Megatron would train such a parameter on zeros silently, or, with overlapped reduction, wait for its bucket.
+    Costs one Python call per parameter and microbatch.
+    """
+
+    def __init__(self, chunks: Sequence[DistributedDataParallel]) -> None:
+        several = len(chunks) > 1
+        self.names = {
+            param: f"chunk {number}: {name}" if several else name
+            for number, chunk in enumerate(chunks)
+            for name, param in unwrap(chunk).named_parameters()
+            if param.requires_grad
+        }
+        self.seen: set[Tensor] = set()
+        for param in self.names:
+            param.register_post_accumulate_grad_hook(self.seen.add)
+
+    def check(self) -> None:
+        """Raises RuntimeError with the names of parameters without a gradient; starts anew otherwise."""
+        missing = [name for param, name in self.names.items() if param not in self.seen]
+        if missing:
+            raise RuntimeError(f"{len(missing)} parameter(s) got no gradient in this step: {', '.join(missing[:8])}")
+        self.seen.clear()
+
+
+def unwrap(chunk: MegatronModule) -> MegatronModule:
+    """The model chunk inside DDP and precision wrappers; checkpoint keys and names come from it."""
+    while not isinstance(chunk, MegatronModule) or isinstance(chunk, DistributedDataParallel | Float16Module):
+        chunk = chunk.module
+    return chunk
+
+

@@ -1,0 +1,62 @@
+"""Pretrain a GPT.  python pretrain_gpt.py [RECIPE.toml] [--section.field value ...]
+
+The same command runs under torchrun and srun, which start the ranks themselves, and alone, where it starts
+``nproc`` local ranks: forked on the CPU, started anew on GPUs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from parallel import launch
+from parallel.errors import UserError
+from parallel.layout import replica_size
+from training import cli
+from training.config import RunConfig
+
+
+def main() -> int:
+    try:
+        config = cli.parse(sys.argv[1:])
+        if config.dry_run:
+            from training import describe
+
+            print(describe.describe(config))
+            return 0
+        return start(config)
+    except UserError as error:
+        cli.fail(error)
+
+
+def start(config: RunConfig) -> int:
+    """Find out who starts the ranks, check the configuration, prepare the data, and train."""
+    run_dir = Path(config.run_dir or "runs/run")
+    identity = launch.detect(os.environ)
+    nproc = config.nproc or launch.count_gpus(os.environ) * (config.device != "cpu") or replica_size(config.parallel)
+    cli.check(config, identity.world_size if identity else nproc)
+    device = launch.choose_device(config.device, os.environ)
+    launch.make_run_dir(run_dir)
+    if identity is None and nproc > 1 and device == "cuda":
+        return launch.spawn_ranks(nproc, [sys.executable, *sys.argv], os.environ)
+
+    with launch.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
+        from training.job import prepare, train  # torch and Megatron load only now, and not quietly
+
+    prepared = prepare(config, identity)
+
+    def run(rank: launch.Identity) -> int:
+        launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
+        with launch.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
+            return train(config, prepared, rank, device, run_dir, console_fd)
+
+    if identity is None and nproc > 1:
+        code, failure = launch.fork_ranks(nproc, run)
+    else:
+        code, failure = launch.guard(run, identity or launch.Identity())
+    if failure is not None and launch.should_report(failure, identity):
+        launch.report(failure, run_dir / "logs", nproc if identity is None else identity.world_size)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+
+from data.loader import Prefetcher, needs_batch, to_batch
+from parallel.errors import UserError
+
+
+class Counting:
+    """A source whose sample g is [g, g+1, g+2]; sample 99 is bad."""
+
+    def __init__(self):
+        self.asked = []
+
+    def fetch(self, sample_indices):
+        self.asked.append(sample_indices.tolist())
+        if 99 in sample_indices:
+            raise UserError("sample 99")
+        return (sample_indices[:, None] + np.arange(3)).astype(np.int32)
+
+
+def test_batch_has_the_next_token_as_label():
+    window = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]], dtype=torch.int32)
+    batch = to_batch(window, torch.device("cpu"))
+    assert batch.tokens.tolist() == [[5, 6, 7], [1, 2, 3]]
+    assert batch.labels.tolist() == [[6, 7, 8], [2, 3, 4]]
+    assert batch.loss_mask.tolist() == [[1, 1, 1]] * 2
+    assert batch.position_ids.tolist() == [[0, 1, 2]] * 2
+    assert [tensor.dtype for tensor in batch] == [torch.int64, torch.int64, torch.float32, torch.int64]
+    assert all(tensor.is_contiguous() for tensor in batch)
+
+
+@pytest.mark.parametrize(
+    "pipeline_size, expected", [(1, {(0, 0)}), (2, {(0, 0), (1, 0)}), (4, {(0, 0), (3, 0)})]
+)
+def test_first_and_last_stage_read_on_tensor_rank_0(pipeline_size, expected):
+    ranks = [(pp, tp) for pp in range(pipeline_size) for tp in range(2)]
+    assert {(pp, tp) for pp, tp in ranks if needs_batch(pp, pipeline_size, tp)} == expected
+
+
+def test_prefetcher_gives_what_fetch_gives_in_order_and_ends():
+    requests = [np.arange(n, n + 2) for n in range(0, 20, 2)]
+    reader = Prefetcher(Counting(), iter(requests))
+    found = [tokens.tolist() for tokens in reader]
+    reader.close()
+    assert found == [Counting().fetch(request).tolist() for request in requests]
+    assert reader.data_wait_s >= 0
+
+
+def test_prefetcher_is_two_requests_ahead_and_no_more():
+    source = Counting()
+    reader = Prefetcher(source, (np.array([n]) for n in range(50)))
+    next(reader)
+    reader.close()
+    assert len(source.asked) <= 3
+    assert source.asked[0] == [0]
+
+
+def test_an_error_comes_with_the_batch_it_belongs_to():
+    reader = Prefetcher(Counting(), iter([np.array([0]), np.array([99]), np.array([2])]))
+    assert next(reader).tolist() == [[0, 1, 2]]
+    with pytest.raises(UserError, match="sample 99"):
+        next(reader)
+    reader.close()

@@ -1,0 +1,163 @@
+"""FLOPs per token against sums done by hand and published formulas; device peaks against datasheets."""
+
+import dataclasses
+
+import pytest
+
+from models.flops import (
+    DEVICES,
+    DType,
+    flops_per_token,
+    flops_per_token_palm,
+    hardware_flops_per_token,
+    peak_flops,
+)
+from models.shapes import GPTShape, named
+
+# h 8, f 16, 2 heads of 4 in 1 group, 3 blocks, 10 words, sequence 6. Forward, per token, in multiply-adds:
+PROJECTIONS = 8 * 8 + 2 * 8 * 4 + 8 * 8  # queries, key and value of one group, output
+ATTENTION = 8 * 3 + 8 * 3  # scores and weighted values over 6 / 2 keys
+MLP = 3 * 8 * 16  # swiglu
+LOGITS = 8 * 10
+SEQ_LENGTH = 6
+
+
+def tiny(**changes: object) -> GPTShape:
+    sizes = {"num_layers": 3, "hidden_size": 8, "ffn_hidden_size": 16, "num_attention_heads": 2}
+    sizes |= {"num_query_groups": 1, "kv_channels": 4, "vocab_size": 10}
+    return dataclasses.replace(named("debug"), **(sizes | changes))  # type: ignore[arg-type]
+
+
+def test_model_flops_by_hand() -> None:
+    forward = 2 * (3 * (PROJECTIONS + ATTENTION + MLP) + LOGITS)
+    assert flops_per_token(tiny(), SEQ_LENGTH) == 3 * forward
+
+
+def test_ungated_mlp_has_two_matrices() -> None:
+    difference = flops_per_token(tiny(), SEQ_LENGTH) - flops_per_token(tiny(activation="gelu"), SEQ_LENGTH)
+    assert difference == 6 * 3 * 8 * 16
+
+
+def test_padding_of_the_vocabulary_does_not_count() -> None:
+    assert flops_per_token(tiny(make_vocab_size_divisible_by=1), SEQ_LENGTH) == flops_per_token(
+        tiny(), SEQ_LENGTH
+    )
+
+
+def test_model_flops_of_gpt3_are_the_megatron_paper_s() -> None:
+    # arXiv:2104.04473, equation 3, without its recomputation and with causal attention: see flops_per_token.
+    layers, hidden, seq_length, vocab = 96, 12288, 2048, 50257
+    expected = 72 * layers * hidden**2 * (1 + seq_length / (12 * hidden) + vocab / (12 * layers * hidden))
+    assert flops_per_token(named("gpt3_175b"), seq_length) == pytest.approx(expected, rel=1e-12)
+
+
+def test_full_recomputation_of_gpt3_is_the_megatron_paper_s() -> None:
+    layers, hidden, seq_length, vocab = 96, 12288, 2048, 50257
+    expected = 96 * layers * hidden**2 * (1 + seq_length / (12 * hidden) + vocab / (16 * layers * hidden))
+    found = hardware_flops_per_token(
+        named("gpt3_175b"),
+        seq_length,
+        recompute_granularity="full",
+        recompute_method="uniform",
+        recompute_num_layers=4,
+    )
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_palm_flops_by_hand() -> None:
+    matrices = 3 * (PROJECTIONS + MLP) + LOGITS
+    norms = 3 * 2 * 8 + 8
+    attention = 12 * 3 * 2 * 4 * SEQ_LENGTH
+    assert flops_per_token_palm(tiny(), SEQ_LENGTH) == 6 * (matrices + norms) + attention
+    # A tied table is looked up and multiplied; learned positions are only looked up.
+    tied = tiny(untie_embeddings_and_output_weights=False, position_embedding_type="learned_absolute")
+    assert flops_per_token_palm(tied, SEQ_LENGTH) == flops_per_token_palm(tiny(), SEQ_LENGTH)
+
+
+def test_palm_s_540b_needs_the_flops_of_its_paper() -> None:
+    # arXiv:2204.02311, appendix B: 540.35 B parameters, 118 layers, 48 heads of 256, sequence 2048.
+    palm = tiny(
+        num_layers=118,
+        hidden_size=18432,
+        ffn_hidden_size=4 * 18432,
+        num_attention_heads=48,
+        num_query_groups=1,
+        kv_channels=256,
+        vocab_size=256_000,
+        untie_embeddings_and_output_weights=False,
+    )
+    expected = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2048
+    assert flops_per_token_palm(palm, 2048) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "recompute, extra",
+    [
+        ({}, 0),
+        ({"recompute_granularity": "selective"}, 3 * ATTENTION),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp")},
+            3 * (ATTENTION + MLP),
+        ),
+        (
+            {"recompute_granularity": "full", "recompute_method": "uniform"},
+            3 * (PROJECTIONS + ATTENTION + MLP),
+        ),
+        (
+            {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+            PROJECTIONS + ATTENTION + MLP,
+        ),
+        (
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "block",
+                "recompute_num_layers": 1,
+                "layers_per_chunk": [2, 1, 0],
+            },
+            2 * (PROJECTIONS + ATTENTION + MLP),
+        ),
+    ],
+)
+def test_recomputation_adds_forward_passes(recompute: dict[str, object], extra: int) -> None:
+    found = hardware_flops_per_token(tiny(), SEQ_LENGTH, **recompute)  # type: ignore[arg-type]
+    assert found - flops_per_token(tiny(), SEQ_LENGTH) == 2 * extra
+
+
+@pytest.mark.parametrize(
+    "name, dtype, tflops",
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156),
+        ("NVIDIA A100-SXM4-80GB", "fp8", None),
+        ("NVIDIA A100-PCIE-40GB", "bf16", 312),
+        ("NVIDIA A10", "bf16", 125),
+        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA H200", "fp8", 1979),
+        ("NVIDIA GH200 480GB", "bf16", 989.5),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA GB200", "bf16", 2500),
+        ("NVIDIA L4", "fp16", 121),
+        ("NVIDIA L40S", "bf16", 362),
+        ("Tesla T4", "fp16", 65),
+        ("Tesla T4", "bf16", None),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("Tesla V100-PCIE-16GB", "fp16", 112),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("AMD EPYC 7742", "fp32", None),
+    ],
+)
+def test_peak_of_a_device(name: str, dtype: DType, tflops: float | None) -> None:
+    found = peak_flops(name, dtype)
+    assert found is None if tflops is None else found == tflops * 1e12
+
+
+def test_no_peak_is_a_sparse_figure() -> None:
+    """fp8 is twice bf16, bf16 at most twice tf32: a sparse figure in any of them would break a ratio."""
+    for words, peaks in DEVICES:
+        if peaks.fp8 is not None and peaks.bf16 is not None:
+            assert peaks.fp8 == pytest.approx(2 * peaks.bf16, rel=0.02), words
+        if peaks.tf32 is not None and peaks.bf16 is not None:
+            assert peaks.bf16 == pytest.approx(2 * peaks.tf32, rel=0.02), words

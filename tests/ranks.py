@@ -1,0 +1,27 @@
+"""Run a check on several ranks from plain pytest: forked from this process, which imports and never computes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import megatron.core.models.hybrid.hybrid_model
+import megatron.core.optimizer  # noqa: F401  (imported here once, so that forked ranks start at once)
+import torch  # noqa: F401
+
+from parallel import launch
+
+
+def run_ranks(world_size: int, check: Callable[..., Any], *args: object, log: Path | None = None) -> None:
+    """Call ``check(identity, *args)`` on every rank; the first failing rank's traceback fails the test."""
+
+    def run(identity: launch.Identity) -> int:
+        check(identity, *args)
+        return 0
+
+    code, failure = launch.fork_ranks(world_size, run)
+    if failure is not None:
+        raise AssertionError(f"rank {failure.rank}:\n{failure.text}")
+    assert code == 0

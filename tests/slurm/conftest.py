@@ -1,0 +1,36 @@
+"""Tests marked ``slurm`` run on a private cluster; without SLURM's programs they are deselected, and it is said."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import Cluster, missing_programs, running_cluster
+
+MISSING = missing_programs()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: needs SLURM's programs (deselected where they are not installed)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not MISSING:
+        return
+    away = [item for item in items if item.get_closest_marker("slurm")]
+    items[:] = [item for item in items if item not in away]
+    config.hook.pytest_deselected(items=away)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if MISSING:
+        terminalreporter.write_line(
+            f"Tests marked slurm were deselected: not installed: {', '.join(MISSING)} "
+            "(Debian: apt-get install --no-install-recommends slurm-wlm munge slurm-wlm-basic-plugins)."
+        )
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes with 4 CPUs and 2 stand-ins for GPUs each."""
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2) as running:
+        yield running

@@ -1,0 +1,1 @@
+"""Command-line tools: thin mains, run as ``python -m tools.NAME``."""

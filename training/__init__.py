@@ -1,0 +1,1 @@
+"""The configuration, the loop, the step, the optimizer, the checkpoint and the metrics."""

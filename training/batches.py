@@ -1,0 +1,79 @@
+"""The microbatches of each iteration on this rank: who reads tokens, who receives them, and their context slices."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from data.loader import Batch, Prefetcher, TokenSource, needs_batch, rank_indices, to_batch
+from parallel.groups import Ranks
+from training.batch_size import BatchSchedule
+
+
+class BatchStream:
+    """Iterates over iterations: each gives this rank's microbatches, or Nones on a stage that needs no tokens.
+
+    Only TP rank 0 of the first and the last stage reads; its TP peers receive int32 ids. Context-parallel ranks read
+    the same samples and keep their zigzag slices.
+    """
+
+    def __init__(
+        self, open_source: Callable[[], TokenSource], ranks: Ranks, schedule: BatchSchedule, micro_batch_size: int, consumed_samples: int
+    ) -> None:
+        at, layout = ranks.at, ranks.layout
+        self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = ranks, schedule, micro_batch_size, consumed_samples
+        self.has_tokens = at.pp in (0, layout.pp - 1)
+        self.reader: Prefetcher | None = None
+        if needs_batch(at.pp, layout.pp, at.tp):
+            source = open_source()
+            self.seq_length = source.seq_length
+            self.reader = Prefetcher(source, self._requests(consumed_samples))
+
+    def next(self, seq_length: int) -> list[Batch | None]:
+        """The microbatches of the next iteration, in the order the schedule runs them. Batch tensors are [b, s/cp]."""
+        microbatches = self.schedule.num_microbatches(self.consumed_samples, self.micro_batch_size, self.ranks.layout.dp)
+        self.consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
+        if not self.has_tokens:
+            return [None] * microbatches
+        windows = self._share(next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1)
+        return [self._slice(to_batch(window, self.ranks.device)) for window in windows.split(self.micro_batch_size)]
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that the last ``next`` waited for the disk."""
+        return self.reader.data_wait_s if self.reader else 0.0
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self.reader:
+            self.reader.close()
+
+    def _requests(self, consumed_samples: int) -> Iterator["torch.Tensor"]:
+        """Sample indices of this data rank, iteration after iteration; endless, whatever train_iters is."""
+        for _ in itertools.count():
+            microbatches = self.schedule.num_microbatches(consumed_samples, self.micro_batch_size, self.ranks.layout.dp)
+            indices = rank_indices(consumed_samples, microbatches, self.micro_batch_size, self.ranks.at.dp, self.ranks.layout.dp)
+            yield indices.reshape(-1)  # type: ignore[misc]
+            consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
+
+    def _share(self, windows: Tensor | None, samples: int, length: int) -> Tensor:
+        """Token ids [samples, length] int32 from TP rank 0 to its TP peers: one broadcast per iteration."""
+        if self.ranks.layout.tp == 1:
+            assert windows is not None
+            return windows
+        if windows is None:
+            windows = torch.empty(samples, length, dtype=torch.int32)
+        shared = windows.to(self.ranks.device)
+        group = self.ranks.pgs.tp
+        dist.broadcast(shared, src=dist.get_global_rank(group, 0), group=group)
+        return shared
+
+    def _slice(self, batch: Batch) -> Batch:
+        """Pieces r and 2 cp - 1 - r of 2 cp, so that every context rank has as much causal work (arXiv:2310.03294)."""
+        cp, rank = self.ranks.layout.cp, self.ranks.at.cp
+        if cp == 1:
+            return batch
+        pieces = [tensor.chunk(2 * cp, dim=1) for tensor in batch]
+        return Batch(*(torch.cat([each[rank], each[2 * cp - 1 - rank]], dim=1) for each in pieces))

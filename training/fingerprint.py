@@ -1,0 +1,41 @@
+"""What must be the same on all ranks: configuration, code, library versions."""
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+
+from training import cli
+from training.config import RunConfig
+
+PACKAGES = ("parallel", "models", "data", "training")
+LIBRARIES = ("torch", "megatron-core", "transformer-engine", "numpy", "sentencepiece")
+
+
+def facts(config: RunConfig, data_fingerprint: str) -> dict[str, str]:
+    """Name -> value, to be compared over ranks by ``groups.same_everywhere``. Reads our sources once: a few ms."""
+    versions = {f"the version of {name}": version(name) for name in LIBRARIES}
+    return {
+        "the configuration": cli.dump(config),
+        "Triplane's code": code_digest(),
+        "the version of Python": platform.python_version(),
+        **versions,
+        "the prepared data": data_fingerprint,
+    }
+
+
+def version(distribution: str) -> str:
+    """Installed version, or "none"."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def code_digest() -> str:
+    """Hex digest of every Python file that a rank may run."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

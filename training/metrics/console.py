@@ -1,0 +1,68 @@
+"""The line that a person reads: one per logged iteration."""
+
+import math
+from collections.abc import Callable, Mapping
+
+
+class ConsoleSink:
+    """Says one line for each write, with the numbers that are there; nothing stands in for the others."""
+
+    def __init__(self, say: Callable[[str], None], train_iters: int) -> None:
+        """``say`` prints one line; ``train_iters`` is the iteration at which the run is done."""
+        self._say = say
+        self._train_iters = train_iters
+
+    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+        """Say the line of ``iteration``."""
+        parts = [shown(values[name]) for name, shown in SHOWN.items() if name in values]
+        self._say(" | ".join([f"iteration {iteration:>6}/{self._train_iters}", *filter(None, parts)]))
+
+    def close(self) -> None:
+        """Nothing to do: what is said is said."""
+
+
+def duration(seconds: float) -> str:
+    """``seconds`` in its two largest units: ``42s``, ``1m 25s``, ``3h 07m``, ``2d 04h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def _eta(seconds: float) -> str:
+    return f"ETA {duration(seconds)}"
+
+
+def _skipped(updates: float) -> str:
+    """Marks updates that were not applied since the last line (gradients that overflowed)."""
+    if not updates:
+        return ""
+    return "UPDATE SKIPPED" if updates == 1 else f"{updates:.0f} UPDATES SKIPPED"
+
+
+def _validation(loss: float) -> str:
+    """The loss [nats per token] and exp of it, which overflows a float beyond 709 nats."""
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    shown = f"{perplexity:,.1f}" if perplexity < 1e6 else f"{perplexity:.2e}"
+    return f"validation loss {loss:.3f} (perplexity {shown})"
+
+
+SHOWN: dict[str, Callable[[float], str]] = {
+    "validation_loss": _validation,
+    "loss": "loss {:.4f}".format,
+    "skipped": _skipped,
+    "grad_norm": "norm {:.2f}".format,
+    "learning_rate": "lr {:.2e}".format,
+    "loss_scale": "scale {:,.0f}".format,
+    "iteration_s": "{:.2f} s".format,
+    "tokens_per_s": "{:,.0f} tok/s".format,
+    "tokens_per_s_per_gpu": "{:,.0f} tok/s/GPU".format,
+    "mfu": "MFU {:.1%}".format,
+    "memory_gib": "mem {:.1f} GiB".format,
+    "eta_s": _eta,
+}
+"""Key of metrics.jsonl -> its text, in the order of the line. Keys that are not here are not shown."""

@@ -1,0 +1,92 @@
+"""``metrics.jsonl``: one JSON object per line, the record that every other tool reads."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from parallel.errors import UserError
+
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""JSON has no number for these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
+
+
+class JsonlSink:
+    """Appends one object per logged iteration, ``iteration`` first, numbers at full precision.
+
+    A line is flushed to the operating system when it is written: a killed rank loses at most the line that it
+    was writing. Raises OSError when the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path`` for appending, in an existing folder; a torn last line left by a kill is mended."""
+        _mend_last_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+        """Append one line and flush it."""
+        record = {"iteration": iteration, **{name: _plain(value) for name, value in values.items()}}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; nothing is buffered."""
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, float | int]]:
+    """The lines of ``path`` in order of iteration, at most one training and one validation line an iteration.
+
+    A resumed run repeats iterations: of two lines of the same kind for an iteration, the later one counts.
+    A torn last line (of a killed run, or of one that is writing) is ignored. Raises UserError for any other
+    line that is no object with an ``iteration``.
+    """
+    lines = path.read_bytes().split(b"\n")
+    latest: dict[tuple[int, bool], dict[str, float | int]] = {}
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if record is not None:
+            latest[int(record["iteration"]), "validation_loss" in record] = record
+        elif line.strip() and number < len(lines):
+            raise UserError(
+                f'{path}, line {number}: expected a JSON object with an integer "iteration", found '
+                f"{line[:60].decode(errors='replace')!r}. Only the last line may be torn: remove this one."
+            )
+    return [latest[key] for key in sorted(latest)]
+
+
+def _plain(value: float | int) -> float | int | str:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse(line: bytes) -> dict[str, float | int] | None:
+    """One line's object, non-finite numbers turned back from strings; None when it is not one of ours."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
+        return None
+    return {name: _number(value) for name, value in record.items()}
+
+
+def _number(value: float | int | str) -> float | int:
+    return NON_FINITE.get(value, math.nan) if isinstance(value, str) else value
+
+
+def _mend_last_line(path: Path) -> None:
+    """End ``path`` at a line's end, or the next line would be glued to what a killed run left.
+
+    A whole object without its newline is kept, a part of one is cut off.
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        start = content.rfind(b"\n") + 1
+        if start == len(content):
+            return
+        if _parse(content[start:]) is None:
+            file.truncate(start)
+        else:
+            file.write(b"\n")

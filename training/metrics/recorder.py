@@ -1,0 +1,76 @@
+"""The attachment that turns steps into logged numbers. Measured on every rank, written by rank 0."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from parallel.groups import Ranks
+from training.checkpoint.progress import Progress
+from training.loop import Attachment, Path
+from training.metrics.rates import Rates
+from training.metrics.sinks import Sinks
+from training.step import StepResult
+
+
+class Recorder(Attachment):
+    """Writes one set of numbers per ``log_interval`` iterations, with the names of design.md's ``metrics.jsonl``."""
+
+    def __init__(self, ranks: Ranks, log_interval: int, train_iters: int, seq_length: int, rates: Rates, sinks: Sinks | None,
+                 data_wait_s: Callable[[], float]) -> None:  # fmt: skip
+        self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
+        self.rates, self.sinks, self.data_wait_s = rates, sinks, data_wait_s
+        self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
+
+    def before_step(self, progress: Progress) -> None:
+        self.rates.begin()
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self.rates.end(result.tokens)
+        self.waited_s += self.data_wait_s()
+        self.skipped += result.skipped
+        if progress.iteration % self.log_interval and progress.iteration < self.train_iters:
+            return
+        memory = self._memory()
+        if self.sinks is not None:
+            self.sinks.write(progress.iteration, self._values(progress, result) | memory)
+        self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
+
+    def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
+        self.stalled_s += stall_s
+        self.ranks.say(f"checkpoint {path.name} saved in {stall_s:.1f} s")
+
+    def validation(self, iteration: int, loss: float) -> None:
+        """A validation loss, in nats per token."""
+        if self.sinks is not None:
+            self.sinks.write(iteration, {"validation_loss": loss})
+
+    def stop(self, progress: Progress, reason: str) -> None:
+        if self.sinks is not None:
+            self.sinks.close()
+
+    def _values(self, progress: Progress, result: StepResult) -> dict[str, float | int]:
+        values: dict[str, float | int] = {
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "consumed_samples": progress.consumed_samples,
+            "consumed_tokens": progress.consumed_samples * self.seq_length,
+            "data_wait_s": self.waited_s,
+            "checkpoint_stall_s": self.stalled_s,
+            "skipped": self.skipped,
+        }
+        if result.loss_scale != 1.0:
+            values["loss_scale"] = result.loss_scale
+        return values | self.rates.report(self.train_iters - progress.iteration)
+
+    def _memory(self) -> dict[str, float | int]:
+        """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. One small reduction per logged line."""
+        if self.ranks.device.type != "cuda":
+            return {}
+        mine = torch.tensor([torch.cuda.max_memory_allocated() / 2**30], dtype=torch.float64, device=self.ranks.device)
+        largest = mine.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        holder = torch.tensor([self.ranks.rank if mine.item() == largest.item() else -1], device=self.ranks.device)
+        dist.all_reduce(holder, op=dist.ReduceOp.MAX)
+        return {"memory_gib": largest.item(), "memory_rank": int(holder.item())}

@@ -1,0 +1,45 @@
+"""AdamW through Megatron's optimizers: fp32 main weights, clipping, loss scaling, ZeRO-1."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.groups import Ranks
+from parallel.hatch import checked
+from parallel.precision import optimizer_settings
+from training.config import OptimizerConfig
+
+
+def build(
+    chunks: Sequence[DistributedDataParallel], optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+) -> MegatronOptimizer:
+    """One optimizer for this rank's chunks. Its weight decay spares biases and norms, as Megatron's does."""
+    settings: dict[str, Any] = {
+        "optimizer": "adam",
+        "lr": optimizer.lr,
+        "min_lr": optimizer.min_lr,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.adam_beta1,
+        "adam_beta2": optimizer.adam_beta2,
+        "adam_eps": optimizer.adam_eps,
+        "clip_grad": optimizer.clip_grad,
+        "use_distributed_optimizer": parallel.use_distributed_optimizer,
+        "overlap_param_gather": parallel.overlap_param_gather,
+    }
+    settings |= optimizer_settings(precision) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
+    built = get_megatron_optimizer(
+        MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
+    )
+    chunks[0].config.grad_scale_func = built.scale_loss
+    return built
+
+
+def set_schedule(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
+    """Write this iteration's values into every parameter group, times the group's own multipliers."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get("lr_mult", 1.0)
+        group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)

@@ -1,0 +1,141 @@
+"""Learning rate and weight decay as pure functions of consumed samples.
+
+The curves are those of megatron.core.optimizer_param_scheduler.OptimizerParamScheduler (a test compares),
+but nothing is stepped or saved: an iteration uses the values at the samples consumed *before* it, as does
+Megatron, whose counter advances by the global batch after each update. (Megatron leaves out iterations
+skipped for an overflow in fp16; consumed samples include them.) So a resumed run needs no scheduler state,
+and one resumed with other values simply continues on the other curve.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+DecayStyle = Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"]
+WSDDecayStyle = Literal["linear", "cosine", "exponential", "minus_sqrt"]
+WeightDecayStyle = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Schedule:
+    """Linear warm-up from 0, then decay; and a ramp of weight decay. All lengths in samples."""
+
+    lr: float
+    """Learning rate at the end of the warm-up."""
+
+    min_lr: float
+    """Learning rate from the end of the decay on."""
+
+    lr_decay_style: DecayStyle
+    """constant never reaches min_lr; inverse-square-root drops to it at decay_samples."""
+
+    warmup_samples: int
+    """Length of the warm-up; 0: none."""
+
+    decay_samples: int
+    """Where the decay ends, counted from the first sample of the run, warm-up included."""
+
+    wsd_decay_samples: int = 0
+    """WSD (arXiv:2404.06395): length of the final decay, which ends at decay_samples."""
+
+    lr_wsd_decay_style: WSDDecayStyle = "exponential"
+    """WSD: form of the final decay."""
+
+    start_weight_decay: float = 0.0
+    """Weight decay at the first iteration."""
+
+    end_weight_decay: float = 0.0
+    """Weight decay from weight_decay_samples on; with the constant style, always."""
+
+    weight_decay_incr_style: WeightDecayStyle = "constant"
+    """Form of the way from start to end."""
+
+    weight_decay_samples: int = 0
+    """Length of that way."""
+
+    def learning_rate(self, consumed_samples: int) -> float:
+        """Learning rate of the iteration that starts after ``consumed_samples``."""
+        if self.warmup_samples > 0 and consumed_samples <= self.warmup_samples:
+            return self.lr * consumed_samples / self.warmup_samples
+        if self.lr_decay_style == "constant":
+            return self.lr
+        if consumed_samples > self.decay_samples:
+            return self.min_lr
+        if self.lr_decay_style == "inverse-square-root":
+            fall = math.sqrt(max(self.warmup_samples, 1) / max(consumed_samples, 1))
+            return max(self.min_lr, self.lr * fall)
+        return self.min_lr + (self.lr - self.min_lr) * self._height(consumed_samples)
+
+    def weight_decay(self, consumed_samples: int) -> float:
+        """Weight decay of the iteration that starts after ``consumed_samples``."""
+        if self.weight_decay_incr_style == "constant" or consumed_samples >= self.weight_decay_samples:
+            return self.end_weight_decay
+        progress = consumed_samples / self.weight_decay_samples
+        if self.weight_decay_incr_style == "cosine":
+            progress = 1.0 - _half_cosine(progress)
+        return self.start_weight_decay + progress * (self.end_weight_decay - self.start_weight_decay)
+
+    def problems(self) -> list[str]:
+        """Lengths that overlap, in samples; the fields they came from are counted in iterations."""
+        found = []
+        after_warmup = self.decay_samples - self.warmup_samples
+        if self.lr_decay_style != "constant" and after_warmup <= 0:
+            found.append(
+                f"optimizer.lr_warmup_iters ({self.warmup_samples:,} samples) must be fewer than "
+                f"optimizer.lr_decay_iters ({self.decay_samples:,} samples; by default train.train_iters)."
+            )
+        elif self.lr_decay_style == "WSD" and self.wsd_decay_samples > after_warmup:
+            found.append(
+                f"optimizer.lr_wsd_decay_iters ({self.wsd_decay_samples:,} samples) must fit between the "
+                f"warm-up and the end of the decay ({after_warmup:,} samples)."
+            )
+        if self.weight_decay_incr_style == "constant" and self.start_weight_decay != self.end_weight_decay:
+            found.append(
+                f"optimizer.start_weight_decay {self.start_weight_decay} and .end_weight_decay "
+                f"{self.end_weight_decay} differ, which optimizer.weight_decay_incr_style "
+                '"constant" does not allow. Use "linear" or "cosine".'
+            )
+        return found
+
+    def describe(self) -> str:
+        """The schedule in one line, for the log of a start and of a resume."""
+        warmup = f"0 to {self.lr:g} over {self.warmup_samples:,} samples, " if self.warmup_samples else ""
+        decay = f"{self.lr_decay_style} from {self.lr:g} to {self.min_lr:g} at {self.decay_samples:,} samples"
+        if self.lr_decay_style == "constant":
+            decay = f"constant {self.lr:g}"
+        elif self.lr_decay_style == "WSD":
+            decay += f" (stable, then {self.lr_wsd_decay_style} over the last {self.wsd_decay_samples:,})"
+        ramp = f"weight decay {self.end_weight_decay:g}"
+        if self.weight_decay_incr_style != "constant":
+            ramp = (
+                f"weight decay {self.weight_decay_incr_style} from {self.start_weight_decay:g} to "
+                f"{self.end_weight_decay:g} at {self.weight_decay_samples:,} samples"
+            )
+        return f"learning rate {warmup}{decay}; {ramp}"
+
+    def _height(self, consumed_samples: int) -> float:
+        """Between warm-up and end of decay: 1 at lr, 0 at min_lr."""
+        if self.lr_decay_style == "WSD":
+            start = self.decay_samples - self.wsd_decay_samples
+            if consumed_samples <= start:
+                return 1.0
+            progress = (consumed_samples - start) / self.wsd_decay_samples
+            return _wsd_height(progress, self.lr_wsd_decay_style)
+        progress = (consumed_samples - self.warmup_samples) / (self.decay_samples - self.warmup_samples)
+        return 1.0 - progress if self.lr_decay_style == "linear" else _half_cosine(progress)
+
+
+def _wsd_height(progress: float, style: WSDDecayStyle) -> float:
+    """How far above min_lr WSD's final decay is, from 1 at progress 0 to 0 at progress 1."""
+    if style == "linear":
+        return 1.0 - progress
+    if style == "cosine":
+        return _half_cosine(progress)
+    if style == "exponential":
+        return 2.0 * 0.5**progress - 1.0
+    return 1.0 - math.sqrt(progress)
+
+
+def _half_cosine(progress: float) -> float:
+    """From 1 to 0 along half a cosine wave (arXiv:1608.03983, equation 5)."""
+    return 0.5 * (math.cos(math.pi * progress) + 1.0)

@@ -1,0 +1,149 @@
+"""One optimizer step, from microbatches to updated weights: the heart of training.
+
+Shape letters: b samples of a microbatch, s sequence, cp context-parallel size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from data.loader import Batch
+from parallel.groups import Ranks
+from training.optimizer import set_schedule
+
+Chunks = Sequence[DistributedDataParallel]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Wishes:
+    """What a rank would like to happen after this step; the ranks' wishes are united, so that all act alike."""
+
+    stop: bool = False
+    save: bool = False
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StepResult:
+    """What a step did, the same on every rank."""
+
+    loss: float
+    """Nats per token, mean over the unmasked tokens of the global batch."""
+    tokens: int
+    """Unmasked tokens of the global batch."""
+    grad_norm: float
+    """L2 norm of the whole model's gradient, before clipping."""
+    skipped: bool
+    """fp16 gradients overflowed: the weights were left as they were, and the loss scale went down."""
+    loss_scale: float
+    learning_rate: float
+    wishes: Wishes
+
+
+def train_step(
+    chunks: Chunks,
+    optimizer: MegatronOptimizer,
+    microbatches: Sequence[Batch | None],
+    ranks: Ranks,
+    *,
+    seq_length: int,
+    micro_batch_size: int,
+    learning_rate: float,
+    weight_decay: float,
+    wishes: Wishes,
+) -> StepResult:
+    """Forward and backward over all microbatches, one reduction of gradients, clipping, one AdamW update.
+
+    The schedule (no pipeline, 1F1B or interleaved 1F1B) is Megatron's; gradients are reduced once, after the last
+    microbatch, and divided by the number of unmasked tokens of the global batch.
+    """
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
+    set_schedule(optimizer, learning_rate, weight_decay)
+    loss_scale = float(optimizer.get_loss_scale())
+    updated, grad_norm, _ = optimizer.step()
+    loss, tokens, wishes = unite(sums, ranks, wishes)
+    return StepResult(
+        loss=loss,
+        tokens=tokens,
+        grad_norm=float(grad_norm or 0.0),
+        skipped=not updated,
+        loss_scale=loss_scale,
+        learning_rate=learning_rate,
+        wishes=wishes,
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    chunks: Chunks, batches: Callable[[], Sequence[Batch | None]], eval_iters: int, ranks: Ranks, *, seq_length: int, micro_batch_size: int
+) -> float:
+    """Mean loss in nats per token over ``eval_iters`` global batches, dropout off."""
+    for chunk in chunks:
+        chunk.eval()
+    sums = torch.zeros(2, dtype=torch.float64)
+    for _ in range(eval_iters):
+        sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
+    for chunk in chunks:
+        chunk.train()
+    loss, _, _ = unite(sums, ranks, Wishes())
+    return loss
+
+
+def run_schedule(
+    chunks: Chunks, microbatches: Sequence[Batch | None], ranks: Ranks, seq_length: int, micro_batch_size: int, *, forward_only: bool
+) -> Tensor:
+    """Megatron's pipeline schedule over the microbatches: this rank's (sum of losses, tokens), fp64 [2].
+
+    They are zero but on the last stage. Every virtual stage of a rank walks through the same microbatches.
+    """
+    iterators = [iter(microbatches) for _ in chunks]
+    results = get_forward_backward_func(pp_size=ranks.layout.pp, vp_size=ranks.layout.vpp if ranks.layout.vpp > 1 else None)(
+        forward_step_func=forward_step,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=list(chunks),
+        num_microbatches=len(microbatches),
+        seq_length=seq_length,
+        micro_batch_size=micro_batch_size,
+        forward_only=forward_only,
+        pg_collection=None,
+    )
+    return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device)).cpu()
+
+
+def forward_step(microbatches: Iterator[Batch | None], chunk: DistributedDataParallel) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """What the schedule calls for each microbatch and chunk: the chunk's output, and how to make a loss of it."""
+    batch = next(microbatches)
+    if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
+        return chunk(None, None, None), partial(loss_sums, loss_mask=None)
+    output = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    return output, partial(loss_sums, loss_mask=batch.loss_mask)
+
+
+def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum of unmasked losses and their number; both [b, s/cp]. Division comes after reduction over all ranks,
+    so that ranks with fewer tokens do not weigh more."""
+    assert loss_mask is not None
+    total, tokens = (losses.float() * loss_mask).sum(), loss_mask.sum()
+    return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
+
+
+def unite(sums: Tensor, ranks: Ranks, wishes: Wishes) -> tuple[float, int, Wishes]:
+    """The global batch's mean loss and tokens, and the ranks' united wishes, by one reduction of four numbers.
+
+    Only TP rank 0 of the last stage counts, so that TP peers, which hold the same loss, are not counted twice.
+    """
+    counts = sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
+    packed = torch.cat([counts, torch.tensor([wishes.stop, wishes.save], dtype=torch.float64)]).to(ranks.device)
+    dist.all_reduce(packed)
+    total, tokens, stop, save = packed.tolist()
+    return total / max(tokens, 1.0), int(tokens), Wishes(stop=stop > 0, save=save > 0)
