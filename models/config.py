@@ -23,11 +23,15 @@ OWNED = frozenset(
         "perform_initialization", "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage", "pipeline_model_parallel_layout",
         "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-        "deallocate_pipeline_outputs", "variable_seq_lengths", "is_hybrid_model",
+        "deallocate_pipeline_outputs", "variable_seq_lengths", "is_hybrid_model", "num_moe_experts",
+        "multi_latent_attention", "mtp_num_layers", "experimental_attention_variant", "window_size",
+        "window_attn_skip_freq", "no_rope_freq", "moe_layer_freq", "linear_attention_freq",
+        "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
     }
 )
-"""Fields of mcore's TransformerConfig that fields of ours set, or whose change our own initial
-weights, schedule or checkpoints would not follow."""
+"""Fields of mcore's TransformerConfig that fields of ours set, whose change our own initial weights, schedule
+or checkpoints would not follow, or that would be silently wrong: experts and MTP need symbols in the layer
+pattern, integer frequencies count sublayers, the native fused cross entropy rounds its gradient to bf16."""
 
 _AT_LEAST_ONE: tuple[str, ...] = (
     "seq_length", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",

@@ -291,13 +291,17 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    ranks: dict[int, int] = {}
+    processes = []  # kept: subprocess itself reaps a child whose Popen is gone
     for rank in range(nproc):
         own = dict(environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc),
                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        ranks[subprocess.Popen(command, env=own, preexec_fn=lambda parent=os.getpid(): _die_with_parent(parent)).pid] = rank
+        parent = os.getpid()
+        processes.append(subprocess.Popen(command, env=own, preexec_fn=lambda: _die_with_parent(parent)))
+    ranks = {process.pid: rank for rank, process in enumerate(processes)}
     with _forward_signals(ranks):
         ended = _wait(ranks)
+    for process in processes:
+        process.returncode = ended[ranks[process.pid]][0]
     failed = sorted((at, code) for code, at in ended.values() if code)
     return (failed[0][1] if failed[0][1] > 0 else 128 - failed[0][1]) if failed else 0
 

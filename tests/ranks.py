@@ -7,10 +7,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import megatron.core.models.hybrid.hybrid_model
-import megatron.core.optimizer  # noqa: F401  (imported here once, so that forked ranks start at once)
-import torch  # noqa: F401
-
+import models.gpt  # imported here once, with torch and megatron, so that forked ranks start at once
+import training.optimizer  # noqa: F401
 from parallel import launch
 
 

@@ -57,13 +57,7 @@ def train(
     ) as ranks:  # fmt: skip
         groups.same_everywhere(fingerprint.facts(config, prepared.fingerprint), ranks)
         announce(config, shape, ranks, run_dir)
-        recompute = gpt.Recompute(
-            granularity=config.train.recompute_granularity, method=config.train.recompute_method,
-            num_layers=config.train.recompute_num_layers, modules=config.train.recompute_modules,
-        )  # fmt: skip
-        model = gpt.build(config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed)
-        chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
-        optim = optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks)
+        chunks, optim = build_parts(config, shape, ranks)
         progress = restore(config, run_dir, chunks, optim, ranks)
         open_split = partial(open_source, prepared, config)
         stream = BatchStream(
@@ -78,6 +72,17 @@ def train(
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
     return 0
+
+
+def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:
+    """This rank's model chunks, ready for data parallelism, and their optimizer."""
+    recompute = gpt.Recompute(
+        granularity=config.train.recompute_granularity, method=config.train.recompute_method,
+        num_layers=config.train.recompute_num_layers, modules=config.train.recompute_modules,
+    )  # fmt: skip
+    model = gpt.build(config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed)
+    chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
+    return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks)
 
 
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> TokenSource:

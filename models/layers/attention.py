@@ -15,6 +15,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from parallel.errors import UserError
+
 
 class SDPAttention(MegatronModule):
     """Causal core attention: what mcore puts between the QKV and the output projection.
@@ -35,6 +37,8 @@ class SDPAttention(MegatronModule):
         **_: object,
     ) -> None:
         super().__init__(config=config)
+        if config.softmax_type != "vanilla" or config.apply_query_key_layer_scaling or config.window_size is not None:
+            raise UserError("model.megatron: attention without Transformer Engine has neither sinks, windows nor layer scaling.")
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None

@@ -79,29 +79,40 @@ class HostEvent:
         return (other.at_s - self.at_s) * 1e3
 
 
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
-def _zero(*_: object, **__: object) -> int:
-    return 0
+def _returns(value: Any) -> Callable[..., Any]:
+    """A new function that ignores its arguments. New each time: Dynamo refuses one object under two names."""
+    return lambda *_, **__: value
 
 
 def cuda_names() -> dict[str, Any]:
     """The closed list: attribute of ``torch.cuda`` -> what stands for it on the host."""
     stream, generator = HostStream(), torch.default_generator
+    nothing = "set_device synchronize empty_cache ipc_collect set_stream reset_peak_memory_stats _lazy_init".split()
+    zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved".split()
     return {
-        "current_device": lambda: CPU, "set_device": _nothing, "device_count": lambda: 1, "device": lambda _: contextlib.nullcontext(),
-        "synchronize": _nothing, "empty_cache": _nothing, "ipc_collect": _nothing, "get_device_capability": lambda *_: (0, 0),
-        "Stream": HostStream, "Event": HostEvent, "current_stream": lambda *_, **__: stream, "default_stream": lambda *_, **__: stream,
-        "set_stream": _nothing, "stream": lambda _: contextlib.nullcontext(), "is_current_stream_capturing": lambda: False,
-        "memory_allocated": _zero, "max_memory_allocated": _zero, "memory_reserved": _zero, "max_memory_reserved": _zero,
-        "reset_peak_memory_stats": _nothing, "memory_stats": lambda *_: {}, "mem_get_info": lambda *_: (0, 0),
-        "get_rng_state": lambda *_, **__: torch.get_rng_state(), "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
-        "get_rng_state_all": lambda: [torch.get_rng_state()], "initial_seed": generator.initial_seed,
-        "manual_seed": generator.manual_seed, "manual_seed_all": generator.manual_seed, "default_generators": (generator,),
-        "_lazy_call": lambda call, **_: call(), "_lazy_init": _nothing,
-    }  # fmt: skip
+        **{name: _returns(None) for name in nothing},
+        **{name: _returns(0) for name in zero},
+        "current_device": _returns(CPU),
+        "device_count": _returns(1),
+        "device": lambda _: contextlib.nullcontext(),
+        "get_device_capability": _returns((0, 0)),
+        "mem_get_info": _returns((0, 0)),
+        "memory_stats": lambda *_: {},
+        "Stream": HostStream,
+        "Event": HostEvent,
+        "current_stream": _returns(stream),
+        "default_stream": _returns(stream),
+        "stream": lambda _: contextlib.nullcontext(),
+        "is_current_stream_capturing": _returns(False),
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "initial_seed": lambda: generator.initial_seed(),
+        "manual_seed": lambda seed: generator.manual_seed(seed),
+        "manual_seed_all": lambda seed: generator.manual_seed(seed),
+        "default_generators": (generator,),
+        "_lazy_call": lambda call, **_: call(),
+    }
 
 
 def install() -> None:
@@ -111,12 +122,12 @@ def install() -> None:
     for name, value in cuda_names().items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = _nothing
+    torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop = _returns(None), _returns(None)
     torch.cuda.nvtx.range = lambda *_, **__: contextlib.nullcontext()
     for name in FACTORIES:
         setattr(torch, name, _on_host(getattr(torch, name)))
     torch.Tensor.cuda = torch.Tensor.pin_memory = torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
-    torch.Tensor.record_stream = _nothing  # type: ignore[assignment, method-assign]
+    torch.Tensor.record_stream = _returns(None)  # type: ignore[assignment, method-assign]
     torch.Tensor.to = _tensor_to(torch.Tensor.to)  # type: ignore[method-assign, assignment]
     torch.Tensor.type = _tensor_type(torch.Tensor.type)  # type: ignore[method-assign, assignment]
     # mcore's jit_fuser is torch.compile: Inductor would want a C++ compiler. Compiled functions run eagerly instead.

@@ -17,6 +17,7 @@ from data.shards import Shard
 from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 FORK = multiprocessing.get_context("fork")
 
 
@@ -174,20 +175,29 @@ def test_builtin_corpus_end_to_end(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def run_python(program):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+
+
 def test_nothing_here_needs_torch_or_megatron(config):
     program = (
         "import sys, data.source, data.prepare; from data.config import DataConfig\n"
         f"data.prepare.prepare({config!r}, print)\n"
         "print(sorted({'torch', 'megatron'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert ran.stdout.splitlines()[-1] == "[]"
     assert ran.stderr == ""
 
 
 def test_config_needs_only_the_standard_library():
     program = "import sys, data.config; print(sorted({'numpy', 'torch', 'platformdirs'} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert ran.stdout == "[]\n"
 
 

@@ -67,6 +67,7 @@ def test_llama3_tiny_has_wavelengths_in_all_three_bands() -> None:
     assert any(length < high for length in wavelengths)
     assert any(high < length < low for length in wavelengths)
     assert any(length > low for length in wavelengths)
+    assert original <= 64, "a test's sequence must reach the stretched wavelengths"
 
 
 def test_names_of_a_gpt2_like_model() -> None:

@@ -1,7 +1,7 @@
 """A private SLURM cluster on this host: several slurmd on the loopback interface, all files in one folder.
 
-Nothing outside that folder is read or written, no service manager is used, and only processes started here are
-ended. Needs Debian's ``slurm-wlm munge slurm-wlm-basic-plugins`` (22.05 was run), whose slurmd can run several times
+Nothing outside that folder is written, no service manager is used, and only processes started here are ended.
+Needs Debian's ``slurm-wlm munge slurm-wlm-basic-plugins`` (22.05 was run), whose slurmd can run several times
 on a host (``slurmd -N NAME``, one port each).
 """
 
@@ -18,7 +18,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "setpriv")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "scancel",
+    "squeue",
+    "sinfo",
+    "setpriv",
+)
 FINAL_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"}
 
 CONFIG = """\
@@ -87,11 +98,17 @@ class Cluster:
         """Run one of SLURM's commands, with ``variables`` besides ``environ``; stderr goes with stdout."""
         environ = {**self.environ, **(variables or {})}
         return subprocess.run(
-            command, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=cwd,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
 
     def submit(self, *flags: str, cwd: Path, variables: Mapping[str, str] | None = None) -> int:
-        """``sbatch FLAGS`` from ``cwd``; the job's id. Raises RuntimeError with SLURM's words when it is refused."""
+        """``sbatch FLAGS`` from ``cwd``; the job's id. Raises RuntimeError with SLURM's words if refused."""
         done = self.run("sbatch", "--parsable", *flags, cwd=cwd, variables=variables)
         if done.returncode:
             raise RuntimeError(f"sbatch {' '.join(flags)}: {done.stdout}")
@@ -124,28 +141,37 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, nodes: int, cpus_per_node: int, gpus_per_node: int = 0) -> Iterator[Cluster]:
+def running_cluster(
+    folder: Path, nodes: int, cpus_per_node: int, gpus_per_node: int = 0
+) -> Iterator[Cluster]:
     """A cluster of ``nodes`` idle nodes n1, n2, ... in ``folder``, stopped with its jobs at the end.
 
-    CPUs are what SLURM believes, not what is there. GPUs are stand-ins: SLURM sets CUDA_VISIBLE_DEVICES for them.
-    Raises TimeoutError with the daemons' logs when it does not come up within a minute.
+    CPUs are what SLURM believes, not what is there. GPUs are stand-ins: SLURM sets CUDA_VISIBLE_DEVICES for
+    them. Raises TimeoutError with the daemons' logs when it does not come up within a minute.
     """
     environ = {**os.environ, "PATH": _path(), "SLURM_CONF": str(folder / "etc/slurm.conf")}
     cluster = Cluster(folder=folder, environ={name: environ[name] for name in environ if not _of_a_job(name)})
     _write_configuration(folder, nodes, cpus_per_node, gpus_per_node)
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        daemons.append(_start(cluster, *_munged(folder)))
-        _until((folder / "run/munge.sock").exists, 20.0)
-        daemons.append(_start(cluster, "slurmctld", "-D"))
-        daemons.extend(_start(cluster, "slurmd", "-D", "-N", f"n{node}") for node in range(1, nodes + 1))
-        _until(lambda: cluster.run("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == str(nodes), 60.0)
+        _bring_up(cluster, nodes, daemons)
         yield cluster
-    except TimeoutError as error:
-        logs = "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in (folder / "log").iterdir())
-        raise TimeoutError(f"{error}\n{logs}") from None
     finally:
         _stop(cluster, daemons)
+
+
+def _bring_up(cluster: Cluster, nodes: int, daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Start munged, slurmctld and a slurmd per node, each added to ``daemons``, until all nodes are idle."""
+    try:
+        daemons.append(_start(cluster, *_munged(cluster.folder)))
+        _until((cluster.folder / "run/munge.sock").exists, 20.0)
+        daemons.append(_start(cluster, "slurmctld", "-D"))
+        daemons.extend(_start(cluster, "slurmd", "-D", "-N", f"n{node}") for node in range(1, nodes + 1))
+        idle = ("sinfo", "-h", "-t", "idle", "-o", "%D")
+        _until(lambda: cluster.run(*idle).stdout.strip() == str(nodes), 60.0)
+    except TimeoutError:
+        logs = [f"--- {log.name}\n{log.read_text()[-2000:]}" for log in (cluster.folder / "log").iterdir()]
+        raise TimeoutError("\n".join(["the private SLURM cluster did not come up:", *logs])) from None
 
 
 def _of_a_job(name: str) -> bool:
@@ -183,7 +209,8 @@ def _write_configuration(folder: Path, nodes: int, cpus_per_node: int, gpus_per_
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as probes:
         return [
-            probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)
+            probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for _ in range(count)
         ]
 
 
@@ -205,9 +232,9 @@ def _start(cluster: Cluster, *command: str) -> subprocess.Popen[bytes]:
 
 
 def _stop(cluster: Cluster, daemons: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the jobs, then the daemons, then what the jobs may have left behind."""
     with contextlib.suppress(TimeoutError):
         if len(daemons) > 1:
-            cluster.run("scancel", "--state=PENDING", f"--user={pwd.getpwuid(os.geteuid()).pw_name}")
             cluster.run("scancel", f"--user={pwd.getpwuid(os.geteuid()).pw_name}")
             _until(lambda: not cluster.run("squeue", "-h").stdout.strip(), 15.0)
     for daemon in reversed(daemons):
@@ -238,7 +265,7 @@ def _until(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing came of it within {timeout_s:.0f} s")
+            raise TimeoutError(f"what was waited for did not happen within {timeout_s:.0f} s")
         time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Tests marked ``slurm`` run on a private cluster; without SLURM's programs they are deselected, and it is said."""
+"""Tests marked ``slurm`` run on a private cluster; without SLURM's programs they are visibly deselected."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,9 @@ MISSING = missing_programs()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: needs SLURM's programs (deselected where they are not installed)")
+    config.addinivalue_line(
+        "markers", "slurm: needs SLURM's programs (deselected where they are not installed)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,5 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes with 4 CPUs and 2 stand-ins for GPUs each."""
-    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2) as running:
+    with running_cluster(
+        tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2
+    ) as running:
         yield running

@@ -474,10 +474,8 @@ def test_secrets_are_redacted_and_ordinary_names_are_not() -> None:
 # All of it
 
 
-def test_metrics_import_no_torch() -> None:
-    modules = sorted(
-        path.stem for path in (REPO / "training/metrics").glob("*.py") if path.stem != "__init__"
-    )
+def test_sinks_and_rates_import_no_torch() -> None:
+    modules = ("rates", "sinks")  # these import the others, except `recorder`, which asks the ranks
     program = "import sys\n" + "".join(f"import training.metrics.{name}\n" for name in modules)
     program += "print({'torch', 'megatron', 'wandb', 'tensorboard'} & set(sys.modules))"
     done = subprocess.run(

@@ -20,10 +20,10 @@ class TensorBoardSink:
 
         attempted_before = folder.is_dir() and any(folder.iterdir())
         purge_step = resumed_iteration + 1 if attempted_before else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
     def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
-        """Queue one point per value; the writer flushes every two minutes."""
+        """Queue one point per value; the writer flushes every 30 s."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, iteration)
 

@@ -1,0 +1,34 @@
+"""What every test shares: GPU tests are deselected where there is no GPU, and a prepared corpus."""
+
+import os
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forked from this process
+
+import pytest
+
+from data.config import DataConfig
+from data.prepare import Prepared, prepare
+from parallel.launch import count_gpus
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect, never pass, what needs a GPU."""
+    if count_gpus(os.environ):
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        config.hook.pytest_deselected(items=gpu)
+        items[:] = [item for item in items if item not in gpu]
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder of this test session's own."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def prepared(cache_dir: Path) -> Prepared:
+    """The built-in corpus in bytes: vocabulary 257."""
+    return prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)

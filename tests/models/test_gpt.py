@@ -1,0 +1,312 @@
+"""The builder: padding, RoPE, norms' names, and the guards against what megatron-core does silently wrong."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from models.config import ModelConfig
+from models.shapes import SHAPES, GPTShape, parameters, resolve
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.errors import UserError
+from parallel.launch import Identity
+from parallel.layout import layout_of
+
+FP32 = PrecisionConfig(dtype="fp32")
+
+
+def build(ranks: Any, model: ModelConfig, parallel: ParallelConfig, precision: PrecisionConfig = FP32, recompute: Any = None) -> list[Any]:
+    from models import gpt
+
+    return gpt.build(model, resolve(model, 257), parallel, precision, recompute or gpt.Recompute(), ranks, seed=1)
+
+
+def on_ranks(world_size: int, parallel: ParallelConfig, check: Any, *args: Any) -> None:
+    """Call ``check(ranks, parallel, *args)`` on every rank of a layout."""
+
+    def run(identity: Identity) -> None:
+        from parallel import groups
+
+        with groups.start(layout_of(parallel, world_size), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+            check(ranks, parallel, *args)
+
+    run_ranks(world_size, run)
+
+
+# ---- names and weights
+
+
+def _names(ranks: Any, parallel: ParallelConfig, shape: str) -> None:
+    from models.init import global_tensors
+    from models.names import canonical
+
+    model = ModelConfig(shape=shape, seq_length=64)
+    (chunk,) = build(ranks, model, parallel)
+    found: dict[str, int] = {}
+    for entry in global_tensors(chunk):
+        name = canonical(entry.key)
+        found[name] = found.get(name, 0) + entry.data.numel()
+    assert found == {parameter.name: parameter.size for parameter in parameters(resolve(model, 257))}
+
+
+@pytest.mark.parametrize("shape", ["debug", "gpt2_tiny"])
+def test_the_model_has_exactly_the_parameters_that_its_shape_lists(shape: str) -> None:
+    """With the names of Transformer Engine's fused norms, whichever spec built it."""
+    on_ranks(1, ParallelConfig(), _names, shape)
+
+
+def _norms_and_biases(ranks: Any, parallel: ParallelConfig) -> None:
+    (chunk,) = build(ranks, ModelConfig(shape="gpt2_tiny", seq_length=64), parallel)
+    for name, param in chunk.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            assert bool((param == 1).all()), name
+        elif name.endswith("bias"):
+            assert bool((param == 0).all()), name
+        else:
+            expected = 0.02 / math.sqrt(8) if name.endswith(("linear_proj.weight", "linear_fc2.weight")) else 0.02
+            assert abs(param.std().item() / expected - 1) < 0.05, name
+
+
+def test_initial_values() -> None:
+    on_ranks(1, ParallelConfig(), _norms_and_biases)
+
+
+# ---- padded vocabulary
+
+
+def _padding(ranks: Any, parallel: ParallelConfig) -> None:
+    (chunk,) = build(ranks, ModelConfig(seq_length=64), parallel)
+    tokens = torch.arange(64)[None] * 4
+    logits = chunk(tokens, torch.arange(64)[None], None)
+    local = logits.shape[-1]
+    assert local == 384 // ranks.layout.tp
+    first_padding = max(0, min(local, 257 - ranks.at.tp * local))
+    assert bool((logits[..., first_padding:] == torch.finfo(torch.float32).min).all())
+    assert bool((logits[..., :first_padding].abs() < 10).all())
+    loss = chunk(tokens, torch.arange(64)[None], None, labels=tokens)
+    assert abs(loss.mean().item() - math.log(257)) < 0.05  # log(384) = 5.95 where padding takes part
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_padded_logits_get_no_probability(tp: int) -> None:
+    on_ranks(tp, ParallelConfig(tensor_model_parallel_size=tp), _padding)
+
+
+def test_padding_does_not_depend_on_the_layout() -> None:
+    assert resolve(ModelConfig(), 257).padded_vocab_size == 384  # Megatron: 128 x TP
+
+
+# ---- rotary positions
+
+
+def _rope_parameters(shape: GPTShape) -> dict[str, Any]:
+    kind = {"none": "default", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}[shape.rope_scaling]
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": float(shape.rotary_base)}
+    if kind != "default":
+        parameters |= {"factor": shape.rope_scaling_factor, "original_max_position_embeddings": shape.rope_original_max_position_embeddings}
+    if kind == "llama3":
+        parameters |= {"low_freq_factor": shape.rope_low_freq_factor, "high_freq_factor": shape.rope_high_freq_factor}
+    if kind == "yarn":
+        parameters |= {"beta_fast": shape.yarn_beta_fast, "beta_slow": shape.yarn_beta_slow}
+    return parameters
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "none"},
+        {"rope_scaling": "linear", "rope_scaling_factor": 2.5},
+        {"rope_scaling": "llama3", "rope_scaling_factor": 5.0, "rope_low_freq_factor": 1.5, "rope_high_freq_factor": 3.0,
+         "rope_original_max_position_embeddings": 40},
+        {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32},
+    ],
+    ids=lambda changes: changes["rope_scaling"],
+)  # fmt: skip
+def test_a_whole_model_matches_transformers(changes: dict[str, Any]) -> None:
+    """Same weights, logits to 1e-5: RoPE with every scaling, GQA, SwiGLU, RMSNorm; mcore alone drops most of these."""
+    shape = dataclasses.replace(SHAPES["debug"], max_position_embeddings=128, **changes)
+    on_ranks(1, ParallelConfig(), _against_llama, changes | {"max_position_embeddings": 128}, _rope_parameters(shape))
+
+
+def _against_llama(ranks: Any, parallel: ParallelConfig, changes: dict[str, Any], rope: dict[str, Any]) -> None:
+    import transformers
+
+    from models.init import global_tensors
+    from models.names import canonical
+
+    model = ModelConfig(shape="debug", seq_length=64, **changes)
+    shape = resolve(model, 257)
+    (chunk,) = build(ranks, model, parallel)
+    with torch.no_grad():
+        for param in chunk.parameters():
+            param.mul_(1 + 3 * (param.dim() > 1))  # larger weights, so that attention is far from uniform
+    ours: dict[str, torch.Tensor] = {}
+    for entry in global_tensors(chunk):
+        name = canonical(entry.key)
+        ours[name] = torch.cat([ours[name], entry.data]) if name in ours else entry.data.clone()
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=384, hidden_size=64, intermediate_size=176, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=128, rope_parameters=rope, tie_word_embeddings=False,
+            attn_implementation="eager",
+        )
+    ).float()  # fmt: skip
+    theirs.load_state_dict(llama_weights(ours, shape))
+    theirs.eval()
+    chunk.eval()
+    tokens = torch.randint(0, 257, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = chunk(tokens, torch.arange(64)[None], None)[..., :257] - theirs(tokens).logits[..., :257]
+    assert difference.abs().max().item() < 1e-5
+
+
+def llama_weights(ours: dict[str, torch.Tensor], shape: GPTShape) -> dict[str, torch.Tensor]:
+    """Our canonical tensors under transformers' names; a group's queries, key and value lie together in ours."""
+    weights = {
+        "model.embed_tokens.weight": ours["word_embeddings.weight"],
+        "model.norm.weight": ours["final_layernorm.weight"],
+        "lm_head.weight": ours["output_layer.weight"],
+    }
+    d, groups = shape.kv_channels, shape.num_query_groups
+    per_group = shape.num_attention_heads // groups
+    for block in range(shape.num_layers):
+        mine, target = f"layers.{block}.", f"model.layers.{block}."
+        qkv = ours[mine + "self_attention.linear_qkv.weight"].view(groups, (per_group + 2) * d, shape.hidden_size)
+        q, k, v = (part.reshape(-1, shape.hidden_size) for part in qkv.split([per_group * d, d, d], dim=1))
+        gate, up = ours[mine + "mlp.linear_fc1.weight"].chunk(2)
+        weights |= {
+            target + "self_attn.q_proj.weight": q, target + "self_attn.k_proj.weight": k, target + "self_attn.v_proj.weight": v,
+            target + "self_attn.o_proj.weight": ours[mine + "self_attention.linear_proj.weight"],
+            target + "input_layernorm.weight": ours[mine + "self_attention.linear_qkv.layer_norm_weight"],
+            target + "post_attention_layernorm.weight": ours[mine + "mlp.linear_fc1.layer_norm_weight"],
+            target + "mlp.gate_proj.weight": gate, target + "mlp.up_proj.weight": up,
+            target + "mlp.down_proj.weight": ours[mine + "mlp.linear_fc2.weight"],
+        }  # fmt: skip
+    return weights
+
+
+def _late_rope(ranks: Any, parallel: ParallelConfig) -> None:
+    from models.gpt import set_inv_freq
+
+    (chunk,) = build(ranks, ModelConfig(seq_length=64), parallel)
+    tokens, positions = torch.arange(64)[None], torch.arange(64)[None]
+    before = chunk(tokens, positions, None)
+    stretched = dataclasses.replace(SHAPES["debug"], rope_scaling="linear", rope_scaling_factor=8.0)
+    set_inv_freq(chunk, stretched, ranks.device)
+    assert not torch.equal(before, chunk(tokens, positions, None))
+
+
+def test_rope_set_after_a_forward_takes_effect() -> None:
+    """mcore caches cos and sin, and would go on with the old ones without a word."""
+    on_ranks(1, ParallelConfig(), _late_rope)
+
+
+def _rope_stays_fp32(ranks: Any, parallel: ParallelConfig) -> None:
+    from megatron.core.transformer.module import Float16Module
+
+    (chunk,) = build(ranks, ModelConfig(seq_length=64), parallel, PrecisionConfig(dtype="bf16"))
+    module = Float16Module(chunk.config, chunk).module
+    assert module.rotary_pos_emb.inv_freq.dtype == torch.float32
+    assert not any("inv_freq" in key for key in chunk.state_dict())
+
+
+def test_rope_stays_fp32_under_bf16_and_out_of_the_checkpoint() -> None:
+    on_ranks(1, ParallelConfig(), _rope_stays_fp32)
+
+
+# ---- guards
+
+
+def _interleaved(ranks: Any, parallel: ParallelConfig) -> None:
+    config = build(ranks, ModelConfig(seq_length=64), parallel)[0].config
+    assert (config.overlap_p2p_comm, config.batch_p2p_comm) == (True, False)
+    assert (config.num_layers, config.is_hybrid_model, config.calculate_per_token_loss) == (8, True, True)
+
+
+def test_the_interleaved_schedule_always_overlaps_its_sends() -> None:
+    """With PP 2 and no overlap megatron-core 0.19.2 swaps two messages: loss wrong by 3e-2, no error."""
+    on_ranks(2, ParallelConfig(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2), _interleaved)
+
+
+@pytest.mark.parametrize(
+    "entry", ["overlap_p2p_comm=False", "window_attn_skip_freq=2", "moe_layer_freq=2", "no_rope_freq=4", "num_moe_experts=8",
+              "cross_entropy_loss_fusion=True", "is_hybrid_model=False", "distribute_saved_activations=True"],
+)  # fmt: skip
+def test_what_would_be_silently_wrong_is_refused(entry: str) -> None:
+    """Integer frequencies count sublayers; fused cross entropy rounds to bf16; experts need symbols in the pattern."""
+    assert ModelConfig(megatron=(entry,)).problems()
+
+
+def _unknown_hatch(ranks: Any, parallel: ParallelConfig) -> None:
+    with pytest.raises(UserError, match=r'no field .softmax_scal.\. Did you mean "softmax_scale"'):
+        build(ranks, ModelConfig(seq_length=64, megatron=("softmax_scal=2",)), parallel)
+    with pytest.raises(UserError, match="without Transformer Engine has neither"):
+        build(ranks, ModelConfig(seq_length=64, megatron=("apply_query_key_layer_scaling=True",)), parallel)
+
+
+def test_a_hatch_is_checked_and_nothing_is_ignored() -> None:
+    on_ranks(1, ParallelConfig(), _unknown_hatch)
+
+
+def _recompute(ranks: Any, parallel: ParallelConfig) -> None:
+    from models.gpt import Recompute
+
+    config = build(ranks, ModelConfig(seq_length=64), parallel, recompute=Recompute(granularity="full", method="block", num_layers=3))[0].config
+    assert config.recompute_num_layers == 6
+
+
+def test_recompute_counts_blocks_where_mcore_counts_sublayers() -> None:
+    on_ranks(1, ParallelConfig(), _recompute)
+
+
+# ---- dropout
+
+
+def _dropout(ranks: Any, parallel: ParallelConfig, model: ModelConfig) -> None:
+    import torch.distributed as dist
+
+    (chunk,) = build(ranks, model, parallel)
+    seen = []
+    layer = chunk.decoder.layers[0] if model.attention_dropout else chunk.decoder.layers[1]
+    module = layer.self_attention.core_attention if model.attention_dropout else layer
+    module.register_forward_hook(lambda _m, inputs, output: seen.append(output[0] if isinstance(output, tuple) else output))
+    with torch.no_grad():
+        for param in chunk.parameters():
+            param.fill_(0.02)  # every head and every position computes the same, but for dropout
+    chunk(torch.zeros(1, 64, dtype=torch.int64), torch.arange(64)[None], None)
+    mine = seen[0].contiguous()
+    both = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(both, mine, group=ranks.pgs.tp)
+    assert not torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_heads_on_different_tp_ranks_drop_different_attention_weights(sequence_parallel: bool) -> None:
+    parallel = ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=sequence_parallel)
+    on_ranks(2, parallel, _dropout, ModelConfig(seq_length=64, attention_dropout=0.5, position_embedding_type="none"))
+
+
+def test_sequence_shards_drop_different_elements() -> None:
+    """HybridStack alone draws from one common generator, so that both halves of a sequence lose the same elements."""
+    parallel = ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True)
+    on_ranks(2, parallel, _dropout, ModelConfig(seq_length=64, hidden_dropout=0.5, attention_dropout=0.0, position_embedding_type="none"))
+
+
+def _no_gradient(ranks: Any, parallel: ParallelConfig) -> None:
+    from parallel import replicas
+
+    chunks = build(ranks, ModelConfig(seq_length=64), parallel)
+    chunks[0].spare = torch.nn.Parameter(torch.ones(3))
+    (wrapped,) = replicas.wrap(chunks, parallel, FP32, ranks)
+    tokens = torch.zeros(1, 64, dtype=torch.int64)
+    wrapped(tokens, torch.arange(64)[None], None, labels=tokens).sum().backward()
+    with pytest.raises(RuntimeError, match=r"1 parameter\(s\) got no gradient in this step: spare"):
+        chunks[0].config.finalize_model_grads_func([wrapped], None)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_parameter_without_gradient_is_named_not_waited_for(overlap: bool) -> None:
+    on_ranks(1, ParallelConfig(overlap_grad_reduce=overlap), _no_gradient)

@@ -1,0 +1,75 @@
+"""Initial weights are a pure function of (seed, canonical name, global element index), evaluated for the local shard only."""
+
+import tracemalloc
+
+import pytest
+import torch
+
+from models import init
+from models.init import fill_normal, normal, std_of
+from models.names import canonical, checkpoint_key
+from models.shapes import SHAPES, parameters
+
+SHAPE = (300, 77)
+
+
+def whole(name: str = "layers.3.mlp.linear_fc1.weight", seed: int = 1, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    tensor = torch.empty(shape)
+    fill_normal(tensor, seed, name, shape, (0,) * len(shape), 1.0)
+    return tensor
+
+
+@pytest.mark.parametrize(("offset", "size"), [((0, 0), (300, 77)), ((150, 0), (150, 77)), ((7, 13), (101, 33)), ((299, 76), (1, 1))])
+def test_a_shard_is_a_slice_of_the_whole_bit_for_bit(offset: tuple[int, int], size: tuple[int, int]) -> None:
+    shard = torch.empty(size)
+    fill_normal(shard, 1, "layers.3.mlp.linear_fc1.weight", SHAPE, offset, 1.0)
+    assert torch.equal(shard, whole()[offset[0] : offset[0] + size[0], offset[1] : offset[1] + size[1]])
+
+
+def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = whole()
+    monkeypatch.setattr(init, "BLOCK", 100)
+    assert torch.equal(whole(), once)
+
+
+def test_cost_is_of_the_local_shard_only() -> None:
+    """A tensor of 4 TB, of which this rank holds 16 numbers."""
+    tracemalloc.start()
+    fill_normal(torch.empty(4, 4), 1, "w", (1 << 20, 1 << 20), (1 << 19, 5), 1.0)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_moments_and_independence() -> None:
+    big = whole(shape=(1000, 1000))
+    assert abs(big.mean().item()) < 5e-3
+    assert abs(big.std().item() - 1) < 5e-3
+    assert abs((big**4).mean().item() - 3) < 0.05
+    for other in (whole(seed=2, shape=(1000, 1000)), whole("layers.4.mlp.linear_fc1.weight", shape=(1000, 1000)), big.roll(1), big.t()):
+        assert abs((big * other).mean().item()) < 5e-3
+
+
+def test_values_never_change() -> None:
+    """The first numbers of one tensor: a different generator would be a different model for the same seed."""
+    index = torch.arange(3, dtype=torch.int64)
+    expected = torch.tensor([-0.82626122, 0.73309243, 0.77919257])
+    assert torch.allclose(normal(1234, "word_embeddings.weight", index), expected, atol=1e-6)
+
+
+def test_standard_deviations_are_megatrons() -> None:
+    shape = SHAPES["gpt2_tiny"]
+    std = shape.init_method_std
+    assert std_of("word_embeddings.weight", shape) == std
+    assert std_of("layers.0.mlp.linear_fc2.weight", shape) == std / 8**0.5
+    assert std_of("layers.0.self_attention.linear_proj.weight", shape) == std / 8**0.5
+    assert std_of("layers.0.self_attention.linear_qkv.layer_norm_weight", shape) is None
+    assert std_of("layers.0.self_attention.q_layernorm.weight", shape) is None
+    assert std_of("layers.0.self_attention.linear_proj.bias", shape) is None
+
+
+@pytest.mark.parametrize("shape", ["debug", "gpt2_tiny"])
+def test_canonical_names_round_trip(shape: str) -> None:
+    for parameter in parameters(SHAPES[shape]):
+        assert canonical(checkpoint_key(parameter.name)) == parameter.name
+    with pytest.raises(KeyError, match=r"no canonical name for decoder\.other"):
+        canonical("decoder.other")

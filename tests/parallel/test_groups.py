@@ -1,0 +1,105 @@
+"""Groups on the grid, the CPU backend, and the comparison of all ranks at the start."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from parallel.cpu import cuda_redirect, mcore_spots
+from parallel.launch import Identity
+from parallel.layout import Coordinates, Layout
+
+LAYOUT = Layout(tp=2, pp=2, dp=2)
+
+
+def test_coordinates_are_megatrons_rank_order() -> None:
+    assert [LAYOUT.coordinates(rank) for rank in (0, 1, 2, 4, 7)] == [
+        Coordinates(dp=0, pp=0, cp=0, tp=0), Coordinates(dp=0, pp=0, cp=0, tp=1), Coordinates(dp=1, pp=0, cp=0, tp=0),
+        Coordinates(dp=0, pp=1, cp=0, tp=0), Coordinates(dp=1, pp=1, cp=0, tp=1),
+    ]  # fmt: skip
+    layout = Layout(tp=2, cp=3, pp=5, dp=7)
+    assert [layout.rank(layout.coordinates(rank)) for rank in range(210)] == list(range(210))
+
+
+def _groups(identity: Identity) -> None:
+    from parallel import groups
+
+    with groups.start(LAYOUT, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        assert (ranks.pgs.tp.rank(), ranks.pgs.pp.rank(), ranks.pgs.dp.rank()) == (ranks.at.tp, ranks.at.pp, ranks.at.dp)
+        assert torch.ones(2, device="cuda").device.type == "cpu"
+        assert type(torch.empty(1).type()) is str
+        assert torch.empty(1).type() == "torch.cuda.FloatTensor"
+
+
+def test_groups_match_coordinates_and_cuda_is_redirected() -> None:
+    run_ranks(8, _groups)
+
+
+def _disagree(identity: Identity) -> None:
+    from parallel import groups
+
+    with groups.start(Layout(dp=3), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        groups.same_everywhere({"the code": "same", "the version of torch": "2.13" if ranks.rank != 1 else "2.12"}, ranks)
+
+
+def test_a_rank_that_differs_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"ranks do not agree on the version of torch: .*: 2.13, but rank 1 .*: 2.12"):
+        run_ranks(3, _disagree)
+
+
+def test_importing_everything_patches_nothing() -> None:
+    """Tools and transformers use plain torch: only ``groups.start`` in a rank process installs the backend."""
+    code = """
+import torch
+before = {name: getattr(torch, name) for name in dir(torch)}, {name: getattr(torch.cuda, name) for name in dir(torch.cuda)}
+tensor = dict(vars(torch.Tensor))
+import training.job, tools.parity.probe
+assert all(getattr(torch, name) is value for name, value in before[0].items() if name not in ("_dynamo", "_inductor"))
+assert all(getattr(torch.cuda, name) is value for name, value in before[1].items())
+assert all(vars(torch.Tensor)[name] is value for name, value in tensor.items())
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, stderr=subprocess.DEVNULL)
+
+
+def _snapshot() -> dict[str, Any]:
+    owners = {"torch": torch, "torch.cuda": torch.cuda, "torch.cuda.nvtx": torch.cuda.nvtx, "torch.cuda.random": torch.cuda.random,
+              "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}  # fmt: skip
+    return {f"{owner}.{name}": value for owner, holder in owners.items() for name, value in vars(holder).items()}
+
+
+def _closed_list(_: Identity) -> None:
+    before = _snapshot()
+    cuda_redirect.install()
+    after = _snapshot()
+    changed = {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)}
+    allowed = {f"torch.{name}" for name in cuda_redirect.FACTORIES} | {f"torch.cuda.{name}" for name in cuda_redirect.cuda_names()}
+    allowed |= {"torch.cuda.random.get_rng_state", "torch.cuda.random.set_rng_state", "torch.nn.Module.cuda"}
+    allowed |= {f"torch.cuda.nvtx.{name}" for name in ("range", "range_push", "range_pop")}
+    allowed |= {f"torch.Tensor.{name}" for name in ("cuda", "pin_memory", "record_stream", "to", "type")}
+    assert changed <= allowed, changed - allowed
+
+
+def test_what_is_redirected_is_a_closed_list() -> None:
+    run_ranks(1, _closed_list)
+
+
+@pytest.mark.parametrize("spot", list(mcore_spots.PROBES))
+def test_a_private_spot_that_moved_is_named(spot: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mcore_spots.check()
+    monkeypatch.setitem(mcore_spots.PROBES, spot, lambda: False)
+    with pytest.raises(RuntimeError, match="megatron-core") as raised:
+        mcore_spots.check()
+    assert spot in str(raised.value)
+
+
+def test_probes_notice_a_changed_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.tensor_parallel import random as mcore_random
+
+    monkeypatch.setattr(mcore_random, "_set_cuda_rng_state", lambda state: None)
+    monkeypatch.setattr(DistributedOptimizer, "_get_main_param_and_optimizer_states", lambda self: None)
+    with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, DistributedOptimizer"):
+        mcore_spots.check()

@@ -1,0 +1,157 @@
+"""Launchers: who am I, and what happens when a rank fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parallel import launch
+from parallel.errors import UserError
+from parallel.launch import Identity
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "12", "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2),2(x2)", "SLURM_JOB_ID": "77"}  # fmt: skip
+
+
+def test_nobody_started_ranks() -> None:
+    assert launch.detect({}) is None
+
+
+def test_torchrun() -> None:
+    environ = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    assert launch.detect(environ) == Identity(rank=3, world_size=8, local_rank=1, local_world_size=2, launcher="torchrun")
+
+
+def test_srun_counts_tasks_of_its_own_node() -> None:
+    assert launch.detect(SRUN) == Identity(rank=9, world_size=12, local_rank=1, local_world_size=2, launcher="srun")
+
+
+def test_a_shell_under_srun_is_no_launcher() -> None:
+    assert launch.detect(SRUN | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_gpus_are_counted_without_torch() -> None:
+    assert launch.count_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2"}) == 3
+    assert launch.count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert launch.count_gpus({"SLURM_GPUS_ON_NODE": "8"}) == 8
+
+
+@pytest.mark.skipif(launch.count_gpus(os.environ) > 0, reason="this machine has GPUs")
+def test_auto_never_falls_back_where_there_are_gpus() -> None:
+    with pytest.raises(UserError, match=r"this node has 2 GPU\(s\), but .*--device cpu"):
+        launch.choose_device("auto", {"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(UserError, match="no GPU was found here"):
+        launch.choose_device("cuda", {})
+    assert launch.choose_device("auto", {}) == "cpu"
+    assert launch.choose_device("cpu", {"CUDA_VISIBLE_DEVICES": "0"}) == "cpu"
+
+
+def _fail_on_1(identity: Identity) -> int:
+    if identity.rank == 1:
+        raise ValueError("the cause")
+    time.sleep(60)
+    return 0
+
+
+def test_a_failing_rank_ends_the_others_and_is_the_one_shown() -> None:
+    code, failure = launch.fork_ranks(3, _fail_on_1)
+    assert code == 1
+    assert failure is not None
+    assert failure.rank == 1
+    assert "ValueError: the cause" in failure.text
+
+
+def _echo_first(identity: Identity) -> int:
+    if identity.rank == 0:
+        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1")
+    time.sleep(0.3)
+    raise ValueError("the cause")
+
+
+def test_an_echo_is_never_the_cause() -> None:
+    _, failure = launch.fork_ranks(2, _echo_first)
+    assert failure is not None
+    assert "the cause" in failure.text
+
+
+def _kill_itself(identity: Identity) -> int:
+    if identity.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    return 0
+
+
+def test_a_killed_rank_is_named() -> None:
+    code, failure = launch.fork_ranks(3, _kill_itself)
+    assert code == 128 + signal.SIGKILL
+    assert failure is not None
+    assert (failure.rank, failure.text) == (2, "killed by SIGKILL\n")
+
+
+def _mistake(_: Identity) -> int:
+    raise UserError("what to do")
+
+
+def test_a_users_mistake_is_code_2_without_traceback() -> None:
+    code, failure = launch.fork_ranks(2, _mistake)
+    assert code == 2
+    assert failure is not None
+    assert failure.text == "what to do"
+
+
+def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
+    script = f"""
+import os, time
+from pathlib import Path
+from parallel import launch
+def rank(identity):
+    Path({str(tmp_path)!r}, str(identity.rank)).write_text(str(os.getpid()))
+    time.sleep(60)
+    return 0
+launch.fork_ranks(2, rank)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "a rank outlived its parent"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_spawned_ranks_get_torchruns_environment(tmp_path: Path) -> None:
+    script = "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])"
+    assert launch.spawn_ranks(3, [sys.executable, "-c", script, str(tmp_path)], os.environ) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "3", "1": "3", "2": "3"}
+
+
+def test_a_spawned_rank_that_fails_ends_the_others() -> None:
+    script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
+    assert launch.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 7
+
+
+def test_output_goes_to_the_log_and_only_rank_0_has_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        with launch.own_output(tmp_path, Identity(rank=rank, world_size=2), every_rank=False) as console_fd:
+            os.write(2, b"library noise\n")
+            os.write(1, b"printed\n")
+            if console_fd is not None:
+                os.write(console_fd, b"for people\n")
+    assert capfd.readouterr() == ("for people\n", "")
+    (log,) = tmp_path.iterdir()
+    assert sorted(log.read_text().splitlines()) == ["library noise"] * 2 + ["printed"] * 2

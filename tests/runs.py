@@ -1,0 +1,47 @@
+"""Train a recipe as ``pretrain_gpt.py`` does, on forked ranks of the test's own process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ranks  # noqa: F401  (imports torch and megatron once)
+
+from data.prepare import Prepared
+from parallel import launch
+from training import cli, job
+from training.config import RunConfig
+from training.metrics.jsonl import read_jsonl
+
+ROOT = Path(__file__).resolve().parent.parent
+DEBUG = ROOT / "slurm/recipes/debug.toml"
+
+
+def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig:
+    """The debug recipe with flags over it."""
+    return cli.parse([str(recipe), "--run_dir", str(run_dir), "--log.tensorboard", "False", *flags])
+
+
+def train(prepared: Prepared, config: RunConfig, world_size: int) -> list[dict[str, Any]]:
+    """Train; the run's ``metrics.jsonl``. A failing rank fails the test with its traceback."""
+    code, failure = train_or_fail(prepared, config, world_size)
+    assert failure is None, failure.text
+    assert code == 0
+    return read_jsonl(Path(config.run_dir or "") / "metrics.jsonl")
+
+
+def train_or_fail(prepared: Prepared, config: RunConfig, world_size: int) -> tuple[int, launch.Failure | None]:
+    """Train; the exit code, and the failure that came first."""
+    cli.check(config, world_size)
+    run_dir = Path(config.run_dir or "")
+    launch.make_run_dir(run_dir)
+
+    def rank(identity: launch.Identity) -> int:
+        with launch.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
+            return job.train(config, prepared, identity, "cpu", run_dir, console_fd)
+
+    return launch.fork_ranks(world_size, rank)
+
+
+def losses(metrics: Sequence[dict[str, Any]]) -> list[float]:
+    """Training losses, iteration by iteration."""
+    return [line["loss"] for line in metrics if "loss" in line]

@@ -1,0 +1,74 @@
+"""Prove or refute that layouts train the same model as one rank.
+
+    python -m tools.parity RECIPE.toml --layouts tp2 pp2 tp2pp2dp2
+
+The recipe's architecture runs shrunk to 4 layers of width 64, in fp32 on CPU ranks of this machine.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from parallel import launch
+from parallel.errors import UserError
+from tools.parity.layouts import shrink
+from training import cli
+
+
+@dataclass(kw_only=True)
+class Parity:
+    """Prove or refute that layouts train the same model as one rank: loss, every gradient, data order, resume."""
+
+    recipe: tyro.conf.Positional[Path]
+    """Recipe whose architecture is tried."""
+
+    layouts: tuple[str, ...] = ("tp2", "pp2", "dp2", "tp2sppp2dp2")
+    """Names made of tpN ppN vppN cpN dpN mbsN firstN lastN sp overlap zero0, e.g. tp2sp, pp2vpp2, tp2pp2dp2overlap."""
+
+    num_layers: int = 4
+    """Layers of the shrunk model; a multiple of the pipeline chunks."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: all layouts agree; 1: one does not; 2: bad input."""
+    job = tyro.cli(Parity, args=argv, use_underscores=True, description=__doc__)
+    try:
+        return prove(job)
+    except UserError as error:
+        print(f"tools.parity: {error}", file=sys.stderr)
+        return 2
+
+
+def prove(job: Parity) -> int:
+    """Run one rank, then every layout; one line each, then what differs."""
+    config = shrink(cli.load(job.recipe), num_layers=job.num_layers)
+    with tempfile.TemporaryDirectory(prefix="triplane-parity-") as scratch:
+        with launch.own_output(Path(scratch), launch.Identity(), every_rank=False):
+            from tools.parity.compare import compare, observe  # torch loads only now, and not quietly
+            from training.job import prepare
+
+            prepared = prepare(config, None)
+        began = time.monotonic()
+        reference = observe(config, prepared, "tp1", Path(scratch, "one"))
+        print(f"one rank, {len(reference.gradients)} parameters, losses {' '.join(f'{loss:.6f}' for loss in reference.loss)}")
+        print(f"{'layout':24} {'ranks':>5} {'loss':>9} {'grad norm':>9} {'gradient':>9} {'resume':>9}  largest relative difference")
+        failed = []
+        for number, layout in enumerate(job.layouts):
+            verdict = compare(config, prepared, layout, reference, Path(scratch, f"layout{number}"))
+            failed += [f"{layout}: {problem}" for problem in verdict.problems]
+            left_s = (time.monotonic() - began) / (number + 2) * (len(job.layouts) - number - 1)
+            print(
+                f"{layout:24} {verdict.world_size:5} {verdict.loss:9.1e} {verdict.grad_norm:9.1e} {verdict.gradient:9.1e} "
+                f"{verdict.resume:9.1e}  {'REFUTED' if verdict.problems else 'same'}, worst {verdict.worst}, {left_s:.0f} s left", flush=True,
+            )  # fmt: skip
+    print("\n".join(failed) if failed else f"all {len(job.layouts)} layouts agree with one rank within 1e-5")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""What one rank of a layout does for the proof, and what it writes down."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import is_main_replica
+from megatron.core.distributed import DistributedDataParallel
+
+from data.loader import Batch
+from data.prepare import Prepared
+from models.init import global_tensors
+from models.names import canonical
+from models.shapes import resolve
+from parallel import groups
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from parallel.replicas import unwrap
+from training import checkpoint, job
+from training.batches import BatchStream
+from training.checkpoint.progress import Progress
+from training.config import RunConfig, batch_schedule
+from training.step import Chunks, Wishes, run_schedule
+
+
+@dataclasses.dataclass(kw_only=True)
+class Task:
+    """What to run: ``iterations`` steps after what ``folder`` holds, if it holds a checkpoint, and what to leave."""
+
+    config: RunConfig
+    prepared: Prepared
+    folder: Path
+    """Run folder: checkpoints are read from it and written to it."""
+    notes: Path
+    """Folder for what each rank observed: ``<rank>.pt``."""
+    gradients: bool = False
+    save_at: int | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Piece:
+    """A rank's part of a global tensor."""
+
+    offset: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    main: bool
+    data: torch.Tensor
+
+
+def run(identity: Identity, task: Task, until: int) -> None:
+    """Train to iteration ``until`` and write down losses, gradient norms, gradients of step 1 and the data's order."""
+    config = task.config
+    shape = resolve(config.model, task.prepared.tokenizer.vocab_size)
+    with groups.start(config.layout(identity.world_size), identity, device="cpu", seed=config.train.seed, timeout_minutes=2) as ranks:
+        chunks, optim = job.build_parts(config, shape, ranks)
+        restored = checkpoint.restore(task.folder / "checkpoints", config.checkpoint, chunks, optim, ranks)
+        progress = restored.progress if restored else Progress()
+        gradients = step_gradients(config, task.prepared, chunks, ranks, progress) if task.gradients else {}
+        observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
+        stream = open_stream(config, task.prepared, ranks, progress)
+        while progress.iteration < until:
+            progress, result = job.one_step(config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, Wishes())  # type: ignore[arg-type]
+            observed["loss"].append(result.loss)
+            observed["grad_norm"].append(result.grad_norm)
+            if progress.iteration == task.save_at:
+                checkpoint.save(task.folder / "checkpoints", progress, chunks, optim, ranks, keep=1, entries={}, files={})
+        stream.close()
+        task.notes.mkdir(parents=True, exist_ok=True)
+        torch.save({"observed": observed, "gradients": gradients, "at": tuple(ranks.at)}, task.notes / f"{identity.rank}.pt")
+
+
+class Watched:
+    """A batch stream that writes down a digest of each microbatch's tokens."""
+
+    def __init__(self, stream: BatchStream, order: list[list[str]]) -> None:
+        self.stream, self.order = stream, order
+
+    def next(self, seq_length: int) -> list[Batch | None]:
+        microbatches = self.stream.next(seq_length)
+        self.order.append([hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for batch in microbatches if batch for row in batch.tokens])
+        return microbatches
+
+    @property
+    def consumed_samples(self) -> int:
+        return self.stream.consumed_samples
+
+
+def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
+    return BatchStream(
+        lambda: job.open_source(prepared, config, "train"), ranks, batch_schedule(config.train), config.train.micro_batch_size, progress.consumed_samples
+    )
+
+
+def step_gradients(config: RunConfig, prepared: Prepared, chunks: Chunks, ranks: Ranks, progress: Progress) -> dict[str, list[Piece]]:
+    """Every parameter's gradient of the next global batch, by canonical name; no weight changes."""
+    stream = open_stream(config, prepared, ranks, progress)
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    run_schedule(chunks, stream.next(config.model.seq_length), ranks, config.model.seq_length, config.train.micro_batch_size, forward_only=False)
+    stream.close()
+    found: dict[str, list[Piece]] = {}
+    for chunk in chunks:
+        for name, piece in gradient_pieces(chunk):
+            found.setdefault(name, []).append(piece)
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    return found
+
+
+@torch.no_grad()
+def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, Piece]]:
+    """A chunk's reduced gradients as pieces of global tensors.
+
+    For a moment gradients stand where the weights are, so that the checkpoint's own description of the parameters
+    (a gated fc1 is two pieces) describes the gradients.
+    """
+    gradients = whole_gradients(chunk)
+    weights = {param: param.detach().clone() for param in gradients}
+    for param, gradient in gradients.items():
+        param.copy_(gradient)
+    pieces = []
+    for entry in global_tensors(unwrap(chunk)):
+        pre = entry.prepend_axis_num
+        piece = Piece(
+            offset=tuple(entry.global_offset[pre:]), global_shape=tuple(entry.global_shape[pre:]),
+            main=is_main_replica(entry.replica_id), data=entry.data.clone(),
+        )  # fmt: skip
+        pieces.append((canonical(entry.key), piece))
+    for param, weight in weights.items():
+        param.copy_(weight)
+    return pieces
+
+
+def whole_gradients(chunk: DistributedDataParallel) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Parameter -> its gradient. With ZeRO-1 each data rank reduced only its shard of a bucket: gather the others'."""
+    gradients = {}
+    for group in chunk.bucket_groups:
+        for bucket in group.buckets:
+            whole = bucket.grad_data.clone()
+            if chunk.ddp_config.use_distributed_optimizer:
+                shards = whole.chunk(group.intra_distributed_optimizer_instance_size)
+                mine = shards[group.intra_distributed_optimizer_instance_rank].clone()
+                dist.all_gather_into_tensor(whole, mine, group=group.intra_distributed_optimizer_instance_group)
+            for param in bucket.params_list:
+                start, end = bucket.param_to_index[param]
+                gradients[param] = whole[start:end].view(param.shape)
+    return gradients
