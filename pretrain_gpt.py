@@ -25,7 +25,7 @@ def main() -> int:
             return 0
         return start(config)
     except UserError as error:
-        cli.fail(error)
+        cli.fail(error, quiet=not launch.shows(error, launch.detect(os.environ)))
 
 
 def start(config: RunConfig) -> int:
@@ -34,6 +34,8 @@ def start(config: RunConfig) -> int:
     identity = launch.detect(os.environ)
     nproc = config.nproc or launch.count_gpus(os.environ) * (config.device != "cpu") or replica_size(config.parallel)
     cli.check(config, identity.world_size if identity else nproc)
+    if identity is not None and config.nproc not in (None, identity.world_size) and identity.rank == 0:
+        print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
     device = launch.choose_device(config.device, os.environ)
     launch.make_run_dir(run_dir)
     if identity is None and nproc > 1 and device == "cuda":
@@ -53,7 +55,7 @@ def start(config: RunConfig) -> int:
         code, failure = launch.fork_ranks(nproc, run)
     else:
         code, failure = launch.guard(run, identity or launch.Identity())
-    if failure is not None and launch.should_report(failure, identity):
+    if failure is not None and (identity is None or not failure.echo):
         launch.report(failure, run_dir / "logs", nproc if identity is None else identity.world_size)
     return code
 

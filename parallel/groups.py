@@ -16,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from parallel.cpu import adam, cuda_redirect, mcore_spots
-from parallel.errors import UserError
+from parallel.errors import SharedMistake
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
 
@@ -118,7 +118,7 @@ def _store(identity: Identity, timeout: timedelta) -> dist.Store | None:
 
 
 def same_everywhere(facts: Mapping[str, str], ranks: Ranks) -> None:
-    """Raises UserError on every rank, naming a rank that differs, unless all ranks hold the same ``facts``.
+    """Raises SharedMistake on every rank, naming a rank that differs, unless all ranks hold the same ``facts``.
 
     Costs two reductions of eight numbers per fact; details travel only when something differs.
     """
@@ -136,4 +136,4 @@ def same_everywhere(facts: Mapping[str, str], ranks: Ranks) -> None:
     values = [value for each in all_values for value in each]
     common = values[0].split(": ", 1)[1]
     other = next(value for value in values if value.split(": ", 1)[1] != common)
-    raise UserError(f"ranks do not agree on {key}: {values[0]}, but {other}. All ranks must run the same code and configuration.")
+    raise SharedMistake(f"ranks do not agree on {key}: {values[0]}, but {other}. All ranks must run the same code and configuration.")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake, UserError
 
 # Messages by which a rank reports that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Read error", "Timed out waiting",
@@ -167,7 +167,7 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     try:
         return run(identity), None
     except UserError as error:
-        return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=False)
+        return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
     except KeyboardInterrupt:
         return 130, Failure(rank=identity.rank, code=130, at=time.time(), text="interrupted", echo=True)
     except BaseException as error:
@@ -321,11 +321,9 @@ def report(failure: Failure, logs: Path, world_size: int) -> None:
     print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}", file=sys.stderr, flush=True)
 
 
-def should_report(failure: Failure, identity: Identity | None) -> bool:
-    """Under torchrun and srun every rank decides for itself: echoes stay in the log, a shared mistake is rank 0's."""
-    if identity is None:
-        return True
-    return not failure.echo and (failure.code != 2 or identity.rank == 0 or failure.rank != 0)
+def shows(error: Exception, identity: Identity | None) -> bool:
+    """Whether this process is the one to show a user's mistake. Under torchrun and srun nobody else can tell."""
+    return identity is None or identity.rank == 0 or not isinstance(error, SharedMistake)
 
 
 def make_run_dir(run_dir: Path) -> None:

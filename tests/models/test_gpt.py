@@ -87,7 +87,7 @@ def _padding(ranks: Any, parallel: ParallelConfig) -> None:
     assert bool((logits[..., first_padding:] == torch.finfo(torch.float32).min).all())
     assert bool((logits[..., :first_padding].abs() < 10).all())
     loss = chunk(tokens, torch.arange(64)[None], None, labels=tokens)
-    assert abs(loss.mean().item() - math.log(257)) < 0.05  # log(384) = 5.95 where padding takes part
+    assert abs(loss.mean().item() - math.log(257)) < 0.2  # log(384) = 5.95 where padding takes part
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -135,9 +135,11 @@ def test_missing_cluster_file_that_was_named_is_an_error(cluster: Cluster, tmp_p
 
 
 @pytest.mark.slurm
-def test_losses_are_those_of_the_same_job_run_locally(cluster: Cluster, tmp_path: Path) -> None:
+def test_losses_are_those_of_the_same_job_run_locally(
+    cluster: Cluster, tmp_path: Path, cache_dir: Path
+) -> None:
     flags = [
-        "slurm/recipes/debug.toml", "--device", "cpu", "--log.tensorboard", "False",
+        "slurm/recipes/debug.toml", "--device", "cpu", "--data.cache_dir", str(cache_dir),
         "--parallel.tensor_model_parallel_size", "2", "--parallel.pipeline_model_parallel_size", "2",
     ]  # fmt: skip
     job = run_job(

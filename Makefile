@@ -1,0 +1,50 @@
+# make demo | test | setup | lint | bench | prove-gpu.   In a container that brings torch and TE: make ... VENV=system
+SHELL := /bin/bash
+VENV ?= .venv
+ifeq ($(VENV),system)
+PYTHON := python3
+READY := .venv-system-checked
+else
+PYTHON := $(VENV)/bin/python
+READY := $(VENV)/.ready
+endif
+BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test setup lint bench prove-gpu clean
+demo: setup
+	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
+
+test: setup
+	$(PYTHON) -m pytest
+
+setup: $(READY)
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+bench: setup
+	$(PYTHON) -m tools.benchmark
+
+prove-gpu: setup
+	$(PYTHON) -m tools.prove_gpu
+
+# Versions come from constraints.txt, packages from pyproject.toml; the editable install makes `python tools/x.py` work.
+.venv/.ready: pyproject.toml constraints.txt
+	@test -n "$(BASE_PYTHON)" || { echo "Triplane needs Python 3.12 (python3.12 on the PATH, or pyenv's 3.12): none was found." >&2; exit 1; }
+	@echo "installing into .venv (about 5 GB with torch; several minutes the first time)"
+	$(BASE_PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+# Nothing of the container's is replaced: only what is missing is added, and the versions are checked.
+.venv-system-checked: pyproject.toml
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps megatron-core==0.19.2
+	python3 -m pip install --quiet --disable-pip-version-check sentencepiece "tyro>=1.0,<2" cattrs tomli-w psutil platformdirs tqdm tensorboard wandb \
+		pytest pytest-timeout hypothesis transformers safetensors ruff mypy types-tqdm types-psutil
+	python3 -m tools.versions
+	touch $@
+
+clean:
+	rm -rf .venv .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,252 @@
+"""Whole runs: precision, recomputation, resume, launchers, evaluation, the folder a run leaves."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
+
+from data.prepare import Prepared
+from training import cli
+from training.metrics.jsonl import read_jsonl
+
+TP2PP2 = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True", "--parallel.pipeline_model_parallel_size", "2")
+
+
+# ---- the folder
+
+
+def test_a_run_learns_and_leaves_its_folder(prepared: Prepared, tmp_path: Path) -> None:
+    config = configuration(tmp_path / "run", "--train.eval_interval", "5", "--train.eval_iters", "2", "--checkpoint.save_interval", "4")
+    metrics = train(prepared, config, 1)
+    run_dir = tmp_path / "run"
+    assert [line["iteration"] for line in metrics if "loss" in line] == list(range(1, 11))
+    assert losses(metrics)[-1] < losses(metrics)[0] - 0.5
+    assert [line["iteration"] for line in metrics if "validation_loss" in line] == [5, 10]
+    last = [line for line in metrics if "loss" in line][-1]
+    assert {"grad_norm", "learning_rate", "consumed_samples", "consumed_tokens", "iteration_s", "tokens_per_s", "tokens_per_s_per_gpu",
+            "data_wait_s", "checkpoint_stall_s", "skipped", "eta_s"} <= last.keys()  # fmt: skip
+    assert (last["consumed_samples"], last["consumed_tokens"]) == (80, 80 * 64)
+    assert "mfu" not in last  # a CPU's peak is not known
+    assert (run_dir / "done").exists()
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["iter_0000004", "iter_0000008", "iter_0000010", "latest"]
+    assert str(tmp_path) not in (run_dir / "config.toml").read_text()
+    assert not [path for path in (run_dir / "checkpoints").rglob("*.toml") if str(tmp_path) in path.read_text()]
+
+
+def test_its_config_runs_the_same_job_again(prepared: Prepared, tmp_path: Path) -> None:
+    first = train(prepared, configuration(tmp_path / "one"), 1)
+    again = cli.parse([str(tmp_path / "one/config.toml"), "--run_dir", str(tmp_path / "two")])
+    assert losses(train(prepared, again, 1)) == losses(first)
+    assert tomllib.loads((tmp_path / "one/config.toml").read_text()) == tomllib.loads((tmp_path / "two/config.toml").read_text())
+
+
+def test_the_loss_reaches_rank_0_from_the_last_stage(prepared: Prepared, tmp_path: Path) -> None:
+    one = losses(train(prepared, configuration(tmp_path / "one", "--train.train_iters", "2"), 1))
+    four = losses(train(prepared, configuration(tmp_path / "four", "--train.train_iters", "2", *TP2PP2), 4))
+    assert four == pytest.approx(one, rel=1e-5)
+
+
+# ---- resume
+
+
+def test_resume_in_the_same_layout_is_bit_identical(prepared: Prepared, tmp_path: Path) -> None:
+    """With dropout on: weights, moments, data order and random-number generators all come back."""
+    flags = ("--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2PP2)
+    straight = losses(train(prepared, configuration(tmp_path / "straight", *flags), 8))
+    broken = configuration(tmp_path / "broken", "--train.exit_interval", "6", *flags)
+    train(prepared, broken, 8)
+    assert not (tmp_path / "broken/done").exists()
+    resumed = train(prepared, configuration(tmp_path / "broken", *flags), 8)
+    assert losses(resumed) == straight
+    assert (tmp_path / "broken/done").exists()
+
+
+def test_exit_interval_leaves_the_schedule_alone(prepared: Prepared, tmp_path: Path) -> None:
+    straight = train(prepared, configuration(tmp_path / "a"), 1)
+    stopped = train(prepared, configuration(tmp_path / "b", "--train.exit_interval", "3"), 1)
+    assert [line["learning_rate"] for line in stopped] == [line["learning_rate"] for line in straight[:3]]
+
+
+TARGETS = {
+    "one": (1, ()),
+    "tp4": (4, ("--parallel.tensor_model_parallel_size", "4")),
+    "pp4": (4, ("--parallel.pipeline_model_parallel_size", "4")),
+    "dp4": (4, ()),
+    "pp2vpp2dp2": (4, ("--parallel.pipeline_model_parallel_size", "2", "--parallel.virtual_pipeline_model_parallel_size", "2")),
+}
+
+
+@pytest.fixture(scope="module")
+def interrupted(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A TP2 PP2 DP2 run stopped at iteration 5, and the losses of one that was not."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    straight = losses(train(prepared, configuration(folder / "straight", *TP2PP2), 8))
+    train(prepared, configuration(folder / "run", "--train.exit_interval", "5", *TP2PP2), 8)
+    return folder / "run", straight
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+def test_resume_in_another_layout(target: str, interrupted: tuple[Path, list[float]], prepared: Prepared, tmp_path: Path) -> None:
+    folder, straight = interrupted
+    shutil.copytree(folder, tmp_path / "moved")  # a run folder can be copied and moved
+    world_size, flags = TARGETS[target]
+    resumed = losses(train(prepared, configuration(tmp_path / "moved", *flags), world_size))
+    assert resumed[5:] == pytest.approx(straight[5:], rel=1e-5)
+    assert len(resumed) == 10
+
+
+def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path) -> None:
+    """``pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT`` continues it in a new folder."""
+    train(prepared, configuration(tmp_path / "one", "--train.exit_interval", "5"), 1)
+    straight = losses(train(prepared, configuration(tmp_path / "straight"), 1))
+    saved = tmp_path / "one/checkpoints/iter_0000005"
+    flags = [str(saved / "config.toml"), "--checkpoint.load", str(saved), "--run_dir", str(tmp_path / "two"), "--train.exit_interval", "None"]
+    assert losses(train(prepared, cli.parse(flags), 1)) == straight[5:]
+
+
+# ---- precision and recomputation
+
+
+def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, tmp_path: Path) -> None:
+    """Bounds: 2e-2 nats over 10 iterations; fp32 main weights, gradients and moments."""
+    runs = {
+        dtype: losses(train(prepared, configuration(tmp_path / dtype, "--precision.dtype", dtype), 1)) for dtype in ("fp32", "bf16", "fp16")
+    }
+    for dtype in ("bf16", "fp16"):
+        assert runs[dtype] != runs["fp32"]
+        assert max(abs(a - b) for a, b in zip(runs[dtype], runs["fp32"], strict=True)) < 2e-2
+
+
+def test_bf16_in_three_planes(prepared: Prepared, tmp_path: Path) -> None:
+    one = losses(train(prepared, configuration(tmp_path / "one", "--precision.dtype", "bf16", "--train.train_iters", "4"), 1))
+    eight = losses(train(prepared, configuration(tmp_path / "8", "--precision.dtype", "bf16", "--train.train_iters", "4", *TP2PP2), 8))
+    assert max(abs(a - b) for a, b in zip(one, eight, strict=True)) < 5e-3
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, tmp_path: Path) -> None:
+    flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**26), "--precision.hysteresis", "1")
+    metrics = train(prepared, configuration(tmp_path / "run", *flags), 1)
+    assert metrics[0]["skipped"] == 1
+    assert metrics[1]["loss_scale"] == 2.0**25
+    assert metrics[-1]["skipped"] == 0
+    assert losses(metrics)[-1] < losses(metrics)[0]
+
+
+RECOMPUTE = {
+    "full, uniform": ("--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1"),
+    "full, block": ("--train.recompute_granularity", "full", "--train.recompute_method", "block", "--train.recompute_num_layers", "1"),
+    "selective": ("--train.recompute_granularity", "selective", "--train.recompute_modules", "core_attn", "mlp"),
+}
+
+
+def test_recomputation_changes_nothing_with_dropout_on(prepared: Prepared, tmp_path: Path) -> None:
+    flags = ("--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", "--train.train_iters", "3", *TP2PP2)
+    kept = losses(train(prepared, configuration(tmp_path / "kept", *flags), 4))
+    for name, recompute in RECOMPUTE.items():
+        assert losses(train(prepared, configuration(tmp_path / name, *flags, *recompute), 4)) == kept, name
+
+
+def test_dropout_does_something(prepared: Prepared, tmp_path: Path) -> None:
+    plain = losses(train(prepared, configuration(tmp_path / "a", "--train.train_iters", "1"), 1))
+    dropped = losses(train(prepared, configuration(tmp_path / "b", "--train.train_iters", "1", "--model.hidden_dropout", "0.3"), 1))
+    assert plain != dropped
+
+
+# ---- batches and schedules
+
+
+def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Path) -> None:
+    flags = ("--train.rampup_batch_size", "2", "2", "24", "--parallel.ddp_bucket_size", "20000")
+    straight = train(prepared, configuration(tmp_path / "a", *flags), 1)
+    assert [line["consumed_samples"] for line in straight][:4] == [2, 4, 6, 8]
+    assert straight[-1]["consumed_samples"] - straight[-2]["consumed_samples"] == 8
+    train(prepared, configuration(tmp_path / "b", "--train.exit_interval", "4", *flags), 1)
+    resumed = train(prepared, configuration(tmp_path / "b", *flags), 2)
+    assert losses(resumed) == pytest.approx(losses(straight), rel=1e-5)
+
+
+# ---- the command line, for real
+
+
+def command(*arguments: str, cache_dir: Path) -> list[str]:
+    return [sys.executable, "pretrain_gpt.py", str(DEBUG), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False", *arguments]
+
+
+def test_torchrun_and_forked_ranks_agree_bit_for_bit(cache_dir: Path, tmp_path: Path) -> None:
+    flags = ("--train.train_iters", "3", *TP2PP2)
+    forked = subprocess.run(
+        command("--nproc", "4", "--run_dir", str(tmp_path / "forked"), *flags, cache_dir=cache_dir), cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    torchrun = command("--run_dir", str(tmp_path / "torchrun"), *flags, cache_dir=cache_dir)[1:]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", "0", *torchrun], cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    assert losses(read_jsonl(tmp_path / "forked/metrics.jsonl")) == losses(read_jsonl(tmp_path / "torchrun/metrics.jsonl"))
+    assert "Warning" not in forked.stdout + forked.stderr
+    assert forked.stderr == ""
+
+
+def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        command("--nproc", "2", "--train.train_iters", "100000", "--run_dir", str(run_dir), cache_dir=cache_dir),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (run_dir / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    os.kill(children[1], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert errors.count("killed by SIGKILL") == 1
+    assert "rank 1 of 2" in errors
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_token_beyond_the_vocabulary_is_named(cache_dir: Path, tmp_path: Path) -> None:
+    from data.shards import ShardWriter
+
+    with ShardWriter(tmp_path / "bad", 60000) as writer:
+        for _ in range(40):
+            writer.add([1, 2, 300] * 100)
+            writer.end_document()
+    run = subprocess.run(
+        command("--data.paths", str(tmp_path / "bad"), "--nproc", "2", "--run_dir", str(tmp_path / "run"), cache_dir=cache_dir),
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "holds token id 300" in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_of_another_shape_shows_both_shapes(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, configuration(tmp_path / "run", "--train.exit_interval", "1"), 1)
+    code, failure = train_or_fail(prepared, configuration(tmp_path / "run", "--model.ffn_hidden_size", "192"), 1)
+    assert code == 2
+    assert failure is not None
+    assert "352" in failure.text
+    assert "384" in failure.text
+
+
+def test_wandb_offline_continues_its_chart(prepared: Prepared, tmp_path: Path) -> None:
+    flags = ("--log.wandb", "offline", "--train.exit_interval", "2")
+    train(prepared, configuration(tmp_path / "run", *flags), 1)
+    first = (tmp_path / "run/wandb_id").read_text()
+    train(prepared, configuration(tmp_path / "run", *flags), 1)
+    assert (tmp_path / "run/wandb_id").read_text() == first
+
+
+def test_state_beside_weights_is_versioned_json(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, configuration(tmp_path / "run", "--train.exit_interval", "1"), 1)
+    state = json.loads((tmp_path / "run/checkpoints/iter_0000001/state.json").read_text())
+    assert state["format"] == 1
+    assert state["progress"] == {"iteration": 1, "consumed_samples": 8}

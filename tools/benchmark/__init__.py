@@ -1,0 +1,1 @@
+"""How fast Triplane is on a CPU: a training step against plain PyTorch, ranks to their first step, answers without torch."""

@@ -1,0 +1,158 @@
+"""Triplane's training step against plain PyTorch's, same shape, same weights, same tokens, step by step in turn.
+
+Each side lives in a forked process of its own with one thread. They step alternately, so that a machine that slows
+down slows both sides down.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from data.loader import Batch, to_batch
+from models.config import ModelConfig
+from models.shapes import GPTShape, resolve
+from parallel import groups
+from parallel.config import PrecisionConfig
+from parallel.launch import Identity
+from tools.benchmark import reference
+from training import job
+from training.checkpoint.progress import Progress
+from training.config import OptimizerConfig, RunConfig, TrainConfig
+from training.step import Wishes
+
+GOAL = 1.10
+WARMUP_STEPS = 2
+
+Step = Callable[[], float]
+"""One training step; returns its loss."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Timing:
+    """One training step of one side."""
+
+    wall_s: float
+    cpu_s: float
+    """User and system time of the process."""
+    loss: float
+
+
+def configuration(
+    num_layers: int = 8, hidden_size: int = 512, heads: int = 8, ffn_hidden_size: int = 1408, vocab_size: int = 8192, seq_length: int = 1024
+) -> RunConfig:
+    """A Llama-like model with as many key-value heads as query heads, in fp32, one sample per update."""
+    model = ModelConfig(
+        shape="debug", num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, num_query_groups=heads,
+        ffn_hidden_size=ffn_hidden_size, vocab_size=vocab_size, seq_length=seq_length,
+    )  # fmt: skip
+    return RunConfig(
+        device="cpu", model=model, precision=PrecisionConfig(dtype="fp32"), train=TrainConfig(global_batch_size=1, micro_batch_size=1),
+        optimizer=OptimizerConfig(lr_decay_style="constant"),
+    )  # fmt: skip
+
+
+def measure(config: RunConfig, steps: int) -> dict[str, Any]:
+    """Medians of ``steps`` steps of both sides, their ratios, and both sides' losses."""
+    timings = alternate([ours, plain], config, steps)
+    cpu, wall = ([statistics.median(getattr(timing, field) for timing in side) for side in timings] for field in ("cpu_s", "wall_s"))
+    return {
+        "steps": steps,
+        "triplane_wall_s": wall[0], "plain_wall_s": wall[1], "ratio_wall": wall[0] / wall[1],
+        "triplane_cpu_s": cpu[0], "plain_cpu_s": cpu[1], "ratio_cpu": cpu[0] / cpu[1],
+        "goal": GOAL,
+        "losses": [[timing.loss for timing in side] for side in timings],
+    }  # fmt: skip
+
+
+def alternate(sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int) -> list[list[Timing]]:
+    """Warm both sides up, then let them step in turn; returns each side's timings."""
+    context = multiprocessing.get_context("fork")  # the parent has imported and never computed
+    channels, processes = [], []
+    for side in sides:
+        ours_end, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(side, config, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        channels.append(ours_end)
+        processes.append(process)
+    timings: list[list[Timing]] = [[] for _ in sides]
+    for number in range(WARMUP_STEPS + steps):
+        # Who goes first alternates too: the second of a pair finds warmer or colder caches.
+        for index in range(len(sides)) if number % 2 else reversed(range(len(sides))):
+            channels[index].send("step")
+            timing = channels[index].recv()
+            if number >= WARMUP_STEPS:
+                timings[index].append(timing)
+    for channel, process in zip(channels, processes, strict=True):
+        channel.send("stop")
+        process.join()
+    return timings
+
+
+def serve(side: Callable[[RunConfig], Iterator[Step]], config: RunConfig, channel: Connection) -> None:
+    """A side's process: one timed step for each "step"."""
+    torch.set_num_threads(1)
+    steps = side(config)
+    step = next(steps)
+    while channel.recv() == "step":
+        began, began_cpu = time.perf_counter(), cpu_seconds()
+        loss = step()
+        channel.send(Timing(wall_s=time.perf_counter() - began, cpu_s=cpu_seconds() - began_cpu, loss=loss))
+    next(steps, None)  # leaves the groups
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class RandomTokens:
+    """A batch stream of random tokens: iteration i gives the same ones on both sides."""
+
+    def __init__(self, shape: GPTShape, seq_length: int, samples: int) -> None:
+        self.shape, self.seq_length, self.samples, self.consumed_samples = shape, seq_length, samples, 0
+        self.generator = torch.Generator().manual_seed(1)
+
+    def next(self, seq_length: int) -> list[Batch | None]:
+        self.consumed_samples += self.samples
+        window = torch.randint(self.shape.vocab_size, (self.samples, seq_length + 1), dtype=torch.int32, generator=self.generator)
+        return [to_batch(window, torch.device("cpu"))]
+
+
+def ours(config: RunConfig) -> Iterator[Step]:
+    """Triplane's step, as ``training/job.py`` runs it, on one rank."""
+    shape = resolve(config.model, None)
+    identity = Identity()
+    with groups.start(config.layout(1), identity, device="cpu", seed=config.train.seed, timeout_minutes=5) as ranks:
+        chunks, optim = job.build_parts(config, shape, ranks)
+        stream, progress = RandomTokens(shape, config.model.seq_length, config.train.global_batch_size), Progress()
+
+        def step() -> float:
+            nonlocal progress
+            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
+            return result.loss
+
+        yield step
+
+
+def plain(config: RunConfig) -> Iterator[Step]:
+    """The reference's step."""
+    shape, rates = resolve(config.model, None), config.optimizer
+    model = reference.PlainGPT(shape, config.model.seq_length, config.train.seed)
+    optimizer = reference.build_optimizer(model, rates.lr, (rates.adam_beta1, rates.adam_beta2), rates.adam_eps, rates.weight_decay)
+    stream = RandomTokens(shape, config.model.seq_length, config.train.global_batch_size)
+
+    def step() -> float:
+        batch = stream.next(config.model.seq_length)[0]
+        assert batch is not None
+        return reference.train_step(model, optimizer, batch.tokens, batch.labels, rates.clip_grad)
+
+    yield step
