@@ -58,7 +58,7 @@ class ParallelConfig:
     """Gather updated parameters while the next forward pass runs. Needs overlap_grad_reduce."""
 
     ddp_bucket_size: int | None = None
-    """Gradient elements per bucket of an overlapped reduction. None: Megatron's choice (max(40M, 1M x DP))."""
+    """Gradient elements per bucket of an overlapped reduction. None: Megatron's max(40M, 1M x DP)."""
 
     distributed_timeout_minutes: float = 10.0
     """Minutes until a collective that some rank never joined raises."""
@@ -78,7 +78,11 @@ class ParallelConfig:
             "num_layers_in_last_pipeline_stage": self.num_layers_in_last_pipeline_stage,
             "ddp_bucket_size": self.ddp_bucket_size,
         }
-        found = [f"parallel.{name} must be 1 or more, found {size}." for name, size in sizes.items() if size is not None and size < 1]
+        found = [
+            f"parallel.{name} must be 1 or more, found {size}."
+            for name, size in sizes.items()
+            if size is not None and size < 1
+        ]
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             found.append("parallel.sequence_parallel needs parallel.tensor_model_parallel_size > 1.")
         if self.overlap_param_gather and not (self.overlap_grad_reduce and self.use_distributed_optimizer):
@@ -88,7 +92,8 @@ class ParallelConfig:
             )
         if (self.virtual_pipeline_model_parallel_size or 1) > 1 and self.pipeline_model_parallel_size == 1:
             found.append(
-                "parallel.virtual_pipeline_model_parallel_size needs parallel.pipeline_model_parallel_size > 1."
+                "parallel.virtual_pipeline_model_parallel_size needs "
+                "parallel.pipeline_model_parallel_size > 1."
             )
         if self.distributed_timeout_minutes <= 0:
             found.append("parallel.distributed_timeout_minutes must be above 0.")
@@ -115,7 +120,8 @@ class PrecisionConfig:
     """Fixed fp16 loss scale. None: dynamic."""
 
     initial_loss_scale: float = 65536.0
-    """Where dynamic fp16 loss scaling starts. It multiplies per-token loss sums, so Megatron's 2^32 would only skip."""
+    """Where dynamic fp16 loss scaling starts. It multiplies per-token loss sums: Megatron's 2^32 would only
+    skip iterations."""
 
     min_loss_scale: float = 1.0
     """Dynamic fp16 loss scaling never goes below this."""

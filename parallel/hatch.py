@@ -14,14 +14,17 @@ from parallel.errors import UserError
 
 
 def hatch_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
-    """Entries without ``name=value`` form, and names that Triplane has a field of its own for."""
-    found = []
+    """Entries not of the form ``name=value``, names given twice, and names that our own fields set."""
+    found, seen = [], set[str]()
     for entry in entries:
         name, equals, _ = entry.partition("=")
         if not equals or not name.strip().isidentifier():
             found.append(f'{where}: expected "field=value", found "{entry}".')
         elif name.strip() in owned:
             found.append(f"{where}: {name.strip()} is set by Triplane's own fields; use those (see --help).")
+        elif name.strip() in seen:
+            found.append(f"{where}: {name.strip()} is given twice.")
+        seen.add(name.strip())
     return found
 
 

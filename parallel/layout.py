@@ -1,10 +1,10 @@
 """Sizes -> a checked ``Layout``: rank numbers and their coordinates on the process grid. No torch here.
 
-The grid is one array of ranks with Megatron's axis order (fastest first: TP, CP, EP's place, DP, PP), so a rank is
+The grid is one array of ranks with Megatron's axis order (fastest first: TP, CP, DP, PP), so a rank is
 
     rank = tp + TP * (cp + CP * (dp + DP * pp))
 
-Ranks that share a layer's matrices (TP) are neighbours, hence on one node; pipeline stages are farthest apart.
+Ranks that share a layer's matrices (TP) are neighbours, hence on one node; stages are farthest apart.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,14 @@ class Layout:
         return at.tp + self.tp * (at.cp + self.cp * (at.dp + self.dp * at.pp))
 
     def __str__(self) -> str:
-        sizes = [("TP", self.tp), ("CP", self.cp), ("PP", self.pp), ("VPP", self.vpp), ("EP", self.ep), ("DP", self.dp)]
+        sizes = [
+            ("TP", self.tp),
+            ("CP", self.cp),
+            ("PP", self.pp),
+            ("VPP", self.vpp),
+            ("EP", self.ep),
+            ("DP", self.dp),
+        ]
         named = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP", "DP")]
         return " x ".join(named)
 
@@ -73,7 +80,7 @@ def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:
     replica = replica_size(parallel)
     if world_size < 1 or world_size % replica:
         below, above = world_size // replica * replica, -(-world_size // replica) * replica or replica
-        sizes = " or ".join(str(size) for size in sorted({below, above}) if size)
+        sizes = " or ".join(str(size) for size in sorted({below, above}) if size > 0)
         return [
             f"parallel: {world_size} ranks cannot be split into replicas of "
             f"TP {parallel.tensor_model_parallel_size} x CP {parallel.context_parallel_size} x "

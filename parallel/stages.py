@@ -12,7 +12,7 @@ from parallel.config import ParallelConfig
 def layers_per_chunk(parallel: ParallelConfig, num_layers: int) -> list[int]:
     """Transformer layers of each chunk, first to last. Call ``stage_problems`` before.
 
-    An explicit layout wins; else the first and last stage get what they ask for and the others an equal share.
+    An explicit layout wins; else the first and last stage get what they ask for, the others equal shares.
     """
     if parallel.pipeline_model_parallel_layout is not None:
         return [chunk.count("t") for chunk in layout_chunks(parallel.pipeline_model_parallel_layout)]
@@ -29,11 +29,14 @@ def layers_per_chunk(parallel: ParallelConfig, num_layers: int) -> list[int]:
 
 
 def layout_chunks(layout: str) -> list[str]:
-    """Megatron's layout string, one word of letters per chunk: ``"Et*2|(t)*3|L"`` -> ``["Ett", "ttt", "L"]``."""
+    """Megatron's layout string as letters per chunk: ``"Et*2|(t)*3|L"`` -> ``["Ett", "ttt", "L"]``.
+
+    Only numbers of up to three digits repeat: a longer one stays, and is reported, instead of filling memory.
+    """
     text = re.sub(r"[\s,]", "", layout)
-    while (match := re.search(r"\(([^()]*)\)(?:\*(\d+))?", text)) is not None:
+    while (match := re.search(r"\(([^()]*)\)(?:\*(\d{1,3}))?", text)) is not None:
         text = text[: match.start()] + match[1] * int(match[2] or 1) + text[match.end() :]
-    text = re.sub(r"([EtL|])\*(\d+)", lambda match: match[1] * int(match[2]), text)
+    text = re.sub(r"([EtL|])\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
     return text.split("|")
 
 
@@ -46,18 +49,25 @@ def stage_problems(parallel: ParallelConfig, num_layers: int) -> list[str]:
     if first is None and last is None:
         return _equal_problems(num_layers, pp, vpp)
     if pp == 1:
-        return ["parallel.num_layers_in_first_pipeline_stage and _last_ need parallel.pipeline_model_parallel_size > 1."]
+        needs = "need parallel.pipeline_model_parallel_size > 1"
+        return [f"parallel.num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage {needs}."]
     middle, others = num_layers - (first or 0) - (last or 0), pp - (first is not None) - (last is not None)
     named = f"first stage {first or 'equal'}, last stage {last or 'equal'}"
     if middle < others or (others and middle % others) or (not others and middle):
         return [
-            f"parallel: {num_layers} layers with {named} leave {middle} for {others} other stages of PP {pp}; "
-            "each must get the same number, at least 1. Change parallel.num_layers_in_first_pipeline_stage "
-            "or parallel.num_layers_in_last_pipeline_stage."
+            f"parallel: {num_layers} layers with {named} leave {middle} for {others} other stages of "
+            f"PP {pp}; each must get the same number, at least 1. Change "
+            "parallel.num_layers_in_first_pipeline_stage or parallel.num_layers_in_last_pipeline_stage."
         ]
-    uneven = [size for size in (first, last, middle // others if others else None) if size is not None and size % vpp]
+    uneven = [
+        size
+        for size in (first, last, middle // others if others else None)
+        if size is not None and size % vpp
+    ]
     if uneven:
-        return [f"parallel: a stage of {uneven[0]} layers ({named}) cannot be cut into VPP {vpp} equal chunks."]
+        return [
+            f"parallel: a stage of {uneven[0]} layers ({named}) cannot be cut into VPP {vpp} equal chunks."
+        ]
     return []
 
 
@@ -68,9 +78,11 @@ def _equal_problems(num_layers: int, pp: int, vpp: int) -> list[str]:
     below, above = num_layers // chunks * chunks, -(-num_layers // chunks) * chunks
     sizes = " or ".join(str(size) for size in (below, above) if size)
     return [
-        f"model.num_layers {num_layers} is not a multiple of PP {pp} x VPP {vpp} = {chunks} chunks. Use {sizes} layers, "
-        "change parallel.pipeline_model_parallel_size or .virtual_pipeline_model_parallel_size, or split unevenly with "
-        "parallel.num_layers_in_first_pipeline_stage, _last_ or parallel.pipeline_model_parallel_layout."
+        f"model.num_layers {num_layers} is not a multiple of PP {pp} x VPP {vpp} = {chunks} chunks. "
+        f"Use {sizes} layers, change parallel.pipeline_model_parallel_size or "
+        ".virtual_pipeline_model_parallel_size, or split unevenly with "
+        "parallel.num_layers_in_first_pipeline_stage, .num_layers_in_last_pipeline_stage or "
+        ".pipeline_model_parallel_layout."
     ]
 
 
@@ -80,10 +92,14 @@ def _layout_problems(parallel: ParallelConfig, num_layers: int, chunks: int) -> 
     letters = "".join(words)
     found = []
     if parallel.num_layers_in_first_pipeline_stage or parallel.num_layers_in_last_pipeline_stage:
-        found.append(f"{where} already says how many layers the first and last stage have; remove one of the two.")
+        found.append(
+            f"{where} already says how many layers the first and last stage have; remove one of the two."
+        )
     if set(letters) - set("EtL"):
         found.append(f'{where} may hold E, t, L, |, *number and (groups), found "{layout}".')
-    elif not (letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1):
+    elif not (
+        letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1
+    ):
         found.append(f'{where} must begin with its only E and end with its only L, found "{layout}".')
     elif not words[0].startswith("E") or not words[-1].endswith("L"):
         found.append(f'{where} must have E in the first stage and L in the last, found "{layout}".')

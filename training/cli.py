@@ -5,6 +5,7 @@ A TOML recipe (``training/recipe.py``) gives the defaults that flags (``training
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -16,24 +17,25 @@ from training.recipe import dump, load
 
 __all__ = ["check", "default_run_dir", "dump", "fail", "load", "parse"]
 
+QUIET_S = 5.0
 
-def parse(argv: Sequence[str], quiet: bool = False) -> RunConfig:
+
+def parse(argv: Sequence[str]) -> RunConfig:
     """The configuration that ``[RECIPE.toml] [flags]`` asks for.
 
-    Raises UserError for a bad recipe or an unknown flag; a flag's value of the wrong type ends the process with
-    code 2 and tyro's message. quiet: without that message, for all ranks but one.
+    Raises UserError for a bad recipe, unknown flags and values of a wrong type. --help ends the process.
     """
     arguments = list(argv)
     recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     default = load(recipe) if recipe else RunConfig()
-    config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}", quiet)
+    config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}")
     return dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe)))
 
 
 def default_run_dir(recipe: Path | None) -> Path:
     """``runs/NAME`` after the recipe; a run's own ``config.toml`` continues that run.
 
-    A checkpoint's ``config.toml`` starts a new run named after the checkpoint, since a run never writes into one.
+    A checkpoint's ``config.toml`` starts a new run named after the checkpoint; a run never writes into one.
     """
     if recipe is None:
         return Path("runs/run")
@@ -49,12 +51,17 @@ def check(config: RunConfig, world_size: int) -> None:
     """Raises SharedMistake with every problem of this configuration on ``world_size`` ranks, all at once."""
     problems = config.problems(world_size)
     if problems:
-        title = "1 problem with this configuration:" if len(problems) == 1 else f"{len(problems)} problems with this configuration:"
-        raise SharedMistake("\n  ".join([title, *problems]))
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise SharedMistake("\n  ".join([f"{count} with this configuration:", *problems]))
 
 
 def fail(error: UserError, quiet: bool = False) -> NoReturn:
-    """Show a user's mistake, without a traceback, and leave with exit code 2. quiet: another rank shows it."""
-    if not quiet:
-        print(f"pretrain_gpt.py: {error}", file=sys.stderr)
+    """Show a user's mistake, without a traceback, and leave with exit code 2.
+
+    quiet: another rank shows it, and is waited for: launchers end the others when the first rank leaves.
+    """
+    if quiet:
+        time.sleep(QUIET_S)
+    else:
+        print(f"pretrain_gpt.py: {error}", file=sys.stderr, flush=True)
     raise SystemExit(2)

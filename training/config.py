@@ -1,26 +1,30 @@
 """The whole configuration: nine sections, each living with the package that reads it. No torch here.
 
-``RunConfig.problems(world_size)`` adds the checks that need more than one section, before any process group starts.
+``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
 """
 
-from dataclasses import dataclass, field
+import itertools
+import math
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal
 
 from data.config import DataConfig
 from models.config import ModelConfig
-from models.shapes import GPTShape, resolve
+from models.shapes import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.hatch import hatch_problems
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.stages import stage_problems
 from training.batch_size import BatchSchedule
+from training.divisions import nearest, sequence_problems, split_problems
 from training.schedule import Schedule
 
-OWNED_OPTIMIZER_FIELDS = frozenset(
-    "optimizer lr min_lr weight_decay adam_beta1 adam_beta2 adam_eps clip_grad bf16 fp16 params_dtype "
-    "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis use_distributed_optimizer "
-    "overlap_param_gather".split()
-)
+OWNED_OPTIMIZER_FIELDS = frozenset({
+    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
+    "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
+    "hysteresis", "use_distributed_optimizer", "overlap_param_gather",
+})  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -79,14 +83,30 @@ class OptimizerConfig:
         """What is wrong within this section alone."""
         found = []
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
-            found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
+            found.append(
+                f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}."
+            )
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
-        for name in ("lr_warmup_iters", "clip_grad", "weight_decay"):
-            if getattr(self, name) < 0:
+        for name in (
+            "lr_warmup_iters",
+            "clip_grad",
+            "weight_decay",
+            "start_weight_decay",
+            "end_weight_decay",
+        ):
+            if (getattr(self, name) or 0) < 0:
                 found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
-        if self.weight_decay_incr_style != "constant" and None in (self.start_weight_decay, self.end_weight_decay):
+        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                found.append(f"optimizer.{name} must be 1 or more, found {value}.")
+        if self.adam_eps <= 0:
+            found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
+        if self.weight_decay_incr_style != "constant" and None in (
+            self.start_weight_decay,
+            self.end_weight_decay,
+        ):
             found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
         return found + hatch_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
 
@@ -99,7 +119,8 @@ class TrainConfig:
     """Optimizer updates until the run is done."""
 
     exit_interval: int | None = None
-    """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of train_iters."""
+    """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of
+    train_iters. None: run to train_iters."""
 
     global_batch_size: int = 8
     """Samples (windows of seq_length tokens) per optimizer update, over all ranks."""
@@ -108,7 +129,8 @@ class TrainConfig:
     """Samples per forward pass of one data-parallel replica."""
 
     rampup_batch_size: tuple[int, int, int] | None = None
-    """Grow the global batch: (first size, increment, samples until the full size)."""
+    """Grow the global batch: (first size, increment, samples until the full size).
+    None: always global_batch_size."""
 
     seed: int = 1234
     """Of initial weights, data order and dropout."""
@@ -120,7 +142,8 @@ class TrainConfig:
     """Global batches per evaluation."""
 
     recompute_granularity: Literal["full", "selective"] | None = None
-    """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules."""
+    """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
+    None: keep all."""
 
     recompute_method: Literal["uniform", "block"] | None = None
     """full only. uniform: every group of recompute_num_layers layers; block: the first ones of each chunk."""
@@ -137,17 +160,35 @@ class TrainConfig:
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = []
-        for name in ("train_iters", "exit_interval", "global_batch_size", "micro_batch_size", "eval_interval", "eval_iters"):
-            value = getattr(self, name)
+        counts = {
+            "train_iters": self.train_iters,
+            "exit_interval": self.exit_interval,
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "eval_interval": self.eval_interval,
+            "eval_iters": self.eval_iters,
+            "recompute_num_layers": self.recompute_num_layers,
+        }
+        for name, value in counts.items():
             if value is not None and value < 1:
                 found.append(f"train.{name} must be 1 or more, found {value}.")
+        if self.generate_tokens < 0:
+            found.append(f"train.generate_tokens must not be negative, found {self.generate_tokens}.")
         if not 0 <= self.seed < 2**31:
             found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
         full = self.recompute_granularity == "full"
         if full and (self.recompute_method is None or self.recompute_num_layers is None):
-            found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
+            found.append(
+                'train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.'
+            )
         if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
-            found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
+            found.append(
+                'train.recompute_method and recompute_num_layers are for recompute_granularity = "full".'
+            )
+        if self.recompute_granularity == "selective" and not self.recompute_modules:
+            found.append(
+                'train.recompute_granularity = "selective" needs recompute_modules, "core_attn" or "mlp".'
+            )
         return found
 
 
@@ -168,7 +209,8 @@ class CheckpointConfig:
     """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
 
     finetune: bool = False
-    """Of `load` take the weights only: iteration, data position, optimizer and RNG start anew (Megatron's --finetune)."""
+    """Of `load` take the weights only: iteration, data position, optimizer and RNG start anew (Megatron's
+    --finetune)."""
 
     no_load_optim: bool = False
     """Do not load the optimizer's state."""
@@ -182,11 +224,15 @@ class CheckpointConfig:
         if self.save_interval is not None and self.save_interval < 1:
             found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
         if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
-            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
+            found.append(
+                f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}."
+            )
         if self.keep < 1:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
         if self.load is None and (self.finetune or self.no_load_optim):
-            found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
+            found.append(
+                "checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set."
+            )
         return found
 
 
@@ -214,7 +260,23 @@ class LogConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        return [] if self.log_interval >= 1 else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+        return (
+            []
+            if self.log_interval >= 1
+            else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+        )
+
+
+Section = (
+    ParallelConfig
+    | ModelConfig
+    | PrecisionConfig
+    | DataConfig
+    | OptimizerConfig
+    | TrainConfig
+    | CheckpointConfig
+    | LogConfig
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -250,18 +312,61 @@ class RunConfig:
         return layout_of(self.parallel, world_size)
 
     def problems(self, world_size: int) -> list[str]:
-        """Everything that is wrong with this configuration on ``world_size`` ranks; empty when it can run."""
-        sections = (self.parallel, self.model, self.precision, self.data, self.optimizer, self.train, self.checkpoint, self.log)
-        found = [problem for section in sections for problem in section.problems()]
-        if self.nproc is not None and self.nproc < 1:
-            found.append(f"nproc must be 1 or more, found {self.nproc}.")
-        if found:
-            return found
-        # The tokenizer's size is not known yet; no split depends on it but the padded vocabulary's, checked below.
-        shape = resolve(self.model, tokenizer_vocab_size=1)
-        found = shape.problems() + shape_problems(self, shape) + stage_problems(self.parallel, shape.num_layers)
-        world = world_problems(self.parallel, world_size)
-        return found + (world or batch_problems(self, self.layout(world_size)))
+        """Everything that is wrong with this configuration on ``world_size`` ranks; empty when it can run.
+
+        What needs several sections is looked at where these are sound by themselves.
+        """
+        found = {
+            name: [*_not_finite(name, section), *section.problems()]
+            for name, section in self._sections().items()
+        }
+        sound = {name for name, problems in found.items() if not problems}
+        problems = [*self._own_problems(), *itertools.chain.from_iterable(found.values())]
+        if "model" in sound:
+            problems += self._shape_problems(with_parallel="parallel" in sound)
+        layout = Layout()
+        if "parallel" in sound and world_size >= 1:
+            world = world_problems(self.parallel, world_size)
+            problems += world
+            layout = layout if world else self.layout(world_size)
+        if "train" in sound:
+            batch = batch_problems(self.train, layout)
+            problems += batch
+            if not batch and "optimizer" in sound:
+                problems += learning_schedule(self.optimizer, self.train).problems()
+        return problems
+
+    def _sections(self) -> dict[str, Section]:
+        hints = typing.get_type_hints(type(self))
+        return {name: getattr(self, name) for name, hint in hints.items() if is_dataclass(hint)}
+
+    def _own_problems(self) -> list[str]:
+        """What is wrong with the fields that are in no section."""
+        found = [
+            f"{name} must be 1 or more, found {size}."
+            for name, size in (("nproc", self.nproc), ("world_size", self.world_size))
+            if size is not None and size < 1
+        ]
+        if self.world_size is not None and not self.dry_run:
+            found.append(
+                "world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun."
+            )
+        return found
+
+    def _shape_problems(self, with_parallel: bool) -> list[str]:
+        """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
+        shape = resolve(
+            self.model, None
+        )  # not yet with the tokenizer's vocabulary; nothing here depends on it
+        found = shape.problems()
+        if with_parallel:
+            found += stage_problems(self.parallel, shape.num_layers)
+            found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
+            found += sequence_problems(self.model, shape, self.parallel)
+            if self.parallel.expert_model_parallel_size > 1:
+                needs = f'a model with experts; "{self.model.shape}" has none'
+                found.append(f"parallel.expert_model_parallel_size needs {needs}.")
+        return found
 
 
 def batch_schedule(train: TrainConfig) -> BatchSchedule:
@@ -290,57 +395,30 @@ def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedul
     )
 
 
-def shape_problems(config: RunConfig, shape: GPTShape) -> list[str]:
-    """How heads, groups, feed-forward width, sequence and vocabulary divide over TP and CP."""
-    parallel, found = config.parallel, []
-    tp, cp, heads, groups = parallel.tensor_model_parallel_size, parallel.context_parallel_size, shape.num_attention_heads, shape.num_query_groups
-    if heads % tp:
-        fits = [size for size in range(1, heads + 1) if heads % size == 0]
-        found.append(
-            f"model.num_attention_heads {heads} is not divisible by parallel.tensor_model_parallel_size {tp}. "
-            f"TP sizes that divide the heads: {', '.join(map(str, fits))}."
-        )
-    if groups % tp and tp % groups:
-        found.append(
-            f"model.num_query_groups {groups} neither divides nor is divided by "
-            f"parallel.tensor_model_parallel_size {tp}; one of the two must hold."
-        )
-    if shape.ffn_hidden_size % tp:
-        found.append(f"model.ffn_hidden_size {shape.ffn_hidden_size} is not divisible by parallel.tensor_model_parallel_size {tp}.")
-    if config.model.make_vocab_size_divisible_by % tp:
-        found.append(
-            f"model.make_vocab_size_divisible_by {config.model.make_vocab_size_divisible_by} is not divisible by "
-            f"parallel.tensor_model_parallel_size {tp}, so the vocabulary cannot be split; use {128 * tp}."
-        )
-    pieces = (tp if parallel.sequence_parallel else 1) * (2 * cp if cp > 1 else 1)
-    if config.model.seq_length % pieces:
-        below, above = config.model.seq_length // pieces * pieces, -(-config.model.seq_length // pieces) * pieces
-        found.append(
-            f"model.seq_length {config.model.seq_length} is not divisible by {pieces} "
-            f"(sequence parallel over TP {tp}, context parallel zigzag over 2 x CP {cp}). "
-            f"Use {' or '.join(str(size) for size in (below, above) if size)}."
-        )
-    if shape.position_embedding_type == "learned_absolute" and config.model.seq_length > shape.max_position_embeddings:
-        found.append(
-            f"model.seq_length {config.model.seq_length} exceeds model.max_position_embeddings "
-            f"{shape.max_position_embeddings} of learned positions."
-        )
-    if parallel.expert_model_parallel_size > 1:
-        found.append(f'parallel.expert_model_parallel_size needs a model with experts; "{config.model.shape}" has none.')
-    return found
-
-
-def batch_problems(config: RunConfig, layout: Layout) -> list[str]:
-    """Whether every global batch is a whole number of microbatches per replica, and enough of them for VPP."""
-    found = batch_schedule(config.train).problems(config.train.micro_batch_size, layout.dp)
+def batch_problems(train: TrainConfig, layout: Layout) -> list[str]:
+    """Whether every global batch is a whole number of microbatches, and of an interleaved schedule's "
+    "rounds."""
+    schedule = batch_schedule(train)
+    found = schedule.problems(train.micro_batch_size, layout.dp)
     if found or layout.vpp == 1:
         return found
-    sizes = {config.train.global_batch_size, (config.train.rampup_batch_size or (config.train.global_batch_size,))[0]}
-    for size in sorted(sizes):
-        microbatches = size // (config.train.micro_batch_size * layout.dp)
-        if microbatches % layout.pp:
-            found.append(
-                f"train.global_batch_size {size} makes {microbatches} microbatches, which the interleaved schedule needs "
-                f"to be a multiple of parallel.pipeline_model_parallel_size {layout.pp}."
-            )
+    replicas = train.micro_batch_size * layout.dp
+    uneven = [size for size in schedule.sizes() if size % (replicas * layout.pp)]
+    if uneven:
+        found.append(
+            f"train.global_batch_size {uneven[-1]} makes {uneven[-1] // replicas} microbatches, which the "
+            "interleaved schedule (parallel.virtual_pipeline_model_parallel_size) needs to be a multiple of "
+            f"parallel.pipeline_model_parallel_size {layout.pp}. "
+            f"Use {nearest(uneven[-1], replicas * layout.pp)} samples."
+        )
     return found
+
+
+def _not_finite(name: str, section: Section) -> list[str]:
+    """Numbers that are inf or nan, which TOML and flags can spell; comparisons would let nan through."""
+    values = {field.name: getattr(section, field.name) for field in fields(section)}
+    return [
+        f"{name}.{key} must be a finite number, found {value}."
+        for key, value in values.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]

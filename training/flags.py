@@ -1,13 +1,13 @@
 """Flags over a recipe: ``--section.field value``, and ``--help``. No torch here.
 
-tyro reads the values and prints the help; what a flag may be called and how many values it takes is checked before,
-so that every wrong flag is named at once, with the nearest right one.
+tyro converts the values and prints the help; flags are checked before, so that everything wrong with them is
+said at once and in the words that are used for a recipe.
 """
 
 import ast
 import dataclasses
 import inspect
-import math
+import itertools
 import textwrap
 import types
 import typing
@@ -17,101 +17,133 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake
 from training.config import RunConfig
-from training.recipe import names, nearest, sections
+from training.recipe import names, nearest, sections, type_name
 
-RARE = frozenset(
-    """
-    parallel.expert_model_parallel_size parallel.ddp_bucket_size parallel.distributed_timeout_minutes
-    parallel.pipeline_model_parallel_layout
-    model.kv_channels model.norm_epsilon model.add_bias_linear model.add_qkv_bias model.qk_layernorm
-    model.rotary_percent model.rope_scaling model.rope_scaling_factor model.rope_low_freq_factor
-    model.rope_high_freq_factor model.rope_original_max_position_embeddings model.yarn_beta_fast
-    model.yarn_beta_slow model.make_vocab_size_divisible_by model.init_method_std
-    precision.fp8_recipe precision.loss_scale precision.initial_loss_scale precision.min_loss_scale
-    precision.loss_scale_window precision.hysteresis
-    data.builtin_vocab_size data.jsonl_key
-    optimizer.adam_eps optimizer.start_weight_decay optimizer.end_weight_decay
-    optimizer.weight_decay_incr_style optimizer.lr_wsd_decay_iters optimizer.lr_wsd_decay_style
-    checkpoint.no_load_rng log.wandb_project log.wandb_name
-    """.split()
-)
-"""Fields that ``--help`` leaves to ``--help_all``: right for nearly every run as they are."""
+RARE = {
+    "parallel": "expert_model_parallel_size ddp_bucket_size distributed_timeout_minutes "
+    "pipeline_model_parallel_layout",
+    "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
+    "yarn_beta_fast yarn_beta_slow make_vocab_size_divisible_by init_method_std",
+    "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "data": "builtin_vocab_size jsonl_key",
+    "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
+    "lr_wsd_decay_style",
+    "checkpoint": "no_load_rng",
+    "log": "wandb_project wandb_name",
+}
+"""Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""
 
 HELP = frozenset({"-h", "--help", "--help_all"})
 
 
-def override(default: RunConfig, arguments: Sequence[str], prog: str, quiet: bool = False) -> RunConfig:
-    """``default`` with the flags put over it. Help, and a value that is not of its field's type, end the process.
+def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConfig:
+    """``default`` with the flags put over it. Asked for help, prints it and leaves with code 0.
 
-    quiet: leave with code 2 and say nothing, since another rank does. Raises UserError for unknown flags.
+    Raises SharedMistake with every unknown flag and every value that is not of its field's type.
     """
     asked = next((argument for argument in arguments if argument in HELP), None)
-    words = ["--help"] if asked else _complete(arguments)
-    hidden = frozenset() if asked == "--help_all" else RARE
+    # A flag that tyro hides cannot be given either, so that nothing is hidden but from --help.
+    hidden = rare() if asked in ("-h", "--help") else frozenset()
     return tyro.cli(
         RunConfig,
         prog=prog,
-        args=words,
+        args=["--help"] if asked else _checked(arguments),
         default=default,
         description=_description(len(hidden)),
         use_underscores=True,
-        console_outputs=not quiet,
         config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
         registry=_registry(hidden),
     )
 
 
+def rare() -> frozenset[str]:
+    """The dotted names of RARE."""
+    return frozenset(f"{section}.{name}" for section, fields in RARE.items() for name in fields.split())
+
+
 def _description(hidden: int) -> str:
-    rest = f"\n--help_all shows {hidden} more flags, which nearly every run leaves as they are." if hidden else ""
-    return (
-        "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.\n\n"
-        "A flag overrides the recipe, whose values are the defaults shown here. None unsets\n"
-        f"a value; a True/False flag alone means True; lists take several values.{rest}"
-    )
+    paragraphs = [
+        "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
+        "Flags override the recipe, whose values are the defaults shown here.",
+        "None unsets a value; a True/False flag alone means True; lists take several values.",
+    ]
+    if hidden:
+        paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")
+    return "\n\n".join(paragraphs)
 
 
-def _complete(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the True that a bare switch stands for. Raises UserError with every wrong one."""
+def _checked(arguments: Sequence[str]) -> list[str]:
+    """The arguments as tyro wants them. Raises SharedMistake with everything that it could not read."""
     known, words, problems = names(), list[str](), list[str]()
-    flag, values = "", 0
-    for argument in [*arguments, "--"]:
-        if argument.startswith("--"):
-            if not values and _is_switch(known.get(flag)):
-                words.append("True")
-            name, equals, _ = argument[2:].partition("=")
-            flag, values = name.replace("-", "_"), len(equals)
-            if flag and flag not in known:
-                problems.append(f"unknown flag --{name}.{nearest(flag, list(known), '--')}")
-        elif flag not in known and flag or values < _most_values(known.get(flag)):
-            values += 1
+    for flag, values in _groups(arguments):
+        name = flag.replace("-", "_")
+        kind = known.get(name)
+        if not flag:
+            problems.append(
+                f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow."
+            )
+        elif kind is None:
+            problems.append(f"unknown flag --{flag}.{nearest(name, list(known), '--')}")
         else:
-            problems.append(f"unexpected argument {argument}.{_out_of_place(argument)}")
-        words.append(argument)
+            given = _spelled(values, kind)
+            if not _accepts(kind, given):
+                problems.append(
+                    f"--{flag}: expected {type_name(kind)}, found {' '.join(values) or 'nothing'}."
+                )
+            words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
     if problems:
-        raise UserError("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
-    return words[:-1]
+        raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
+    return words
 
 
-def _most_values(kind: Any) -> float:
-    """Values that a flag of this type takes; no flag takes none."""
-    if any(typing.get_origin(part) is tuple for part in _parts(kind)):
-        return math.inf
-    return 0 if kind is None else 1
+def _groups(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``["--a", "1", "2", "--b=3"]`` -> ``[("a", ["1", "2"]), ("b", ["3"])]``; strays are of ""."""
+    groups: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("-") and not _reads(float, argument):
+            flag, equals, value = argument.lstrip("-").partition("=")
+            groups.append((flag, [value] if equals else []))
+        else:
+            groups = groups or [("", [])]
+            groups[-1][1].append(argument)
+    return groups
 
 
-def _is_switch(kind: Any) -> bool:
-    return bool in _parts(kind)
+def _spelled(values: list[str], kind: Any) -> list[str]:
+    """A switch alone means True, and TOML's true and false are Python's."""
+    if bool not in _alternatives(kind):
+        return values
+    return [{"true": "True", "false": "False"}.get(value, value) for value in values] or ["True"]
 
 
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a type: ``int | None`` -> ``(int, NoneType)``."""
+def _accepts(kind: Any, values: list[str]) -> bool:
+    """Whether the words after a flag make a value of its field's type."""
+    for choice in _alternatives(kind):
+        inner = typing.get_args(choice) if typing.get_origin(choice) is tuple else (choice,)
+        if inner[-1] is Ellipsis:
+            inner = (inner[0],) * len(values)
+        if len(inner) == len(values) and all(map(_reads, inner, values)):
+            return True
+    return False
+
+
+def _reads(kind: Any, text: str) -> bool:
+    if kind in (int, float):
+        try:
+            kind(text)
+        except ValueError:
+            return False
+        return True
+    choices = {bool: ("True", "False"), types.NoneType: ("None",)}.get(kind) or typing.get_args(kind)
+    return kind is str or text in choices
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """``int | None`` -> ``(int, NoneType)``."""
     return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
-
-
-def _out_of_place(argument: str) -> str:
-    return " The recipe is the first argument, and there is one only." if argument.endswith(".toml") else ""
 
 
 def _registry(hidden: frozenset[str]) -> ConstructorRegistry:
@@ -144,7 +176,9 @@ def _marked(kind: Any, name: str, hidden: bool) -> Any:
         return kind
     from_shape = name.startswith("model.") and name != "model.vocab_size"
     unset = "(default: the shape's)" if from_shape else ""
-    hint = tyro.conf.arg(help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})"))
+    hint = tyro.conf.arg(
+        help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})")
+    )
     return Annotated[kind, hint, tyro.conf.Suppress] if hidden else Annotated[kind, hint]
 
 
@@ -152,9 +186,8 @@ def field_docs(section: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, on one line."""
     [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(body, ast.ClassDef)
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in zip(body.body, body.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }  # fmt: skip
+    found = {}
+    for field, below in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found

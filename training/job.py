@@ -82,7 +82,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     )  # fmt: skip
     model = gpt.build(config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed)
     chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
-    return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks)
+    tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
+    return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
 
 
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> TokenSource:

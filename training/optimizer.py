@@ -6,6 +6,8 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
@@ -15,7 +17,12 @@ from training.config import OptimizerConfig
 
 
 def build(
-    chunks: Sequence[DistributedDataParallel], optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: OptimizerConfig,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    ranks: Ranks,
+    tokens_per_microbatch: int,
 ) -> MegatronOptimizer:
     """One optimizer for this rank's chunks. Its weight decay spares biases and norms, as Megatron's does."""
     settings: dict[str, Any] = {
@@ -34,8 +41,24 @@ def build(
     built = get_megatron_optimizer(
         MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
     )
-    chunks[0].config.grad_scale_func = built.scale_loss
+    scale_backward(chunks[0].config, built, tokens_per_microbatch)
     return built
+
+
+def scale_backward(config: TransformerConfig, optimizer: MegatronOptimizer, tokens_per_microbatch: int) -> None:
+    """Run the backward pass on losses the size of a mean, though gradients are divided by the exact token count.
+
+    Megatron backpropagates each microbatch's *sum* of losses and divides at the end, which overflows fp16 at a scale
+    that shrinks with the sequence. A power of two is taken off before and given back after: exact in every format.
+    """
+    shrink = float(1 << (tokens_per_microbatch.bit_length() - 1))
+    finalize = config.finalize_model_grads_func
+
+    def finalize_shrunk(model: list[DistributedDataParallel], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+        finalize(model, None if num_tokens is None else num_tokens.float() / shrink, **kwargs)
+
+    config.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / shrink
+    config.finalize_model_grads_func = finalize_shrunk
 
 
 def set_schedule(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:

@@ -15,12 +15,15 @@ from typing import Any
 import cattrs
 import tomli_w
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake, UserError
 from training.config import RunConfig
 
 
 def load(recipe: Path) -> RunConfig:
-    """A recipe as configuration. Raises UserError naming the file, each wrong key or type, and the nearest name."""
+    """A recipe as configuration.
+
+    Raises UserError where it cannot be read, SharedMistake with each wrong key and type in it.
+    """
     try:
         table = tomllib.loads(recipe.read_text())
     except FileNotFoundError:
@@ -28,21 +31,24 @@ def load(recipe: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{recipe}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{recipe}: not valid TOML: {error}") from None
+        raise SharedMistake(f"{recipe}: not valid TOML: {error}") from None
     problems = [*_unknown_keys(table, RunConfig), *_wrong_types(table, RunConfig)]
     if problems:
-        raise UserError("\n".join(f"{recipe}: {problem}" for problem in problems))
+        raise SharedMistake("\n".join(f"{recipe}: {problem}" for problem in problems))
     return _beside(cattrs.Converter(forbid_extra_keys=True).structure(table, RunConfig), recipe)
 
 
 def dump(config: RunConfig) -> str:
-    """The configuration as TOML that ``load`` reads back to an equal one. None is left out: it is every None's default."""
+    """The configuration as TOML that ``load`` reads back to an equal one.
+
+    None is left out, which TOML cannot say: where it is allowed, it is the default.
+    """
     return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
 
 
 def sections() -> dict[str, type]:
     """The sections of a recipe by name."""
-    hints = typing.get_type_hints(RunConfig)
+    hints: dict[str, type] = typing.get_type_hints(RunConfig)
     return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
 
@@ -95,7 +101,7 @@ def _wrong_types(table: dict[str, Any], target: type, prefix: str = "") -> Itera
 
 
 def fits(value: object, expected: Any) -> bool:
-    """Whether a TOML value may stand where a field of type ``expected`` is. An integer may stand for a float."""
+    """Whether a TOML value may stand for a field of type ``expected``; an integer may for a float."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         return any(fits(value, choice) for choice in arguments)

@@ -1,1 +1,1 @@
-"""How fast Triplane is on a CPU: a training step against plain PyTorch, ranks to their first step, answers without torch."""
+"""How fast Triplane is on a CPU: a step against plain PyTorch, ranks' first step, answers without torch."""

@@ -1,7 +1,7 @@
-"""Triplane's training step against plain PyTorch's, same shape, same weights, same tokens, step by step in turn.
+"""Triplane's training step against plain PyTorch's: same shape, same weights, same tokens.
 
-Each side lives in a forked process of its own with one thread. They step alternately, so that a machine that slows
-down slows both sides down.
+Each side lives in a forked process of its own with one thread. They step in turn, so that what slows the
+machine down slows both sides down.
 """
 
 import multiprocessing
@@ -45,23 +45,38 @@ class Timing:
 
 
 def configuration(
-    num_layers: int = 8, hidden_size: int = 512, heads: int = 8, ffn_hidden_size: int = 1408, vocab_size: int = 8192, seq_length: int = 1024
+    num_layers: int = 8,
+    hidden_size: int = 512,
+    heads: int = 8,
+    ffn_hidden_size: int = 1408,
+    vocab_size: int = 8192,
+    seq_length: int = 1024,
 ) -> RunConfig:
     """A Llama-like model with as many key-value heads as query heads, in fp32, one sample per update."""
     model = ModelConfig(
-        shape="debug", num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, num_query_groups=heads,
-        ffn_hidden_size=ffn_hidden_size, vocab_size=vocab_size, seq_length=seq_length,
-    )  # fmt: skip
+        shape="debug",
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        ffn_hidden_size=ffn_hidden_size,
+        vocab_size=vocab_size,
+        seq_length=seq_length,
+    )
     return RunConfig(
-        device="cpu", model=model, precision=PrecisionConfig(dtype="fp32"), train=TrainConfig(global_batch_size=1, micro_batch_size=1),
+        device="cpu",
+        model=model,
+        precision=PrecisionConfig(dtype="fp32"),
+        train=TrainConfig(global_batch_size=1, micro_batch_size=1),
         optimizer=OptimizerConfig(lr_decay_style="constant"),
-    )  # fmt: skip
+    )
 
 
 def measure(config: RunConfig, steps: int) -> dict[str, Any]:
     """Medians of ``steps`` steps of both sides, their ratios, and both sides' losses."""
     timings = alternate([ours, plain], config, steps)
-    cpu, wall = ([statistics.median(getattr(timing, field) for timing in side) for side in timings] for field in ("cpu_s", "wall_s"))
+    wall = [statistics.median(timing.wall_s for timing in side) for side in timings]
+    cpu = [statistics.median(timing.cpu_s for timing in side) for side in timings]
     return {
         "steps": steps,
         "triplane_wall_s": wall[0], "plain_wall_s": wall[1], "ratio_wall": wall[0] / wall[1],
@@ -71,7 +86,9 @@ def measure(config: RunConfig, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def alternate(sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int) -> list[list[Timing]]:
+def alternate(
+    sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int
+) -> list[list[Timing]]:
     """Warm both sides up, then let them step in turn; returns each side's timings."""
     context = multiprocessing.get_context("fork")  # the parent has imported and never computed
     channels, processes = [], []
@@ -117,23 +134,25 @@ def cpu_seconds() -> float:
 class RandomTokens:
     """A batch stream of random tokens: iteration i gives the same ones on both sides."""
 
-    def __init__(self, shape: GPTShape, seq_length: int, samples: int) -> None:
-        self.shape, self.seq_length, self.samples, self.consumed_samples = shape, seq_length, samples, 0
+    def __init__(self, shape: GPTShape, samples: int) -> None:
+        self.shape, self.samples, self.consumed_samples = shape, samples, 0
         self.generator = torch.Generator().manual_seed(1)
 
     def next(self, seq_length: int) -> list[Batch | None]:
         self.consumed_samples += self.samples
-        window = torch.randint(self.shape.vocab_size, (self.samples, seq_length + 1), dtype=torch.int32, generator=self.generator)
-        return [to_batch(window, torch.device("cpu"))]
+        size = (self.samples, seq_length + 1)
+        windows = torch.randint(self.shape.vocab_size, size, dtype=torch.int32, generator=self.generator)
+        return [to_batch(windows, torch.device("cpu"))]
 
 
 def ours(config: RunConfig) -> Iterator[Step]:
     """Triplane's step, as ``training/job.py`` runs it, on one rank."""
     shape = resolve(config.model, None)
-    identity = Identity()
-    with groups.start(config.layout(1), identity, device="cpu", seed=config.train.seed, timeout_minutes=5) as ranks:
+    layout, seed = config.layout(1), config.train.seed
+    with groups.start(layout, Identity(), device="cpu", seed=seed, timeout_minutes=5) as ranks:
         chunks, optim = job.build_parts(config, shape, ranks)
-        stream, progress = RandomTokens(shape, config.model.seq_length, config.train.global_batch_size), Progress()
+        stream = RandomTokens(shape, config.train.global_batch_size)
+        progress = Progress()
 
         def step() -> float:
             nonlocal progress
@@ -147,8 +166,10 @@ def plain(config: RunConfig) -> Iterator[Step]:
     """The reference's step."""
     shape, rates = resolve(config.model, None), config.optimizer
     model = reference.PlainGPT(shape, config.model.seq_length, config.train.seed)
-    optimizer = reference.build_optimizer(model, rates.lr, (rates.adam_beta1, rates.adam_beta2), rates.adam_eps, rates.weight_decay)
-    stream = RandomTokens(shape, config.model.seq_length, config.train.global_batch_size)
+    optimizer = reference.build_optimizer(
+        model, rates.lr, (rates.adam_beta1, rates.adam_beta2), rates.adam_eps, rates.weight_decay
+    )
+    stream = RandomTokens(shape, config.train.global_batch_size)
 
     def step() -> float:
         batch = stream.next(config.model.seq_length)[0]

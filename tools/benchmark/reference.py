@@ -1,8 +1,8 @@
 """A Llama-like model and its training step in plain PyTorch: the yardstick, as one would write it by hand.
 
 Shape letters: b samples, s sequence, n heads, d head width, h hidden, f feed-forward width, v vocabulary.
-Weights have the layout and the initial values of ``models/`` (queries, keys and values lie head by head in one
-matrix), so that both sides compute the same losses; a test holds them to that.
+Weights have the layout (queries, keys and values lie head by head in one matrix) and the initial values of
+``models/``, so that both sides compute the same losses; a test holds them to that.
 """
 
 import torch
@@ -27,7 +27,8 @@ class Attention(nn.Module):
         b, s, _ = x.shape
         qkv = self.linear_qkv(x).view(b, s, -1, 3, self.head_dim).permute(3, 0, 2, 1, 4)  # [3, b, n, s, d]
         query, key, value = qkv.unbind()
-        out = F.scaled_dot_product_attention(rotate(query, cos, sin), rotate(key, cos, sin), value, is_causal=True)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.linear_proj(out.transpose(1, 2).reshape(b, s, -1))
 
 
@@ -62,7 +63,7 @@ class Block(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Embedding, blocks, norm, output layer. Initial weights are those of ``models/init.py`` for the same seed."""
+    """Embedding, blocks, norm, output layer; initial weights as ``models/init.py`` has them for this seed."""
 
     def __init__(self, shape: GPTShape, seq_length: int, seed: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class PlainGPT(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (arXiv:2104.09864) of [b, n, s, d] by angles whose cosines and sines are [s, d]; channel i turns with i + d/2."""
+    """RoPE (arXiv:2104.09864) of [b, n, s, d]; channel i turns with i + d/2. cos, sin: [s, d]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -101,7 +102,9 @@ def initialise(model: PlainGPT, shape: GPTShape, seed: int) -> None:
         fill_normal(param, seed, name, tuple(param.shape), (0,) * param.dim(), std)
 
 
-def build_optimizer(model: PlainGPT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
+def build_optimizer(
+    model: PlainGPT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.AdamW:
     """torch's fused AdamW; norms do not decay."""
     matrices = [param for param in model.parameters() if param.dim() > 1]
     norms = [param for param in model.parameters() if param.dim() == 1]
@@ -109,7 +112,9 @@ def build_optimizer(model: PlainGPT, lr: float, betas: tuple[float, float], eps:
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def train_step(model: PlainGPT, optimizer: torch.optim.AdamW, tokens: Tensor, labels: Tensor, clip_grad: float) -> float:
+def train_step(
+    model: PlainGPT, optimizer: torch.optim.AdamW, tokens: Tensor, labels: Tensor, clip_grad: float
+) -> float:
     """One update on one microbatch; the loss before it, in nats per token."""
     optimizer.zero_grad()
     loss = model(tokens, labels)

@@ -1,0 +1,503 @@
+"""Checkpoints on ranks: what one layout saves, every other one restores bit for bit."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from data.loader import Batch, to_batch
+from models.config import ModelConfig
+from models.init import global_tensors
+from models.names import canonical
+from models.shapes import resolve
+from parallel import groups
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.errors import UserError
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from parallel.layout import Layout
+from parallel.replicas import unwrap
+from training import checkpoint, job
+from training.checkpoint import folders, optimizer_state, storage
+from training.checkpoint.progress import Progress
+from training.config import CheckpointConfig, RunConfig, TrainConfig
+from training.step import Chunks, Wishes, train_step
+
+VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
+SAVED_AT, UNTIL = 2, 4
+OWN = CheckpointConfig()
+
+
+def configuration(parallel: ParallelConfig, dtype: str = "fp32", **model: Any) -> RunConfig:
+    return RunConfig(
+        parallel=parallel,
+        model=ModelConfig(**{"seq_length": SEQ_LENGTH, "vocab_size": VOCABULARY, **model}),
+        precision=PrecisionConfig(dtype=dtype),  # type: ignore[arg-type]
+        train=TrainConfig(global_batch_size=GLOBAL_BATCH_SIZE, micro_batch_size=MICRO_BATCH_SIZE, seed=7),
+    )
+
+
+def sizes(tp: int = 1, pp: int = 1, vpp: int | None = None, **more: Any) -> ParallelConfig:
+    return ParallelConfig(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vpp,
+        **more,
+    )
+
+
+@dataclasses.dataclass
+class Parts:
+    """A rank's model and optimizer, and how far they have come."""
+
+    ranks: Ranks
+    chunks: Chunks
+    optimizer: Any
+    progress: Progress = dataclasses.field(default_factory=Progress)
+
+    def train(self, until: int) -> list[float]:
+        losses = []
+        while self.progress.iteration < until:
+            result = train_step(
+                self.chunks,
+                self.optimizer,
+                batches(self.progress.iteration, self.ranks),
+                self.ranks,
+                seq_length=SEQ_LENGTH,
+                micro_batch_size=MICRO_BATCH_SIZE,
+                learning_rate=3e-3,
+                weight_decay=0.1,
+                wishes=Wishes(),
+            )
+            iteration = self.progress.iteration + 1
+            self.progress = Progress(iteration=iteration, consumed_samples=iteration * GLOBAL_BATCH_SIZE)
+            losses.append(result.loss)
+        return losses
+
+    def save(self, root: Path, **more: Any) -> Path:
+        options = {"keep": 3, "entries": {}, "files": {}, **more}
+        return checkpoint.save(root, self.progress, self.chunks, self.optimizer, self.ranks, **options)
+
+    def restore(self, root: Path, config: CheckpointConfig = OWN) -> checkpoint.Restored:
+        restored = checkpoint.restore(root, config, self.chunks, self.optimizer, self.ranks)
+        assert restored is not None
+        self.progress = restored.progress
+        return restored
+
+
+def batches(iteration: int, ranks: Ranks) -> list[Batch | None]:
+    """This data rank's share of a global batch that is the same in every layout."""
+    generator = torch.Generator().manual_seed(iteration)
+    tokens = torch.randint(VOCABULARY, (GLOBAL_BATCH_SIZE, SEQ_LENGTH + 1), generator=generator)
+    mine = tokens.chunk(ranks.layout.dp)[ranks.at.dp]
+    return [to_batch(rows.int(), ranks.device) for rows in mine.split(MICRO_BATCH_SIZE)]
+
+
+def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *args: Any) -> None:
+    """Call ``check(parts, *args)`` on every rank of a layout."""
+
+    def run(identity: Identity) -> None:
+        layout = config.layout(world_size)
+        with groups.start(layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1) as ranks:
+            chunks, optimizer = job.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+            check(Parts(ranks, chunks, optimizer), *args)
+
+    run_ranks(world_size, run)
+
+
+# ---- global tensors, put together from what the ranks hold
+
+
+def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
+    """(name, global shape, offset, data) of every piece of a weight, as mcore describes it, and of optimizer state."""
+    for chunk in parts.chunks:
+        for entry in global_tensors(unwrap(chunk)):
+            yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), entry.data
+    for box in optimizer_state.optimizer_boxes(parts.chunks, parts.optimizer, parts.ranks):
+        state, key = box.key.removeprefix(optimizer_state.PREFIX).split(".", 1)
+        yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data
+
+
+def assembled(parts: Parts, folder: Path) -> dict[str, torch.Tensor] | None:
+    """On rank 0: every global tensor. Copies must agree bit for bit, and no element may be nobody's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with checkpoint.settled(parts.chunks):
+        pieces = [(name, shape, offset, data.detach().clone()) for name, shape, offset, data in held(parts)]
+    torch.save(pieces, folder / f"{parts.ranks.rank}.pt")
+    dist.barrier()
+    if parts.ranks.rank:
+        return None
+    whole: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.pt"):
+        for name, shape, offset, data in torch.load(path):
+            tensor = whole.setdefault(name, torch.full(shape, math.nan, dtype=data.dtype))
+            view = tensor[tuple(slice(at, at + size) for at, size in zip(offset, data.shape, strict=True))]
+            assert bool((view.isnan() | (view == data)).all()), f"copies of {name} differ"
+            view.copy_(data)
+    assert not [name for name, tensor in whole.items() if bool(tensor.isnan().any())]
+    return whole
+
+
+def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    assert first.keys() == second.keys()
+    return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+# ---- save in one layout, restore in every other
+
+
+def save_and_go_on(parts: Parts, folder: Path) -> None:
+    """Leave a checkpoint of iteration ``SAVED_AT``, the global tensors in it, and the losses that follow."""
+    parts.train(SAVED_AT)
+    parts.save(folder / "checkpoints", entries={"note": [1, None, 0.1]}, files={"config.toml": "x = 1\n"})
+    whole = assembled(parts, folder / "source")
+    losses = parts.train(UNTIL)
+    if whole is not None:
+        torch.save(whole, folder / "global.pt")
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def restore_and_compare(parts: Parts, folder: Path, pieces: Path, tolerance: float) -> None:
+    restored = parts.restore(folder / "checkpoints")
+    assert restored.progress == Progress(iteration=SAVED_AT, consumed_samples=SAVED_AT * GLOBAL_BATCH_SIZE)
+    assert restored.optimizer_restored
+    assert restored.rng_restored == (restored.layout_before == parts.ranks.layout)
+    assert restored.entries == {"note": [1, None, 0.1]}
+    whole = assembled(parts, pieces)
+    if whole is not None:
+        assert differing(whole, torch.load(folder / "global.pt")) == []
+    assert parts.train(UNTIL) == pytest.approx(json.loads((folder / "losses.json").read_text()), rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TP2 PP2 DP2, with sequence parallelism, several buckets, and parameters that are gathered late."""
+    folder = tmp_path_factory.mktemp("llama")
+    overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 20000}
+    on_ranks(8, configuration(sizes(tp=2, pp=2, sequence_parallel=True, **overlap)), save_and_go_on, folder)
+    return folder
+
+
+TARGETS: dict[str, tuple[int, ParallelConfig]] = {
+    "one rank": (1, sizes()),
+    "TP4": (4, sizes(tp=4)),
+    "PP4": (4, sizes(pp=4)),
+    "DP4": (4, sizes(ddp_bucket_size=7000, overlap_grad_reduce=True, overlap_param_gather=True)),
+    "PP2 VPP2 DP2": (4, sizes(pp=2, vpp=2)),
+    "DP2 without ZeRO-1": (2, sizes(use_distributed_optimizer=False)),
+    "TP2 PP2, uneven": (4, sizes(tp=2, pp=2, num_layers_in_first_pipeline_stage=3)),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_any_layout_restores_every_bit(name: str, llama: Path, tmp_path: Path) -> None:
+    world_size, parallel = TARGETS[name]
+    on_ranks(world_size, configuration(parallel), restore_and_compare, llama, tmp_path, 1e-5)
+
+
+def test_state_that_was_not_cut_restores_where_it_is(tmp_path: Path) -> None:
+    parallel = sizes(tp=2, use_distributed_optimizer=False)
+    on_ranks(4, configuration(parallel), save_and_go_on, tmp_path)
+    on_ranks(2, configuration(sizes()), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
+
+
+def with_padded_buckets(parts: Parts, folder: Path) -> None:
+    """A bucket that ends in padding, with another one after it: where mcore's fully_reshardable form goes wrong."""
+    buckets = [bucket for chunk in parts.chunks for buffer in chunk.buffers for bucket in buffer.buckets[:-1]]
+    if parts.ranks.is_first_stage:
+        assert any(bucket.numel_unpadded < bucket.grad_data.numel() for bucket in buckets)
+    save_and_go_on(parts, folder)
+
+
+def test_tied_embeddings_in_padded_buckets_restore_on_one_rank(tmp_path: Path) -> None:
+    parallel = sizes(pp=2, overlap_grad_reduce=True, ddp_bucket_size=20000)
+    config = configuration(parallel, shape="gpt2_tiny")
+    on_ranks(4, config, with_padded_buckets, tmp_path)
+    alone = configuration(sizes(), shape="gpt2_tiny")
+    on_ranks(1, alone, restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
+
+
+# ---- resume in the same layout
+
+
+def perturb_and_compare(parts: Parts, folder: Path) -> None:
+    torch.manual_seed(1000 + parts.ranks.rank)
+    restored = parts.restore(folder / "checkpoints")
+    assert restored.rng_restored
+    assert parts.train(UNTIL) == json.loads((folder / "losses.json").read_text())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_same_layout_resumes_the_same_curve_with_dropout(dtype: str, tmp_path: Path) -> None:
+    parallel = sizes(tp=2, sequence_parallel=True)
+    config = configuration(parallel, dtype=dtype, hidden_dropout=0.1, attention_dropout=0.1)
+    on_ranks(4, config, save_and_go_on, tmp_path)
+    on_ranks(4, config, perturb_and_compare, tmp_path)
+
+
+# ---- precisions
+
+
+def restore_bits(parts: Parts, folder: Path, pieces: Path) -> None:
+    parts.restore(folder / "checkpoints")
+    whole = assembled(parts, pieces)
+    if whole is not None:
+        assert differing(whole, torch.load(folder / "global.pt")) == []
+
+
+def restore_in_fp32(parts: Parts, folder: Path) -> None:
+    """The weights are the optimizer's fp32 ones, not the rounded ones of the bf16 model."""
+    parts.restore(folder / "checkpoints")
+    saved = torch.load(folder / "global.pt")
+    for entry in global_tensors(unwrap(parts.chunks[0])):
+        name = canonical(entry.key)
+        place = tuple(slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True))
+        assert torch.equal(entry.data, saved[f"param of {name}"][place])
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Path) -> None:
+    on_ranks(4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path)
+    on_ranks(2, configuration(sizes(use_distributed_optimizer=not zero), dtype="bf16"), restore_bits, tmp_path, tmp_path / "x")
+    on_ranks(1, configuration(sizes()), restore_in_fp32, tmp_path)
+
+
+def overflow_and_save(parts: Parts, root: Path) -> None:
+    first = float(parts.optimizer.get_loss_scale())
+    parts.train(4)
+    assert float(parts.optimizer.get_loss_scale()) < first
+    parts.save(root)
+
+
+def restore_loss_scale(parts: Parts, root: Path) -> None:
+    parts.restore(root)
+    saved = json.loads((root / "iter_0000004/state.json").read_text())["optimizer"]
+    (part,) = optimizer_state.parts(parts.optimizer)
+    assert float(parts.optimizer.get_loss_scale()) == saved["grad_scaler"]["scale"] == 2.0**30
+    assert part.grad_scaler._hysteresis_tracker == saved["grad_scaler"]["hysteresis_tracker"]
+    assert {group["step"] for group in parts.optimizer.param_groups} == {saved["step"]} == {0}
+
+
+def test_fp16_loss_scale_restores_also_before_any_update(tmp_path: Path) -> None:
+    config = configuration(sizes(), dtype="fp16")
+    config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, initial_loss_scale=2.0**33))
+    on_ranks(1, config, overflow_and_save, tmp_path)
+    on_ranks(1, config, restore_loss_scale, tmp_path)
+
+
+# ---- --checkpoint.load and what of it
+
+
+def moments(parts: Parts) -> list[torch.Tensor]:
+    boxes = optimizer_state.optimizer_boxes(parts.chunks, parts.optimizer, parts.ranks)
+    return [box.data for box in boxes if ".exp_avg." in box.key]
+
+
+def load_weights_only(parts: Parts, folder: Path, pieces: Path, config: CheckpointConfig) -> None:
+    restored = parts.restore(pieces / "own", config)
+    assert not restored.optimizer_restored
+    assert restored.progress.iteration == (0 if config.finetune else SAVED_AT)
+    assert not any(bool(moment.any()) for moment in moments(parts))
+    whole, saved = assembled(parts, pieces), torch.load(folder / "global.pt")
+    assert whole is not None
+    for name in (name for name in saved if " of " not in name):
+        assert torch.equal(whole[name], saved[name]), name
+        assert torch.equal(whole[f"param of {name}"].to(whole[name].dtype), whole[name]), name
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("option", ["finetune", "no_load_optim"])
+def test_weights_alone(option: str, dtype: str, llama: Path, tmp_path: Path) -> None:
+    config = CheckpointConfig(load=str(llama), **{option: True})  # type: ignore[arg-type]
+    if dtype == "fp32":
+        on_ranks(1, configuration(sizes()), load_weights_only, llama, tmp_path, config)
+    else:
+        on_ranks(1, configuration(sizes(), dtype="bf16"), finetune_in_bf16, llama, tmp_path, config)
+
+
+def finetune_in_bf16(parts: Parts, folder: Path, pieces: Path, config: CheckpointConfig) -> None:
+    """The optimizer's fp32 weights are those of the model, so the first update does not undo the load."""
+    parts.restore(pieces / "own", config)
+    whole, saved = assembled(parts, pieces), torch.load(folder / "global.pt")
+    assert whole is not None
+    for name in (name for name in saved if " of " not in name):
+        assert torch.equal(whole[name], saved[name].bfloat16())
+        assert torch.equal(whole[f"param of {name}"], whole[name].float())
+
+
+def own_checkpoint_wins(parts: Parts, root: Path) -> None:
+    config = CheckpointConfig(load=str(root / "other"), finetune=True)
+    assert checkpoint.restore(root / "own", OWN, parts.chunks, parts.optimizer, parts.ranks) is None
+    parts.train(1)
+    parts.save(root / "other")
+    assert parts.restore(root / "own", config).progress.iteration == 0
+    parts.train(2)
+    parts.save(root / "own")
+    restored = parts.restore(root / "own", config)
+    assert (restored.progress.iteration, restored.optimizer_restored, restored.rng_restored) == (2, True, True)
+    assert restored.path == root / "own/iter_0000002"
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert parts.restore(root / "none", CheckpointConfig(load=str(root / "own"))).rng_restored
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not parts.restore(root / "none", CheckpointConfig(load=str(root / "own"), no_load_rng=True)).rng_restored
+
+
+def test_a_run_continues_its_own_checkpoint_whole_whatever_it_started_from(tmp_path: Path) -> None:
+    on_ranks(1, configuration(sizes()), own_checkpoint_wins, tmp_path)
+
+
+# ---- what does not fit
+
+
+def refuse(parts: Parts, folder: Path, expected: list[str]) -> None:
+    before = [param.detach().clone() for chunk in parts.chunks for param in chunk.parameters()]
+    with pytest.raises(UserError) as caught:
+        parts.restore(folder / "checkpoints")
+    for text in [str(folder), *expected]:
+        assert text in str(caught.value)
+    after = [param for chunk in parts.chunks for param in chunk.parameters()]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "hidden size": ({"hidden_size": 128}, ["[352, 64] in the checkpoint and [352, 128] here", "model.hidden_size"]),
+    "padding": (
+        {"make_vocab_size_divisible_by": 512},
+        ["word_embeddings.weight is [384, 64] in the checkpoint and [512, 64] here", "make_vocab_size_divisible_by"],
+    ),
+    "fewer layers": (
+        {"num_layers": 2},
+        ["The checkpoint has layers.2.", "which this model lacks (and 11 more)", "Probably different: model.num_layers"],
+    ),
+    "biases": ({"add_bias_linear": True}, ["The checkpoint lacks layers.0.", ".bias", "model.add_bias_linear"]),
+    "tied": ({"untie_embeddings_and_output_weights": False}, ["has output_layer.weight", "untie_embeddings"]),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_another_model_is_refused_by_every_rank_before_a_parameter_is_touched(name: str, llama: Path) -> None:
+    model, expected = MISFITS[name]
+    on_ranks(2, configuration(sizes(pp=2), **model), refuse, llama, expected)
+
+
+def lose_boxes(parts: Parts, root: Path) -> None:
+    """Alone, PyTorch does not check that what is written covers the tensors; the reader does."""
+    complete = optimizer_state.held_slices
+    optimizer_state.held_slices = lambda optimizer: (  # type: ignore[assignment]
+        (param, held._replace(tensors={name: tensor[:-1] for name, tensor in held.tensors.items()}))
+        for param, held in complete(optimizer)
+    )
+    parts.save(root)
+    optimizer_state.held_slices = complete
+    with pytest.raises(RuntimeError, match=r"optimizer\.state\..* is incomplete"):
+        parts.restore(root)
+
+
+def test_a_checkpoint_with_holes_is_refused(tmp_path: Path) -> None:
+    on_ranks(1, configuration(sizes()), lose_boxes, tmp_path)
+
+
+# ---- a save that does not come to its end, and what is kept
+
+
+def die_before_the_name(parts: Parts, root: Path) -> None:
+    for until in (1, 2, 3, 4):
+        parts.train(until)
+        parts.save(root, keep=2)
+    parts.train(5)
+    folders.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    parts.save(root, keep=2)
+
+
+def go_on(parts: Parts, root: Path) -> None:
+    assert parts.restore(root).progress.iteration == 4
+    parts.train(5)
+    parts.save(root, keep=2)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_killed_before_its_end_a_save_leaves_the_one_before_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        on_ranks(1, configuration(sizes()), die_before_the_name, tmp_path)
+    assert names(tmp_path) == ["iter_0000003", "iter_0000004", "iter_0000005.unfinished", "latest"]
+    assert (tmp_path / "iter_0000005.unfinished/state.json").exists()
+    assert folders.latest(tmp_path) == tmp_path / "iter_0000004"
+    on_ranks(1, configuration(sizes()), go_on, tmp_path)
+    assert names(tmp_path) == ["iter_0000004", "iter_0000005", "latest"]
+
+
+def fail_to_write(parts: Parts, root: Path) -> None:
+    with pytest.raises(OSError, match="Not a directory"):
+        parts.save(root)
+
+
+def test_a_save_that_rank_0_cannot_begin_fails_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    on_ranks(2, configuration(sizes()), fail_to_write, tmp_path / "file/checkpoints")
+
+
+# ---- the format
+
+
+def read_with_mcore(parts: Parts, folder: Path) -> None:
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    (chunk,) = parts.chunks
+    wanted = {
+        key: entry
+        for key, entry in unwrap(chunk).sharded_state_dict().items()
+        if isinstance(entry, ShardedTensor | ShardedTensorFactory)
+    }
+    loaded = dist_checkpointing.load(wanted, str(folder / "checkpoints/iter_0000002"))
+    saved = torch.load(folder / "global.pt")
+    assert len(wanted) == len(list(chunk.parameters()))
+    for key, weight in unwrap(chunk).named_parameters():
+        assert loaded[key].shape == weight.shape
+    for key in ("embedding.word_embeddings.weight", "decoder.layers.1.mlp.linear_fc1.weight", "output_layer.weight"):
+        assert torch.equal(loaded[key], saved[canonical(key)])
+
+
+def test_megatron_core_reads_it(llama: Path) -> None:
+    on_ranks(1, configuration(sizes()), read_with_mcore, llama)
+
+
+def look_inside(parts: Parts, folder: Path) -> None:
+    shapes = storage.Reader(folder / "checkpoints/iter_0000002").shapes
+    weights = {key for key in shapes if not key.startswith(("optimizer.", "rng."))}
+    assert {key for key in shapes if key.startswith("optimizer.")} == {
+        f"optimizer.state.{state}.{key}" for state in ("param", "exp_avg", "exp_avg_sq") for key in weights
+    }
+    assert {key for key in shapes if key.startswith("rng.")} == {
+        "rng.torch", "rng.python", "rng.numpy", "rng.megatron.model-parallel-rng", "rng.megatron.data-parallel-rng",
+        "rng.megatron.expert-parallel-rng",
+    }  # fmt: skip
+    assert shapes["rng.torch"][0] == 8
+
+
+def test_what_lies_in_the_folder(llama: Path) -> None:
+    folder = llama / "checkpoints/iter_0000002"
+    assert names(folder) == sorted(
+        [".metadata", "config.toml", "metadata.json", "state.json", *(f"__{rank}_0.distcp" for rank in range(8))]
+    )
+    assert (folder / "config.toml").read_text() == "x = 1\n"
+    assert (folder.parent / "latest").read_text() == "iter_0000002\n"
+    state = json.loads((folder / "state.json").read_text())
+    assert state["format"] == 1
+    assert state["progress"] == {"iteration": 2, "consumed_samples": 16}
+    assert Layout(**state["layout"]) == Layout(tp=2, pp=2, dp=2)
+    assert state["optimizer"]["step"] == 2
+    on_ranks(1, configuration(sizes()), look_inside, llama)

@@ -1,0 +1,29 @@
+"""Checkpoints: a folder per saved iteration, which any TP, PP, DP and VPP size restores.
+
+    save      write one, by all ranks
+    restore   continue from the newest one, or start from another
+    settled   hold the parameters still, gathered, while they are read
+
+Model weights and optimizer state lie in it as pieces of global tensors (PyTorch's distributed checkpoint, as megatron-core
+writes it); everything else is versioned JSON. ``folders``, ``progress`` and ``state`` work without torch, so what needs it
+is imported only when it is asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.checkpoint.model_state import settled
+    from training.checkpoint.restoring import Restored, restore
+    from training.checkpoint.saving import save
+
+__all__ = ["Restored", "restore", "save", "settled"]
+
+_MODULES = {"save": "saving", "restore": "restoring", "Restored": "restoring", "settled": "model_state"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

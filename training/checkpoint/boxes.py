@@ -1,0 +1,93 @@
+"""Boxes: pieces of global tensors that lie in one piece of this rank's memory.
+
+ZeRO-1 cuts the flat memory of a bucket of parameters among the data ranks, at arbitrary elements. Such a range of a
+tensor is no rectangle, but it is at most 2 N - 1 rectangles for N dims: whole rows, and parts of the first and last row.
+Written as those, every rank saves its own slice without asking anybody, and any layout can read it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Box:
+    """The rectangle at ``offset`` of the global tensor ``key``."""
+
+    key: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    data: Tensor
+    """This rank's memory, a view with one dim for each of ``global_shape``: saved from, restored into."""
+    writes: bool
+    """Whether this rank saves it: of ranks that hold the same box, one does."""
+
+
+class FlatBox(NamedTuple):
+    """A rectangle of a tensor, and where it begins in the tensor's flat memory."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+
+
+def flat_boxes(shape: tuple[int, ...], start: int, end: int) -> list[FlatBox]:
+    """The flat range [start, end) of a row-major tensor as rectangles, each contiguous in memory, none overlapping."""
+    if start >= end:
+        return []
+    if not shape:
+        return [FlatBox((), (), 0)]
+    rest, row = (0,) * (len(shape) - 1), math.prod(shape[1:])
+    first, last = -(-start // row), end // row  # whole rows [first, last)
+    if first > last:
+        return _in_row(shape, last, start, end)
+    found = _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        found.append(FlatBox((first, *rest), (last - first, *shape[1:]), first * row))
+    return found + _in_row(shape, last, last * row, end)
+
+
+def _in_row(shape: tuple[int, ...], index: int, start: int, end: int) -> list[FlatBox]:
+    """The flat range [start, end), which lies within row ``index``."""
+    base = index * math.prod(shape[1:])
+    inner = flat_boxes(shape[1:], start - base, end - base)
+    return [FlatBox((index, *box.offset), (1, *box.shape), base + box.start) for box in inner]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Region:
+    """A rectangle of a global tensor that a parameter of this rank holds, whole or as a contiguous part of its memory.
+
+    A gated fc1 holds two: its part of the gate, and its part of the up projection, which are apart in the global tensor.
+    """
+
+    key: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    """Of the rectangle, with one dim for each of ``global_shape``."""
+    start: int
+    """Where it begins in the parameter's flat memory."""
+    replica: tuple[int, ...]
+    """Which of the equal copies on other ranks this is; the last number counts data ranks."""
+
+    @property
+    def is_original(self) -> bool:
+        """Neither a TP peer nor another pipeline stage (tied embeddings) has the same rectangle and saves it."""
+        return not any(self.replica[:-1])
+
+    def boxes(self, prefix: str, data: Tensor, start: int, writes: bool) -> list[Box]:
+        """``data``, a flat tensor of the parameter's elements from ``start`` on, as boxes of ``prefix`` + key."""
+        here, end = start - self.start, start - self.start + data.numel()
+        return [
+            Box(
+                key=prefix + self.key,
+                global_shape=self.global_shape,
+                offset=tuple(base + own for base, own in zip(self.offset, box.offset, strict=True)),
+                data=data[box.start - here : box.start - here + math.prod(box.shape)].view(box.shape),
+                writes=writes,
+            )
+            for box in flat_boxes(self.shape, max(here, 0), min(end, math.prod(self.shape)))
+        ]

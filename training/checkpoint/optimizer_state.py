@@ -1,0 +1,145 @@
+"""The optimizer's fp32 weights and moments as boxes, and its few numbers as JSON.
+
+Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape, whether the
+state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's own
+``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is padded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
+
+from parallel.groups import Ranks
+from parallel.replicas import unwrap
+from training.checkpoint.boxes import Box
+from training.checkpoint.model_state import Chunks, is_turn_of, regions
+from training.checkpoint.state import JSON
+
+PREFIX = "optimizer.state."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Slice(NamedTuple):
+    """The elements [start, start + n) of a parameter whose optimizer state this rank holds, as flat fp32 tensors [n]."""
+
+    start: int
+    tensors: Mapping[str, Tensor]
+    is_shared: bool
+    """Every data rank holds the same (no ZeRO-1)."""
+    is_main: bool
+    """Not a copy that another instance of a distributed optimizer holds too."""
+
+
+def parts(optimizer: MegatronOptimizer) -> list[Any]:
+    """The optimizers that do the work: mcore chains one for dense parameters and one for experts, say."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in chained if not getattr(part, "is_stub_optimizer", False)]
+
+
+def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[Box]:
+    """All of this rank's optimizer state: views of the live tensors, no copy, no communication.
+
+    Padding between parameters and at the end of a bucket belongs to no parameter, so it never gets here.
+    """
+    allocate(optimizer)
+    slices = dict(held_slices(optimizer))
+    found: list[Box] = []
+    for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
+        if param not in slices:
+            continue
+        piece = slices[param]
+        for region in held:
+            turn = is_turn_of(number, region, ranks) if piece.is_shared else piece.is_main
+            for name, tensor in piece.tensors.items():
+                found += region.boxes(f"{PREFIX}{name}.", tensor, piece.start, region.is_original and turn)
+    return found
+
+
+def allocate(optimizer: MegatronOptimizer) -> None:
+    """Give every parameter its moments, zeros, where no update has made them yet."""
+    for part in parts(optimizer):
+        if part.config.use_precision_aware_optimizer:
+            raise NotImplementedError("optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet")
+        part.init_state_fn(part.optimizer, part.config)
+
+
+def held_slices(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, Slice]]:
+    """(model parameter, what this rank holds of its state), for each of which it holds any."""
+    for part in parts(optimizer):
+        yield from _sharded(part) if isinstance(part, DistributedOptimizer) else _whole(part)
+
+
+def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
+    is_main = part.distributed_optimizer_instance_id == 0
+    for buffer in part.gbuf_ranges:
+        for bucket in (bucket for buckets in buffer.values() for bucket in buckets):
+            for param, ranges in bucket["param_map"].items():
+                state = part._get_main_param_and_optimizer_states(param)
+                yield param, Slice(ranges["param"].start, _flat(state), is_shared=False, is_main=is_main)
+
+
+def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
+    """Of an optimizer without ZeRO-1, whose fp32 weights are the model's own or, for fp16 and bf16, copies."""
+    models = [param for group in getattr(part, "float16_groups", []) for param in group]
+    copies = {param.main_param: param for param in models}
+    for group in part.optimizer.param_groups:
+        for main in group["params"]:
+            tensors = _flat({"param": main, **part.optimizer.state[main]})
+            yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True)
+
+
+def _flat(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: state[name].detach().view(-1) for name in ("param", *MOMENTS)}
+
+
+def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
+    """What the optimizer knows besides tensors: the count of Adam's steps, and the state of fp16's loss scale.
+
+    A rank that holds no element of a parameter group does not count its steps, so the largest count is taken.
+    """
+    groups = [group for part in parts(optimizer) for group in part.optimizer.param_groups]
+    step = torch.tensor([max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device)
+    dist.all_reduce(step, op=dist.ReduceOp.MAX)
+    return {"step": int(step), "param_groups": [_readable(group) for group in groups], "grad_scaler": _grad_scaler(optimizer)}
+
+
+def _readable(group: Mapping[str, Any]) -> dict[str, JSON]:
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in group.items()
+        if isinstance(value, bool | int | float | str | tuple)
+    }
+
+
+def _grad_scaler(optimizer: MegatronOptimizer) -> JSON:
+    for part in parts(optimizer):
+        if scaler := getattr(part, "grad_scaler", None):
+            return {key: value.item() if isinstance(value, Tensor) else value for key, value in scaler.state_dict().items()}
+    return None
+
+
+def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
+    """Inverse of ``numbers``. Learning rate, weight decay and betas stay the configuration's: it may have changed them."""
+    for part in parts(optimizer):
+        for group in part.optimizer.param_groups:
+            group["step"] = saved["step"]
+        scaler = getattr(part, "grad_scaler", None)
+        if scaler and saved["grad_scaler"]:
+            scale = torch.tensor([saved["grad_scaler"]["scale"]], dtype=torch.float32)
+            scaler.load_state_dict({**saved["grad_scaler"], "scale": scale})
+
+
+def weights_from_optimizer(chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+    """Make the model's weights those that the optimizer holds in fp32: rounded to the model's dtype, on every data rank."""
+    for part in parts(optimizer):
+        if hasattr(part, "_copy_main_params_to_model_params"):
+            part._copy_main_params_to_model_params()
+    for chunk in chunks:
+        if chunk.ddp_config.use_distributed_optimizer:
+            chunk.start_param_sync(force_sync=True)

@@ -1,0 +1,14 @@
+"""How far a run has come. No torch here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Progress:
+    """What a resumed run must know besides weights."""
+
+    iteration: int = 0
+    """Optimizer updates done, those that fp16 skipped included."""
+
+    consumed_samples: int = 0
+    """Samples trained on: the position in the data, in the learning-rate schedule and in the batch ramp-up."""

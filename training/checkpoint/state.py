@@ -1,0 +1,55 @@
+"""``state.json``: everything of a checkpoint but tensors, as named entries with a format number. No torch here."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallel.errors import UserError
+from parallel.layout import Layout
+from training.checkpoint.folders import STATE
+from training.checkpoint.progress import Progress
+
+FORMAT = 1
+JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class State:
+    """What lies in a checkpoint beside its tensors."""
+
+    progress: Progress
+    layout: Layout
+    """The layout that wrote it."""
+    device: str
+    """``cpu`` or ``cuda``: which generators' states lie in it."""
+    optimizer: Mapping[str, JSON] = field(default_factory=dict)
+    """``step``, ``param_groups`` (for the reader; a run takes these values from its configuration), ``grad_scaler``."""
+    entries: Mapping[str, JSON] = field(default_factory=dict)
+    """What the caller of ``save`` wants to find again."""
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write ``state.json`` into ``folder``. Floats keep every bit: JSON gets their shortest exact decimals."""
+    values = {"format": FORMAT, **dataclasses.asdict(state)}
+    (folder / STATE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def read_state(folder: Path) -> State:
+    """Raises UserError where ``state.json`` cannot be read, or was written by a later version of Triplane."""
+    path = folder / STATE
+    try:
+        values = json.loads(path.read_text())
+        written = values["format"]
+        if written > FORMAT:
+            raise UserError(f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Use a newer version.")
+        return State(
+            progress=Progress(**values["progress"]), layout=Layout(**values["layout"]), device=values["device"],
+            optimizer=values["optimizer"], entries=values["entries"],
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not the state of a checkpoint ({type(error).__name__}: {error}). Load another checkpoint, or restore this file."
+        ) from None

@@ -1,0 +1,77 @@
+"""Whether a model divides over the ranks: matrices by TP, the sequence by TP and CP. No torch here."""
+
+import math
+
+from models.config import ModelConfig
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+
+
+def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
+    """Whether every matrix that TP splits can be, with the sizes that would work."""
+    by_tp = f"parallel.tensor_model_parallel_size {tp}"
+    found = _head_problems(shape, tp, by_tp)
+    if shape.ffn_hidden_size % tp:
+        found.append(
+            f"model.ffn_hidden_size {shape.ffn_hidden_size} is not divisible by {by_tp}. "
+            f"Use {nearest(shape.ffn_hidden_size, tp)}."
+        )
+    if model.make_vocab_size_divisible_by % tp:
+        found.append(
+            f"model.make_vocab_size_divisible_by {model.make_vocab_size_divisible_by} is not divisible by "
+            f"{by_tp}, so the vocabulary cannot be split. Use {math.lcm(128, tp)}."
+        )
+    return found
+
+
+def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
+    heads, groups, found = shape.num_attention_heads, shape.num_query_groups, []
+    rows = shape.query_size + 2 * shape.kv_size
+    if heads % tp:
+        sizes = [size for size in range(1, heads + 1) if heads % size == 0]
+        found.append(
+            f"model.num_attention_heads {heads} is not divisible by {by_tp}. "
+            f"TP sizes that divide the heads: {', '.join(map(str, sizes))}."
+        )
+    if groups % tp and tp % groups:
+        sizes = [
+            size for size in range(1, heads + 1) if not heads % size and not (size % groups and groups % size)
+        ]
+        found.append(
+            f"model.num_query_groups {groups} neither divides nor is divided by {by_tp}; one must hold. "
+            f"TP sizes that suit heads and groups: {', '.join(map(str, sizes))}."
+        )
+    elif not heads % tp and rows % tp:
+        found.append(
+            f"model: queries, keys and values of {groups} groups make {rows} rows, not divisible by "
+            f"{by_tp}. Use a smaller TP or more model.num_query_groups."
+        )
+    return found
+
+
+def sequence_problems(model: ModelConfig, shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether the sequence can be cut: into 2 x CP pieces (a rank holds two), and a rank's share by TP."""
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    by_cp, by_tp = 2 * cp if cp > 1 else 1, cp * tp if parallel.sequence_parallel else 1
+    piece, found = math.lcm(by_cp, by_tp), []
+    if model.seq_length % piece:
+        why = {f"2 x CP {cp}": by_cp, f"TP {tp} x CP {cp} (parallel.sequence_parallel)": by_tp}
+        factors = " and by ".join(name for name, size in why.items() if size > 1)
+        found.append(
+            f"model.seq_length {model.seq_length} is not divisible by {factors}. Use "
+            f"{nearest(model.seq_length, piece)}, or change parallel.context_parallel_size or "
+            "parallel.tensor_model_parallel_size."
+        )
+    positions = shape.max_position_embeddings
+    if shape.position_embedding_type == "learned_absolute" and model.seq_length > positions:
+        found.append(
+            f"model.seq_length {model.seq_length} exceeds model.max_position_embeddings {positions} of "
+            f"learned positions. Use model.seq_length = {positions} or less, or more positions."
+        )
+    return found
+
+
+def nearest(size: int, piece: int) -> str:
+    """The multiples of ``piece`` around ``size``, as text."""
+    below, above = size // piece * piece, -(-size // piece) * piece
+    return " or ".join(str(near) for near in dict.fromkeys((below, above)) if near > 0)
