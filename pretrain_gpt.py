@@ -25,6 +25,7 @@ def main() -> int:
             return 0
         return start(config)
     except UserError as error:
+        launch.ignore_termination()
         cli.fail(error, quiet=not launch.shows(error, launch.detect(os.environ)))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
@@ -44,11 +45,21 @@ class Recompute:
 
 
 def build(
-    model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, recompute: Recompute, ranks: Ranks, seed: int
+    model: ModelConfig,
+    shape: GPTShape,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    recompute: Recompute,
+    ranks: Ranks,
+    seed: int,
+    backend: BackendSpecProvider | None = None,
 ) -> list[HybridModel]:
-    """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device."""
+    """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
+
+    backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
+    """
     config = transformer_config(model, shape, parallel, precision, recompute, ranks)
-    backend = provider(ranks.device)
+    backend = backend or provider(ranks.device)
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         chunk = HybridModel(

@@ -167,6 +167,7 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     try:
         return run(identity), None
     except UserError as error:
+        ignore_termination()
         return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
     except KeyboardInterrupt:
         return 130, Failure(rank=identity.rank, code=130, at=time.time(), text="interrupted", echo=True)
@@ -174,6 +175,11 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         text = traceback.format_exc()
         echo = any(mark in str(error) for mark in ECHOES)
         return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo)
+
+
+def ignore_termination() -> None:
+    """While leaving with exit code 2: srun ends all ranks as soon as one has left, and its TERM would hide the code."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure | None]:

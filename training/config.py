@@ -386,7 +386,8 @@ def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedul
         lr_decay_style=optimizer.lr_decay_style,
         warmup_samples=samples(optimizer.lr_warmup_iters),
         decay_samples=samples(decay_iters),
-        wsd_decay_samples=samples(decay_iters) - samples(max(0, decay_iters - wsd_iters)),
+        # A decay longer than the whole is kept as asked, for Schedule.problems to refuse.
+        wsd_decay_samples=samples(max(decay_iters, wsd_iters)) - samples(max(0, decay_iters - wsd_iters)),
         lr_wsd_decay_style=optimizer.lr_wsd_decay_style,
         start_weight_decay=optimizer.weight_decay if start is None else start,
         end_weight_decay=optimizer.weight_decay if end is None else end,

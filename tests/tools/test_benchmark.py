@@ -38,7 +38,7 @@ def test_cpu_seconds_include_grandchildren() -> None:
 
 
 def test_a_failing_command_shows_its_output() -> None:
-    with pytest.raises(RuntimeError, match="exit code 3 .*\nbecause of this"):
+    with pytest.raises(RuntimeError, match=r"exit code 3 .*\nbecause of this"):
         startup.cost_of([sys.executable, "-c", "print('because of this', flush=True); raise SystemExit(3)"])
 
 
@@ -47,10 +47,18 @@ def test_the_16384_ranks_on_paper_are_a_valid_layout() -> None:
     assert config.problems(startup.PAPER["world_size"]) == []  # type: ignore[arg-type]
 
 
-def test_subjects_that_are_not_measured_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subjects_that_are_not_measured_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "docs/cpu.json"
     answers = {"help": {"wall_s": 0.5, "cpu_s": 0.4, "goal": 1.0}}
-    shares = {"forked_cpu_s": 1.0, "torchrun_cpu_s": 4.0, "forked_wall_s": 1.0, "torchrun_wall_s": 2.0, "goal": 0.3}
+    shares = {
+        "forked_cpu_s": 1.0,
+        "torchrun_cpu_s": 4.0,
+        "forked_wall_s": 1.0,
+        "torchrun_wall_s": 2.0,
+        "goal": 0.3,
+    }
 
     def measure(subject: str, _job: object) -> dict[str, object]:
         if subject == "one_rank":

@@ -8,6 +8,7 @@ import multiprocessing
 import resource
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -89,40 +90,60 @@ def measure(config: RunConfig, steps: int) -> dict[str, Any]:
 def alternate(
     sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int
 ) -> list[list[Timing]]:
-    """Warm both sides up, then let them step in turn; returns each side's timings."""
-    context = multiprocessing.get_context("fork")  # the parent has imported and never computed
-    channels, processes = [], []
-    for side in sides:
-        ours_end, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(side, config, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        channels.append(ours_end)
-        processes.append(process)
+    """Warm both sides up, then let them step in turn; returns each side's timings.
+
+    Raises RuntimeError with the traceback of a side that failed.
+    """
+    channels = start(sides, config)
     timings: list[list[Timing]] = [[] for _ in sides]
     for number in range(WARMUP_STEPS + steps):
         # Who goes first alternates too: the second of a pair finds warmer or colder caches.
         for index in range(len(sides)) if number % 2 else reversed(range(len(sides))):
             channels[index].send("step")
-            timing = channels[index].recv()
+            answer = channels[index].recv()
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
             if number >= WARMUP_STEPS:
-                timings[index].append(timing)
-    for channel, process in zip(channels, processes, strict=True):
-        channel.send("stop")
-        process.join()
+                timings[index].append(answer)
+    for channel in channels:
+        channel.close()
     return timings
 
 
-def serve(side: Callable[[RunConfig], Iterator[Step]], config: RunConfig, channel: Connection) -> None:
-    """A side's process: one timed step for each "step"."""
+def start(sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig) -> list[Connection]:
+    """Fork a process for each side; each ends when its channel is closed, or with this process."""
+    context = multiprocessing.get_context("fork")  # this process has imported and never computed
+    channels: list[Connection] = []
+    for side in sides:
+        here, there = context.Pipe()
+        channels.append(here)
+        context.Process(target=serve, args=(side, config, there, list(channels)), daemon=True).start()
+        there.close()
+    return channels
+
+
+def serve(
+    side: Callable[[RunConfig], Iterator[Step]],
+    config: RunConfig,
+    channel: Connection,
+    inherited: list[Connection],
+) -> None:
+    """A side's process: one timed step for each message, or the traceback of what failed."""
+    for parents_end in inherited:  # else no channel would close when the parent ends
+        parents_end.close()
     torch.set_num_threads(1)
-    steps = side(config)
-    step = next(steps)
-    while channel.recv() == "step":
-        began, began_cpu = time.perf_counter(), cpu_seconds()
-        loss = step()
-        channel.send(Timing(wall_s=time.perf_counter() - began, cpu_s=cpu_seconds() - began_cpu, loss=loss))
-    next(steps, None)  # leaves the groups
+    try:
+        for step in side(config):
+            while channel.recv():
+                began, began_cpu = time.perf_counter(), cpu_seconds()
+                loss = step()
+                channel.send(
+                    Timing(wall_s=time.perf_counter() - began, cpu_s=cpu_seconds() - began_cpu, loss=loss)
+                )
+    except EOFError:
+        return
+    except Exception:
+        channel.send(traceback.format_exc())
 
 
 def cpu_seconds() -> float:

@@ -23,6 +23,7 @@ REPEATS = 5
 PAPER = {
     "model.shape": "llama31_405b",
     "model.seq_length": 8192,
+    "dry_run": True,
     "world_size": 16384,
     "train.global_batch_size": 2048,
     "parallel.tensor_model_parallel_size": 8,
@@ -51,7 +52,7 @@ FIRST_STEP = {
 ANSWERS: dict[str, tuple[list[str], float]] = {
     "help": (["--help"], 1.0),
     "dry_run": ([DEMO, "--dry_run", "True"], 1.0),
-    "dry_run_16384": ([*flags_of(PAPER), "--dry_run", "True"], 3.0),
+    "dry_run_16384": (flags_of(PAPER), 3.0),
 }
 """Name -> flags of pretrain_gpt.py, and the goal in wall seconds."""
 

@@ -1,20 +1,19 @@
 """What one rank finds out and all must act on alike."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from parallel.errors import UserError
 from parallel.groups import Ranks
 
-T = TypeVar("T")
 
-
-def on_first_rank(action: Callable[[], T], ranks: Ranks) -> T:
+def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
     """Rank 0 does it; every rank gets what came of it, or raises the same UserError or OSError.
 
-    Ranks go on only when it is done, so this is a barrier too. What comes of it must be small and can be pickled.
+    Ranks go on only when it is done, so this is a barrier too. What comes of it must be small; it travels
+    pickled.
     """
     outcome: list[Any] = [None, None]
     if ranks.rank == 0:

@@ -1,8 +1,9 @@
 """Boxes: pieces of global tensors that lie in one piece of this rank's memory.
 
-ZeRO-1 cuts the flat memory of a bucket of parameters among the data ranks, at arbitrary elements. Such a range of a
-tensor is no rectangle, but it is at most 2 N - 1 rectangles for N dims: whole rows, and parts of the first and last row.
-Written as those, every rank saves its own slice without asking anybody, and any layout can read it.
+ZeRO-1 cuts the flat memory of a bucket of parameters among the data ranks, at arbitrary elements. Such a
+range of a tensor is no rectangle, but it is at most 2 N - 1 rectangles for N dims: whole rows, and parts of
+the first and the last row. Written as those, every rank saves its own slice without asking anybody, and any
+layout can read it.
 """
 
 import math
@@ -34,7 +35,7 @@ class FlatBox(NamedTuple):
 
 
 def flat_boxes(shape: tuple[int, ...], start: int, end: int) -> list[FlatBox]:
-    """The flat range [start, end) of a row-major tensor as rectangles, each contiguous in memory, none overlapping."""
+    """The flat range [start, end) of a row-major tensor as rectangles, each contiguous in memory."""
     if start >= end:
         return []
     if not shape:
@@ -58,9 +59,10 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, end: int) -> list[Fl
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Region:
-    """A rectangle of a global tensor that a parameter of this rank holds, whole or as a contiguous part of its memory.
+    """A rectangle of a global tensor that a parameter holds, in all or a contiguous part of its memory.
 
-    A gated fc1 holds two: its part of the gate, and its part of the up projection, which are apart in the global tensor.
+    A gated fc1 holds two: a part of the gate, and a part of the up projection, which lie apart in the global
+    tensor.
     """
 
     key: str
@@ -75,11 +77,11 @@ class Region:
 
     @property
     def is_original(self) -> bool:
-        """Neither a TP peer nor another pipeline stage (tied embeddings) has the same rectangle and saves it."""
+        """Not the copy of one that a TP peer or another pipeline stage (tied embeddings) holds and saves."""
         return not any(self.replica[:-1])
 
     def boxes(self, prefix: str, data: Tensor, start: int, writes: bool) -> list[Box]:
-        """``data``, a flat tensor of the parameter's elements from ``start`` on, as boxes of ``prefix`` + key."""
+        """What of ``data``, the parameter's flat elements from ``start`` on, lies in here; as boxes."""
         here, end = start - self.start, start - self.start + data.numel()
         return [
             Box(

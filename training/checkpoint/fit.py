@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of this model, found out from names and shapes before a parameter is touched."""
+"""Whether a checkpoint is one of this model: known from names and shapes before a parameter is touched."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 _VOCABULARY = "the tokenizer, model.vocab_size or model.make_vocab_size_divisible_by"
 _HEADS = "model.num_attention_heads, model.num_query_groups or model.kv_channels"
 _NORM = "model.normalization"
+_WIDTH = "model.ffn_hidden_size"
+_GATE = "model.activation"  # a gated one makes fc1 twice as high
 # End of a parameter's name -> the fields that its dims come from.
 _DIMS: Mapping[str, tuple[str, ...]] = {
     "word_embeddings.weight": (_VOCABULARY, "model.hidden_size"),
@@ -27,11 +29,11 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "q_layernorm.weight": ("model.kv_channels",),
     "k_layernorm.weight": ("model.kv_channels",),
     "linear_proj.weight": ("model.hidden_size", _HEADS),
-    "linear_fc1.weight": ("model.ffn_hidden_size or model.activation", "model.hidden_size"),
-    "linear_fc1.bias": ("model.ffn_hidden_size or model.activation",),
-    "linear_fc2.weight": ("model.hidden_size", "model.ffn_hidden_size"),
+    "linear_fc1.weight": (f"{_WIDTH} or {_GATE}", "model.hidden_size"),
+    "linear_fc1.bias": (f"{_WIDTH} or {_GATE}",),
+    "linear_fc2.weight": ("model.hidden_size", _WIDTH),
 }
-# End of the name of a parameter that only one of the two has -> the field that decides about it; the first that fits.
+# End of the name of a parameter that only one of the two has -> the field that decides it. The first fits.
 _PRESENCE: Sequence[tuple[str, str]] = (
     ("position_embeddings.weight", "model.position_embedding_type"),
     ("output_layer.weight", "model.untie_embeddings_and_output_weights"),
@@ -46,25 +48,27 @@ _PRESENCE: Sequence[tuple[str, str]] = (
 
 
 def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None:
-    """Raises UserError, the same on every rank, unless ``saved`` has what the boxes of all ranks need, in their shapes.
+    """Raises UserError, the same on every rank, unless ``saved`` has what the boxes of all ranks need.
 
-    ``boxes`` may be those of the model alone. One exchange of names and shapes between pipeline stages.
+    ``boxes`` may be those of the weights alone. Pipeline stages exchange their names and shapes once.
     """
     needed = _all_stages({box.key: box.global_shape for box in boxes}, ranks)
     model = {key: shape for key, shape in needed.items() if not key.startswith(optimizer_state.PREFIX)}
-    found = {key: shape for key, shape in saved.items() if not key.startswith((optimizer_state.PREFIX, rng.PREFIX))}
+    others = (optimizer_state.PREFIX, rng.PREFIX)
+    found = {key: shape for key, shape in saved.items() if not key.startswith(others)}
     if problem := _difference(found, model):
-        raise UserError(f"checkpoint {path} does not fit this model: {problem} Its own configuration is {path / 'config.toml'}.")
+        own = f"Its own configuration is {path / 'config.toml'}."
+        raise UserError(f"checkpoint {path} does not fit this model: {problem} {own}")
     missing = sorted(key for key in needed if saved.get(key) != needed[key])
     if missing:
         raise UserError(
             f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}). "
-            "Use --checkpoint.no_load_optim True, or --checkpoint.finetune True to start anew from its weights."
+            "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start anew from its weights."
         )
 
 
 def _all_stages(own: Shapes, ranks: Ranks) -> dict[str, tuple[int, ...]]:
-    """Union over this rank's pipeline group, which is the whole model: TP and data ranks have the same keys."""
+    """Union over the pipeline group. It is the whole model: TP peers and data ranks have the same keys."""
     gathered: list[Shapes] = [{} for _ in range(ranks.layout.pp)]
     dist.all_gather_object(gathered, own, group=ranks.pgs.pp)
     return {key: shape for stage in gathered for key, shape in stage.items()}
@@ -78,7 +82,8 @@ def _difference(saved: Shapes, model: Shapes) -> str | None:
     sentences = []
     if reshaped:
         key = reshaped[0]
-        sentences.append(f"{_name(key)} is {list(saved[key])} in the checkpoint and {list(model[key])} here{_more(reshaped)}.")
+        shapes = f"{list(saved[key])} in the checkpoint and {list(model[key])} here"
+        sentences.append(f"{_name(key)} is {shapes}{_more(reshaped)}.")
     if missing:
         sentences.append(f"The checkpoint lacks {_name(missing[0])}{_more(missing)}.")
     if extra:
@@ -86,8 +91,13 @@ def _difference(saved: Shapes, model: Shapes) -> str | None:
     if not sentences:
         return None
     fields = Counter(field for key in reshaped for field in _fields(_name(key), saved[key], model[key]))
-    fields.update(next(field for end, field in _PRESENCE if _name(key).endswith(end)) for key in missing + extra)
-    return f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
+    if _WIDTH in fields:
+        del fields[f"{_WIDTH} or {_GATE}"]
+    for key in missing + extra:
+        fields[next(field for end, field in _PRESENCE if _name(key).endswith(end))] += 1
+    return (
+        f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
+    )
 
 
 def _fields(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> list[str]:

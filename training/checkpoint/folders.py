@@ -1,7 +1,7 @@
 """Where checkpoints lie and which of them counts. No torch here.
 
-    RUN_DIR/checkpoints/iter_0000100/    one checkpoint; it bears this name only when it is complete
-    RUN_DIR/checkpoints/latest           a text file: the name of the folder to continue from
+RUN_DIR/checkpoints/iter_0000100/    one checkpoint; it bears this name only when it is complete
+RUN_DIR/checkpoints/latest           a text file: the name of the folder to continue from
 """
 
 import os
@@ -16,7 +16,7 @@ LATEST = "latest"
 STATE = "state.json"
 INDEX = ".metadata"  # what PyTorch's distributed checkpoint calls its table of contents
 UNFINISHED = ".unfinished"
-_NAME = re.compile(r"iter_(\d{7,})")
+_NAME = re.compile(r"iter_(\d{7,15})")
 
 
 def checkpoints(run_dir: Path) -> Path:
@@ -42,8 +42,9 @@ def is_complete(folder: Path) -> bool:
 
 def complete(root: Path) -> list[Path]:
     """The complete checkpoints in ``root``, lowest iteration first."""
-    found = [(number, path) for path in root.iterdir() if (number := iteration_of(path)) is not None] if root.is_dir() else []
-    return [path for _, path in sorted(found) if is_complete(path)]
+    numbered = {path: iteration_of(path) for path in root.iterdir()} if root.is_dir() else {}
+    found = [path for path, number in numbered.items() if number is not None and is_complete(path)]
+    return sorted(found, key=lambda path: numbered[path] or 0)
 
 
 def latest(root: Path) -> Path | None:
@@ -61,7 +62,7 @@ def latest(root: Path) -> Path | None:
 
 
 def find(path: str) -> Path:
-    """The checkpoint that ``--checkpoint.load PATH`` means: a checkpoint, a folder of them, or a run's folder.
+    """What ``--checkpoint.load PATH`` means: a checkpoint, the newest in a folder of them, or a run's newest.
 
     Raises UserError, with what was found instead.
     """
@@ -72,8 +73,8 @@ def find(path: str) -> Path:
         if (newest := latest(root)) is not None:
             return newest
     raise UserError(
-        f"checkpoint.load {path}: expected a checkpoint (iter_..., with {STATE}), a folder of checkpoints or a run's "
-        f"folder; found {_description(folder)}. Give the path of one that a run has completed."
+        f"checkpoint.load {path}: expected a checkpoint (iter_..., with {STATE}), a folder of checkpoints or "
+        f"a run's folder; found {_description(folder)}. Give the path of one that a run has completed."
     )
 
 
@@ -83,9 +84,11 @@ def _description(path: Path) -> str:
     if not path.is_dir():
         return "a file"
     names = sorted(entry.name for entry in path.iterdir())
-    if iteration_of(path) is not None and STATE not in names:
-        return f"an incomplete checkpoint without {STATE}"
-    return f"a folder with {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else "an empty folder"
+    if path.name.startswith("iter_"):
+        return f"an incomplete checkpoint, with {', '.join(names) or 'nothing in it'}"
+    if not names:
+        return "an empty folder"
+    return f"a folder with {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
 def begin(root: Path, iteration: int) -> Path:

@@ -21,12 +21,15 @@ Chunks = Sequence[DistributedDataParallel]
 
 @contextlib.contextmanager
 def settled(chunks: Chunks) -> Iterator[None]:
-    """Every rank's parameters are those of the last update in here: no gather of them is under way or still to come.
+    """Every rank's parameters are those of the last update here: no gather is under way or to come.
 
-    With overlap_param_gather a rank otherwise has only its own shard of an update until the next forward pass. Costs a
-    gather of the parameters there, and nothing elsewhere. All ranks must enter.
+    With overlap_param_gather a rank otherwise has only its own shard of an update until the next forward
+    pass. Costs a gather of the parameters there, and nothing elsewhere. All ranks must enter; entering twice
+    is no harm.
     """
-    overlapping = [chunk for chunk in chunks if chunk.use_forward_hook]
+    overlapping = [
+        chunk for chunk in chunks if chunk.use_forward_hook and chunk.remove_forward_pre_hook_handles
+    ]
     for chunk in overlapping:
         chunk.disable_forward_pre_hook(param_sync=True)
     try:
@@ -37,10 +40,11 @@ def settled(chunks: Chunks) -> Iterator[None]:
 
 
 def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
-    """Every parameter (and persistent buffer) of an unwrapped chunk, with the rectangles of global tensors it holds.
+    """Every parameter and buffer of an unwrapped chunk, with the rectangles of global tensors it holds.
 
-    mcore describes them; Transformer Engine's ``_extra_state`` objects are left out. (Under fp8 with the "delayed" recipe
-    they hold the history of largest values, which a resumed run gathers anew within that history's length.)
+    mcore describes them. Transformer Engine's ``_extra_state`` objects are left out: under fp8 with the
+    "delayed" recipe they hold the history of largest values, so there, and only there, a resumed run first
+    gathers it anew.
     """
     for entry in nested_values(chunk.sharded_state_dict()):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
@@ -50,13 +54,19 @@ def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
 
 
 def _pieces(factory: ShardedTensorFactory) -> list[Region]:
-    """What a factory makes of a parameter. It cuts a tensor without memory here: only where it cuts is of interest."""
+    """What a factory makes of a parameter, found by letting it cut a tensor that has no memory."""
     without_memory = torch.empty(tuple(factory.data.shape), dtype=factory.data.dtype, device="meta")
-    pieces = [piece for piece in nested_values(replace(factory, data=without_memory).build()) if isinstance(piece, ShardedTensor)]
+    pieces = [
+        piece
+        for piece in nested_values(replace(factory, data=without_memory).build())
+        if isinstance(piece, ShardedTensor)
+    ]
     found = [_region(piece, start=int(piece.data.storage_offset())) for piece in pieces]
     in_one_piece = all(piece.data.is_contiguous() for piece in pieces)
     if not in_one_piece or sum(math.prod(region.shape) for region in found) != without_memory.numel():
-        raise NotImplementedError(f"{factory.key}: mcore cuts it into pieces that are not contiguous in memory")
+        raise NotImplementedError(
+            f"{factory.key}: mcore cuts it into pieces that are not contiguous in memory"
+        )
     return found
 
 
@@ -78,7 +88,9 @@ def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
     for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
         for region in held:
             flat = param.detach().view(-1)[region.start : region.start + math.prod(region.shape)]
-            found += region.boxes("", flat, region.start, region.is_original and is_turn_of(number, region, ranks))
+            found += region.boxes(
+                "", flat, region.start, region.is_original and is_turn_of(number, region, ranks)
+            )
     return found
 
 

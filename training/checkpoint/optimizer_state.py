@@ -1,8 +1,9 @@
 """The optimizer's fp32 weights and moments as boxes, and its few numbers as JSON.
 
-Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape, whether the
-state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's own
-``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is padded.
+Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape,
+whether the state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's
+own ``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is
+padded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Slice(NamedTuple):
-    """The elements [start, start + n) of a parameter whose optimizer state this rank holds, as flat fp32 tensors [n]."""
+    """What this rank holds of a parameter's optimizer state: fp32 [n], of its elements [start, start + n)."""
 
     start: int
     tensors: Mapping[str, Tensor]
@@ -65,7 +66,9 @@ def allocate(optimizer: MegatronOptimizer) -> None:
     """Give every parameter its moments, zeros, where no update has made them yet."""
     for part in parts(optimizer):
         if part.config.use_precision_aware_optimizer:
-            raise NotImplementedError("optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet")
+            raise NotImplementedError(
+                "optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet"
+            )
         part.init_state_fn(part.optimizer, part.config)
 
 
@@ -85,7 +88,7 @@ def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
 
 
 def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
-    """Of an optimizer without ZeRO-1, whose fp32 weights are the model's own or, for fp16 and bf16, copies."""
+    """Without ZeRO-1: the fp32 weights are the model's own or, for fp16 and bf16, copies."""
     models = [param for group in getattr(part, "float16_groups", []) for param in group]
     copies = {param.main_param: param for param in models}
     for group in part.optimizer.param_groups:
@@ -99,14 +102,17 @@ def _flat(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
-    """What the optimizer knows besides tensors: the count of Adam's steps, and the state of fp16's loss scale.
+    """What the optimizer knows besides tensors: how many steps Adam took, and the state of fp16's loss scale.
 
     A rank that holds no element of a parameter group does not count its steps, so the largest count is taken.
     """
     groups = [group for part in parts(optimizer) for group in part.optimizer.param_groups]
-    step = torch.tensor([max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device)
+    step = torch.tensor(
+        [max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device
+    )
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
-    return {"step": int(step), "param_groups": [_readable(group) for group in groups], "grad_scaler": _grad_scaler(optimizer)}
+    readable = [_readable(group) for group in groups]
+    return {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}
 
 
 def _readable(group: Mapping[str, Any]) -> dict[str, JSON]:
@@ -120,12 +126,13 @@ def _readable(group: Mapping[str, Any]) -> dict[str, JSON]:
 def _grad_scaler(optimizer: MegatronOptimizer) -> JSON:
     for part in parts(optimizer):
         if scaler := getattr(part, "grad_scaler", None):
-            return {key: value.item() if isinstance(value, Tensor) else value for key, value in scaler.state_dict().items()}
+            state = scaler.state_dict().items()
+            return {key: value.item() if isinstance(value, Tensor) else value for key, value in state}
     return None
 
 
 def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
-    """Inverse of ``numbers``. Learning rate, weight decay and betas stay the configuration's: it may have changed them."""
+    """Inverse of ``numbers``, but learning rate, weight decay and betas stay the configuration's."""
     for part in parts(optimizer):
         for group in part.optimizer.param_groups:
             group["step"] = saved["step"]
@@ -136,7 +143,7 @@ def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
 
 
 def weights_from_optimizer(chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
-    """Make the model's weights those that the optimizer holds in fp32: rounded to the model's dtype, on every data rank."""
+    """Make the model's weights those of the optimizer, rounded to the model's dtype, on every data rank."""
     for part in parts(optimizer):
         if hasattr(part, "_copy_main_params_to_model_params"):
             part._copy_main_params_to_model_params()

@@ -11,4 +11,4 @@ class Progress:
     """Optimizer updates done, those that fp16 skipped included."""
 
     consumed_samples: int = 0
-    """Samples trained on: the position in the data, in the learning-rate schedule and in the batch ramp-up."""
+    """Samples trained on: the position in the data, the schedules and the batch ramp-up."""

@@ -43,13 +43,16 @@ class Source:
 
 
 @torch.no_grad()
-def restore(root: Path, config: CheckpointConfig, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> Restored | None:
+def restore(
+    root: Path, config: CheckpointConfig, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks
+) -> Restored | None:
     """Continue from the newest checkpoint in ``root``, else start from ``config.load``, else None.
 
-    A run's own checkpoint is restored whole. Of ``config.load``, ``finetune`` takes the weights alone, ``no_load_optim``
-    leaves out the optimizer's state, ``no_load_rng`` the generators'; the latter are restored in the same layout on the
-    same kind of device only. Parallel sizes may otherwise differ from those that wrote it. Raises UserError, on every
-    rank and before a parameter is touched, for a path without a checkpoint and for a checkpoint of another model.
+    A run's own checkpoint is restored whole. Of ``config.load``, ``finetune`` takes the weights alone,
+    ``no_load_optim`` leaves out the optimizer's state, ``no_load_rng`` the generators'; the latter are
+    restored in the same layout on the same kind of device only. Parallel sizes may otherwise differ from
+    those that wrote it. Raises UserError, on every rank and before a parameter is touched, for a path without
+    a checkpoint and for a checkpoint of another model.
     """
     source = on_first_rank(lambda: choose(root, config), ranks)
     if source is None:
@@ -95,7 +98,7 @@ def choose(root: Path, config: CheckpointConfig) -> Source | None:
 
 
 def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
-    """Restore the generators where the checkpoint has the states of just these: same layout, device and generators."""
+    """Restore the generators where the checkpoint has just these: same layout, device and generators."""
     if state.layout != ranks.layout or state.device != ranks.device.type:
         return False
     found = {name: torch.empty_like(tensor) for name, tensor in rng.states(ranks).items()}

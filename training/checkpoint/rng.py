@@ -1,6 +1,7 @@
 """The states of all random-number generators of a rank, as bytes in tensors.
 
-The states of all ranks are one global tensor [ranks, bytes] per generator. They mean something to the same layout only.
+The states of all ranks are one global tensor [ranks, bytes] per generator. They mean something to the same
+layout only.
 """
 
 import random
@@ -23,11 +24,13 @@ _REST = "<I?d"  # position in it; whether a normal number is left over; that num
 
 
 def states(ranks: Ranks) -> dict[str, Tensor]:
-    """Generator -> its state, uint8 [n]: PyTorch's, on GPUs CUDA's, Python's, NumPy's, and those of Megatron's tracker."""
+    """Generator -> its state, uint8 [n]: PyTorch's, CUDA's, Python's, NumPy's, and those of Megatron's tracker."""
     found = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if ranks.device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(ranks.device)
-    return found | {_TRACKER + name: state.cpu() for name, state in get_cuda_rng_tracker().get_states().items()}
+    return found | {
+        _TRACKER + name: state.cpu() for name, state in get_cuda_rng_tracker().get_states().items()
+    }
 
 
 def set_states(found: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -35,12 +38,14 @@ def set_states(found: Mapping[str, Tensor], ranks: Ranks) -> None:
     torch.set_rng_state(found["torch"])
     if ranks.device.type == "cuda":
         torch.cuda.set_rng_state(found["cuda"], ranks.device)
-    tracked = {name.removeprefix(_TRACKER): state for name, state in found.items() if name.startswith(_TRACKER)}
+    tracked = {
+        name.removeprefix(_TRACKER): state for name, state in found.items() if name.startswith(_TRACKER)
+    }
     get_cuda_rng_tracker().set_states(tracked)
     words, position, has_spare, spare = _unpack(found["python"])
     random.setstate((3, (*words, position), spare if has_spare else None))
     words, position, has_spare, spare = _unpack(found["numpy"])
-    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, int(has_spare), spare))  # noqa: NPY002
+    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, int(has_spare), spare))
 
 
 def rng_boxes(found: Mapping[str, Tensor], ranks: Ranks) -> list[Box]:
@@ -63,7 +68,7 @@ def _python_state() -> Tensor:
 
 
 def _numpy_state() -> Tensor:
-    _, words, position, has_spare, spare = np.random.get_state()  # noqa: NPY002
+    _, words, position, has_spare, spare = np.random.get_state()
     return _pack(words, position, has_spare, spare)
 
 

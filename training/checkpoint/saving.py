@@ -26,11 +26,12 @@ def save(
     entries: Mapping[str, JSON],
     files: Mapping[str, Path | str],
 ) -> Path:
-    """Write ``root/iter_N`` from all ranks, let ``latest`` name it when it is complete, and keep ``keep`` checkpoints.
+    """Write ``root/iter_N`` from all ranks; when complete, let ``latest`` name it and keep ``keep`` in all.
 
-    ``entries`` go into ``state.json``; ``files`` are copied (a path) or written (a text) beside it. Each rank writes its
-    own share of the weights and of the optimizer's state; nothing is gathered. Raises OSError on every rank where rank 0
-    cannot write, and what PyTorch raises where another one cannot; earlier checkpoints are untouched then.
+    ``entries`` go into ``state.json``; ``files`` are copied (a path) or written (a text) beside it. Each rank
+    writes its own share of the weights and of the optimizer's state; nothing is gathered. Raises OSError on
+    every rank where rank 0 cannot write, and PyTorch's error where another one cannot; earlier checkpoints
+    are untouched then.
     """
     folder = on_first_rank(lambda: folders.begin(root, progress.iteration), ranks)
     state = State(

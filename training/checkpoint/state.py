@@ -1,4 +1,4 @@
-"""``state.json``: everything of a checkpoint but tensors, as named entries with a format number. No torch here."""
+"""``state.json``: a checkpoint but for its tensors, as named entries with a format number. No torch here."""
 
 import dataclasses
 import json
@@ -26,13 +26,13 @@ class State:
     device: str
     """``cpu`` or ``cuda``: which generators' states lie in it."""
     optimizer: Mapping[str, JSON] = field(default_factory=dict)
-    """``step``, ``param_groups`` (for the reader; a run takes these values from its configuration), ``grad_scaler``."""
+    """``step``, ``grad_scaler``, and ``param_groups``, which are to be read by people only."""
     entries: Mapping[str, JSON] = field(default_factory=dict)
     """What the caller of ``save`` wants to find again."""
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write ``state.json`` into ``folder``. Floats keep every bit: JSON gets their shortest exact decimals."""
+    """Write ``state.json`` into ``folder``. Floats keep every bit."""
     values = {"format": FORMAT, **dataclasses.asdict(state)}
     (folder / STATE).write_text(json.dumps(values, indent=2) + "\n")
 
@@ -44,12 +44,18 @@ def read_state(folder: Path) -> State:
         values = json.loads(path.read_text())
         written = values["format"]
         if written > FORMAT:
-            raise UserError(f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Use a newer version.")
+            raise UserError(
+                f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Use a newer one."
+            )
         return State(
-            progress=Progress(**values["progress"]), layout=Layout(**values["layout"]), device=values["device"],
-            optimizer=values["optimizer"], entries=values["entries"],
-        )  # fmt: skip
+            progress=Progress(**values["progress"]),
+            layout=Layout(**values["layout"]),
+            device=values["device"],
+            optimizer=values["optimizer"],
+            entries=values["entries"],
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path}: not the state of a checkpoint ({type(error).__name__}: {error}). Load another checkpoint, or restore this file."
+            f"{path}: not the state of a checkpoint ({type(error).__name__}: {error}). "
+            "Load another checkpoint, or bring this file back."
         ) from None

@@ -21,6 +21,7 @@ class Recorder(Attachment):
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.data_wait_s = rates, sinks, data_wait_s
         self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
+        self.unwritten: StepResult | None = None
 
     def before_step(self, progress: Progress) -> None:
         self.rates.begin()
@@ -29,12 +30,15 @@ class Recorder(Attachment):
         self.rates.end(result.tokens)
         self.waited_s += self.data_wait_s()
         self.skipped += result.skipped
-        if progress.iteration % self.log_interval and progress.iteration < self.train_iters:
-            return
+        self.unwritten = result
+        if progress.iteration % self.log_interval == 0 or progress.iteration >= self.train_iters:
+            self._write(progress, result)
+
+    def _write(self, progress: Progress, result: StepResult) -> None:
         memory = self._memory()
         if self.sinks is not None:
             self.sinks.write(progress.iteration, self._values(progress, result) | memory)
-        self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
+        self.waited_s, self.stalled_s, self.skipped, self.unwritten = 0.0, 0.0, 0, None
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
         self.stalled_s += stall_s
@@ -46,6 +50,8 @@ class Recorder(Attachment):
             self.sinks.write(iteration, {"validation_loss": loss})
 
     def stop(self, progress: Progress, reason: str) -> None:
+        if self.unwritten is not None:  # stopped between two logged iterations
+            self._write(progress, self.unwritten)
         if self.sinks is not None:
             self.sinks.close()
 

@@ -118,7 +118,7 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
 
 
 def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
-    """(name, global shape, offset, data) of every piece of a weight, as mcore describes it, and of optimizer state."""
+    """(name, global shape, offset, data) of each piece of a weight, as mcore has it, and of its optimizer state."""
     for chunk in parts.chunks:
         for entry in global_tensors(unwrap(chunk)):
             yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), entry.data
@@ -175,7 +175,9 @@ def restore_and_compare(parts: Parts, folder: Path, pieces: Path, tolerance: flo
     whole = assembled(parts, pieces)
     if whole is not None:
         assert differing(whole, torch.load(folder / "global.pt")) == []
-    assert parts.train(UNTIL) == pytest.approx(json.loads((folder / "losses.json").read_text()), rel=tolerance)
+    assert parts.train(UNTIL) == pytest.approx(
+        json.loads((folder / "losses.json").read_text()), rel=tolerance
+    )
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +213,7 @@ def test_state_that_was_not_cut_restores_where_it_is(tmp_path: Path) -> None:
 
 
 def with_padded_buckets(parts: Parts, folder: Path) -> None:
-    """A bucket that ends in padding, with another one after it: where mcore's fully_reshardable form goes wrong."""
+    """A bucket that ends in padding before another one: there mcore's fully_reshardable form goes wrong."""
     buckets = [bucket for chunk in parts.chunks for buffer in chunk.buffers for bucket in buffer.buckets[:-1]]
     if parts.ranks.is_first_stage:
         assert any(bucket.numel_unpadded < bucket.grad_data.numel() for bucket in buckets)
@@ -260,14 +262,24 @@ def restore_in_fp32(parts: Parts, folder: Path) -> None:
     saved = torch.load(folder / "global.pt")
     for entry in global_tensors(unwrap(parts.chunks[0])):
         name = canonical(entry.key)
-        place = tuple(slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True))
+        place = tuple(
+            slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True)
+        )
         assert torch.equal(entry.data, saved[f"param of {name}"][place])
 
 
 @pytest.mark.parametrize("zero", [True, False])
 def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Path) -> None:
-    on_ranks(4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path)
-    on_ranks(2, configuration(sizes(use_distributed_optimizer=not zero), dtype="bf16"), restore_bits, tmp_path, tmp_path / "x")
+    on_ranks(
+        4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path
+    )
+    on_ranks(
+        2,
+        configuration(sizes(use_distributed_optimizer=not zero), dtype="bf16"),
+        restore_bits,
+        tmp_path,
+        tmp_path / "x",
+    )
     on_ranks(1, configuration(sizes()), restore_in_fp32, tmp_path)
 
 
@@ -289,7 +301,9 @@ def restore_loss_scale(parts: Parts, root: Path) -> None:
 
 def test_fp16_loss_scale_restores_also_before_any_update(tmp_path: Path) -> None:
     config = configuration(sizes(), dtype="fp16")
-    config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, initial_loss_scale=2.0**33))
+    config = dataclasses.replace(
+        config, precision=dataclasses.replace(config.precision, initial_loss_scale=2.0**33)
+    )
     on_ranks(1, config, overflow_and_save, tmp_path)
     on_ranks(1, config, restore_loss_scale, tmp_path)
 
@@ -343,13 +357,19 @@ def own_checkpoint_wins(parts: Parts, root: Path) -> None:
     parts.train(2)
     parts.save(root / "own")
     restored = parts.restore(root / "own", config)
-    assert (restored.progress.iteration, restored.optimizer_restored, restored.rng_restored) == (2, True, True)
+    assert (restored.progress.iteration, restored.optimizer_restored, restored.rng_restored) == (
+        2,
+        True,
+        True,
+    )
     assert restored.path == root / "own/iter_0000002"
     state = torch.get_rng_state()
     torch.manual_seed(0)
     assert parts.restore(root / "none", CheckpointConfig(load=str(root / "own"))).rng_restored
     assert torch.equal(torch.get_rng_state(), state)
-    assert not parts.restore(root / "none", CheckpointConfig(load=str(root / "own"), no_load_rng=True)).rng_restored
+    assert not parts.restore(
+        root / "none", CheckpointConfig(load=str(root / "own"), no_load_rng=True)
+    ).rng_restored
 
 
 def test_a_run_continues_its_own_checkpoint_whole_whatever_it_started_from(tmp_path: Path) -> None:
@@ -370,16 +390,29 @@ def refuse(parts: Parts, folder: Path, expected: list[str]) -> None:
 
 
 MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "hidden size": ({"hidden_size": 128}, ["[352, 64] in the checkpoint and [352, 128] here", "model.hidden_size"]),
+    "hidden size": (
+        {"hidden_size": 128},
+        ["[64, 64] in the checkpoint and [128, 128] here", "model.hidden_size"],
+    ),
     "padding": (
         {"make_vocab_size_divisible_by": 512},
-        ["word_embeddings.weight is [384, 64] in the checkpoint and [512, 64] here", "make_vocab_size_divisible_by"],
+        [
+            "word_embeddings.weight is [384, 64] in the checkpoint and [512, 64] here",
+            "make_vocab_size_divisible_by",
+        ],
     ),
     "fewer layers": (
         {"num_layers": 2},
-        ["The checkpoint has layers.2.", "which this model lacks (and 11 more)", "Probably different: model.num_layers"],
+        [
+            "The checkpoint has layers.2.",
+            "which this model lacks (and 11 more)",
+            "Probably different: model.num_layers",
+        ],
     ),
-    "biases": ({"add_bias_linear": True}, ["The checkpoint lacks layers.0.", ".bias", "model.add_bias_linear"]),
+    "biases": (
+        {"add_bias_linear": True},
+        ["The checkpoint lacks layers.0.", ".bias", "model.add_bias_linear"],
+    ),
     "tied": ({"untie_embeddings_and_output_weights": False}, ["has output_layer.weight", "untie_embeddings"]),
 }
 
@@ -393,9 +426,11 @@ def test_another_model_is_refused_by_every_rank_before_a_parameter_is_touched(na
 def lose_boxes(parts: Parts, root: Path) -> None:
     """Alone, PyTorch does not check that what is written covers the tensors; the reader does."""
     complete = optimizer_state.held_slices
-    optimizer_state.held_slices = lambda optimizer: (  # type: ignore[assignment]
-        (param, held._replace(tensors={name: tensor[:-1] for name, tensor in held.tensors.items()}))
-        for param, held in complete(optimizer)
+    optimizer_state.held_slices = (
+        lambda optimizer: (  # type: ignore[assignment]
+            (param, held._replace(tensors={name: tensor[:-1] for name, tensor in held.tensors.items()}))
+            for param, held in complete(optimizer)
+        )
     )
     parts.save(root)
     optimizer_state.held_slices = complete
@@ -429,7 +464,9 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_killed_before_its_end_a_save_leaves_the_one_before_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+def test_killed_before_its_end_a_save_leaves_the_one_before_and_the_next_one_cleans_up(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(AssertionError):
         on_ranks(1, configuration(sizes()), die_before_the_name, tmp_path)
     assert names(tmp_path) == ["iter_0000003", "iter_0000004", "iter_0000005.unfinished", "latest"]
@@ -467,7 +504,11 @@ def read_with_mcore(parts: Parts, folder: Path) -> None:
     assert len(wanted) == len(list(chunk.parameters()))
     for key, weight in unwrap(chunk).named_parameters():
         assert loaded[key].shape == weight.shape
-    for key in ("embedding.word_embeddings.weight", "decoder.layers.1.mlp.linear_fc1.weight", "output_layer.weight"):
+    for key in (
+        "embedding.word_embeddings.weight",
+        "decoder.layers.1.mlp.linear_fc1.weight",
+        "output_layer.weight",
+    ):
         assert torch.equal(loaded[key], saved[canonical(key)])
 
 
@@ -482,16 +523,26 @@ def look_inside(parts: Parts, folder: Path) -> None:
         f"optimizer.state.{state}.{key}" for state in ("param", "exp_avg", "exp_avg_sq") for key in weights
     }
     assert {key for key in shapes if key.startswith("rng.")} == {
-        "rng.torch", "rng.python", "rng.numpy", "rng.megatron.model-parallel-rng", "rng.megatron.data-parallel-rng",
+        "rng.torch",
+        "rng.python",
+        "rng.numpy",
+        "rng.megatron.model-parallel-rng",
+        "rng.megatron.data-parallel-rng",
         "rng.megatron.expert-parallel-rng",
-    }  # fmt: skip
+    }
     assert shapes["rng.torch"][0] == 8
 
 
 def test_what_lies_in_the_folder(llama: Path) -> None:
     folder = llama / "checkpoints/iter_0000002"
     assert names(folder) == sorted(
-        [".metadata", "config.toml", "metadata.json", "state.json", *(f"__{rank}_0.distcp" for rank in range(8))]
+        [
+            ".metadata",
+            "config.toml",
+            "metadata.json",
+            "state.json",
+            *(f"__{rank}_0.distcp" for rank in range(8)),
+        ]
     )
     assert (folder / "config.toml").read_text() == "x = 1\n"
     assert (folder.parent / "latest").read_text() == "iter_0000002\n"

@@ -1,0 +1,72 @@
+"""Every recipe that is shipped runs on the ranks it names, and a configuration survives being written down."""
+
+import re
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from training.config import RunConfig
+from training.recipe import dump, load, sections
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = sorted((ROOT / "slurm/recipes").glob("*.toml"))
+
+
+def world_size_of(recipe: Path, config: RunConfig) -> int:
+    """``nproc``, or the number in the first line's "on 64 H100"."""
+    said = re.search(r"\bon (\d+)\b", recipe.read_text().splitlines()[0])
+    assert config.nproc or said, f"{recipe.name}: say in the first line on how many GPUs it runs, or set nproc"
+    return config.nproc or int(said[1] if said else 0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_has_no_problems(recipe: Path) -> None:
+    config = load(recipe)
+    assert config.problems(world_size_of(recipe, config)) == []
+
+
+def test_the_debug_recipe_is_what_others_rely_on() -> None:
+    config = load(ROOT / "slurm/recipes/debug.toml")
+    assert (config.nproc, config.device, config.model.shape, config.model.seq_length) == (1, "cpu", "debug", 64)
+    assert (config.train.global_batch_size, config.train.micro_batch_size, config.train.train_iters) == (8, 1, 10)
+    assert (config.precision.dtype, config.data.tokenizer, config.data.paths) == ("fp32", "byte", ())
+    assert config.log.log_interval == 1
+
+
+def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
+    """Values of a field's type, whether or not a run would accept them."""
+    if kind is float:
+        return st.floats(allow_nan=False)
+    if kind is str:
+        return st.text()
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis:
+        return st.lists(values(typing.get_args(kind)[0]), max_size=3).map(tuple)
+    if typing.get_origin(kind) is tuple:
+        return st.tuples(*map(values, typing.get_args(kind)))
+    if typing.get_origin(kind) is not typing.Literal and typing.get_args(kind):
+        return st.one_of(*map(values, typing.get_args(kind)))
+    return st.from_type(kind)
+
+
+def configs() -> st.SearchStrategy[RunConfig]:
+    """Any configuration that the types allow."""
+
+    def instance(kind: type) -> st.SearchStrategy[typing.Any]:
+        fields = {
+            name: instance(hint) if name in sections() and kind is RunConfig else values(hint)
+            for name, hint in typing.get_type_hints(kind).items()
+        }
+        return st.fixed_dictionaries({}, optional=fields).map(lambda given: kind(**given))
+
+    return instance(RunConfig)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(config=configs())
+def test_what_is_written_is_read_back(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("recipe") / "config.toml"
+    path.write_text(dump(config))
+    assert load(path) == config
