@@ -1,4 +1,4 @@
-"""Every recipe that is shipped runs on the ranks it names, and a configuration survives being written down."""
+"""Every shipped recipe runs on the ranks it names, and a configuration survives being written down."""
 
 import re
 import typing
@@ -18,7 +18,9 @@ RECIPES = sorted((ROOT / "slurm/recipes").glob("*.toml"))
 def world_size_of(recipe: Path, config: RunConfig) -> int:
     """``nproc``, or the number in the first line's "on 64 H100"."""
     said = re.search(r"\bon (\d+)\b", recipe.read_text().splitlines()[0])
-    assert config.nproc or said, f"{recipe.name}: say in the first line on how many GPUs it runs, or set nproc"
+    assert config.nproc or said, (
+        f"{recipe.name}: say in the first line on how many GPUs it runs, or set nproc"
+    )
     return config.nproc or int(said[1] if said else 0)
 
 
@@ -30,8 +32,17 @@ def test_a_shipped_recipe_has_no_problems(recipe: Path) -> None:
 
 def test_the_debug_recipe_is_what_others_rely_on() -> None:
     config = load(ROOT / "slurm/recipes/debug.toml")
-    assert (config.nproc, config.device, config.model.shape, config.model.seq_length) == (1, "cpu", "debug", 64)
-    assert (config.train.global_batch_size, config.train.micro_batch_size, config.train.train_iters) == (8, 1, 10)
+    assert (config.nproc, config.device, config.model.shape, config.model.seq_length) == (
+        1,
+        "cpu",
+        "debug",
+        64,
+    )
+    assert (config.train.global_batch_size, config.train.micro_batch_size, config.train.train_iters) == (
+        8,
+        1,
+        10,
+    )
     assert (config.precision.dtype, config.data.tokenizer, config.data.paths) == ("fp32", "byte", ())
     assert config.log.log_interval == 1
 

@@ -15,7 +15,10 @@ def test_every_rank_has_its_own_coordinates(layout: Layout) -> None:
 
 def test_megatrons_order_of_axes() -> None:
     layout = Layout(tp=2, cp=2, pp=2, dp=2)
-    steps = [layout.rank(Coordinates(**(dict(dp=0, pp=0, cp=0, tp=0) | {axis: 1}))) for axis in ("tp", "cp", "dp", "pp")]
+    steps = [
+        layout.rank(Coordinates(dp=0, pp=0, cp=0, tp=0)._replace(**{axis: 1}))
+        for axis in ("tp", "cp", "dp", "pp")
+    ]
     assert steps == [1, 2, 4, 8]
 
 
@@ -31,7 +34,8 @@ def test_data_parallelism_takes_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "sizes"), [(24, "16 or 32"), (8, "Launch 16 ranks"), (0, "Launch 16 ranks"), (-3, "Launch 16 ranks")]
+    ("world_size", "sizes"),
+    [(24, "16 or 32"), (8, "Launch 16 ranks"), (0, "Launch 16 ranks"), (-3, "Launch 16 ranks")],
 )
 def test_a_world_that_does_not_fit_is_told_the_nearest_that_do(world_size: int, sizes: str) -> None:
     parallel = ParallelConfig(tensor_model_parallel_size=8, pipeline_model_parallel_size=2)

@@ -6,7 +6,13 @@ from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_chunks, stage_problems
 
 
-def split(pp: int, vpp: int | None = None, first: int | None = None, last: int | None = None, layout: str | None = None) -> ParallelConfig:
+def split(
+    pp: int,
+    vpp: int | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    layout: str | None = None,
+) -> ParallelConfig:
     return ParallelConfig(
         pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vpp,
         num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last,
@@ -39,7 +45,11 @@ def test_layers_of_each_chunk(parallel: ParallelConfig, num_layers: int, expecte
     [
         (split(4), 6, ["model.num_layers 6", "PP 4 x VPP 1 = 4 chunks", "Use 4 or 8 layers", "layout"]),
         (split(4, vpp=2), 4, ["PP 4 x VPP 2 = 8 chunks", "Use 8 layers"]),
-        (split(4, first=2, last=1), 4, ["4 layers", "first stage 2, last stage 1", "leave 1 for 2 other stages"]),
+        (
+            split(4, first=2, last=1),
+            4,
+            ["4 layers", "first stage 2, last stage 1", "leave 1 for 2 other stages"],
+        ),
         (split(2, first=2, last=1), 4, ["leave 1 for 0 other stages"]),
         (split(2, vpp=2, first=3, last=1), 4, ["a stage of 3 layers", "VPP 2"]),
         (split(1, first=2), 4, ["need parallel.pipeline_model_parallel_size > 1"]),

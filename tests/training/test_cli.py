@@ -7,7 +7,8 @@ import pytest
 from parallel.errors import UserError
 from training import cli
 from training.config import RunConfig
-from training.flags import HELP, field_docs, rare
+from training.flags import HELP
+from training.help import field_docs, rare
 from training.recipe import load, names, sections
 
 DEBUG = "slurm/recipes/debug.toml"
@@ -33,7 +34,9 @@ def recipe(folder: Path, text: str) -> Path:
 
 
 def test_flags_override_the_recipe_which_overrides_the_defaults() -> None:
-    config = cli.parse([DEBUG, "--train.train_iters", "3", "--optimizer.lr=1e-4", "--optimizer.min-lr", "1e-5"])
+    config = cli.parse(
+        [DEBUG, "--train.train_iters", "3", "--optimizer.lr=1e-4", "--optimizer.min-lr", "1e-5"]
+    )
     assert (config.train.train_iters, config.optimizer.lr, config.optimizer.min_lr) == (3, 1e-4, 1e-5)
     assert (config.model.seq_length, config.precision.dtype) == (64, "fp32")
     assert config.optimizer.adam_beta1 == RunConfig().optimizer.adam_beta1
@@ -68,8 +71,12 @@ def test_a_switch_may_be_the_last_word() -> None:
 
 
 def test_none_unsets_a_value(tmp_path: Path) -> None:
-    path = recipe(tmp_path, 'nproc = 4\n[model]\nqk_layernorm = true\n[train]\nrampup_batch_size = [1, 2, 3]\n')
-    config = cli.parse([str(path), *"--nproc None --model.qk_layernorm None --train.rampup_batch_size None".split()])
+    path = recipe(
+        tmp_path, "nproc = 4\n[model]\nqk_layernorm = true\n[train]\nrampup_batch_size = [1, 2, 3]\n"
+    )
+    config = cli.parse(
+        [str(path), *["--nproc", "None", "--model.qk_layernorm", "None", "--train.rampup_batch_size", "None"]]
+    )
     assert (config.nproc, config.model.qk_layernorm, config.train.rampup_batch_size) == (None, None, None)
 
 
@@ -121,7 +128,9 @@ def test_a_wrong_flag_is_named_with_what_was_expected(flags: str, words: list[st
 
 
 def test_all_wrong_flags_are_named_at_once() -> None:
-    text = mistake(*"--device gpu --train.seed x --nope 1 --data.paths a --optimizer.lr".split())
+    text = mistake(
+        *["--device", "gpu", "--train.seed", "x", "--nope", "1", "--data.paths", "a", "--optimizer.lr"]
+    )
     assert all(word in text for word in ("--device", "--train.seed", "--nope", "--optimizer.lr"))
     assert "data.paths" not in text
 
@@ -215,7 +224,9 @@ def test_rare_fields_exist_and_can_be_set() -> None:
     assert cli.parse(["--model.kv_channels", "32"]).model.kv_channels == 32
 
 
-def test_a_quiet_failure_says_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_failure_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli, "QUIET_S", 0.0)
     for quiet, said in ((True, ""), (False, "pretrain_gpt.py: why\n")):
         with pytest.raises(SystemExit) as left:

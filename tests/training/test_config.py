@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, found before any rank starts: all of it, with the numbers and a way out."""
+"""What is wrong with a configuration is found before any rank starts: all of it, with a way out."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,11 @@ def test_the_debug_recipe_has_none() -> None:
     ("flags", "world_size", "words"),
     [
         # layout
-        ("--parallel.tensor_model_parallel_size 2", 3, ["3 ranks", "TP 2 x CP 1 x PP 1 = 2", "Launch 2 or 4"]),
+        (
+            "--parallel.tensor_model_parallel_size 2",
+            3,
+            ["3 ranks", "TP 2 x CP 1 x PP 1 = 2", "Launch 2 or 4"],
+        ),
         ("--parallel.pipeline_model_parallel_size 4", 2, ["2 ranks", "Launch 4 ranks"]),
         # heads and groups
         (
@@ -54,7 +58,11 @@ def test_the_debug_recipe_has_none() -> None:
             ["model.make_vocab_size_divisible_by 3", "Use 128"],
         ),
         # layers
-        ("--parallel.pipeline_model_parallel_size 3", 3, ["model.num_layers 4", "PP 3 x VPP 1 = 3", "3 or 6"]),
+        (
+            "--parallel.pipeline_model_parallel_size 3",
+            3,
+            ["model.num_layers 4", "PP 3 x VPP 1 = 3", "3 or 6"],
+        ),
         (
             "--parallel.pipeline_model_parallel_size 4 --parallel.virtual_pipeline_model_parallel_size 2",
             4,
@@ -66,14 +74,22 @@ def test_the_debug_recipe_has_none() -> None:
             2,
             ["model.seq_length 63", "TP 2 x CP 1 (parallel.sequence_parallel)", "62 or 64"],
         ),
-        ("--model.seq_length 66 --parallel.context_parallel_size 2", 2, ["seq_length 66", "2 x CP 2", "64 or 68"]),
+        (
+            "--model.seq_length 66 --parallel.context_parallel_size 2",
+            2,
+            ["seq_length 66", "2 x CP 2", "64 or 68"],
+        ),
         (
             "--model.shape gpt2_tiny --model.seq_length 2048",
             1,
             ["model.seq_length 2048 exceeds model.max_position_embeddings 1024"],
         ),
         # batch
-        ("--train.micro_batch_size 3", 1, ["train.global_batch_size 8", "micro_batch_size 3 x DP 1", "6 or 9"]),
+        (
+            "--train.micro_batch_size 3",
+            1,
+            ["train.global_batch_size 8", "micro_batch_size 3 x DP 1", "6 or 9"],
+        ),
         ("", 3, ["train.global_batch_size 8", "train.micro_batch_size 1 x DP 3 = 3", "6 or 9"]),
         ("--train.rampup_batch_size 3 2 10", 1, ["rampup_batch_size", "8 - 3 = 5"]),
         (
@@ -94,7 +110,11 @@ def test_the_debug_recipe_has_none() -> None:
         ("--optimizer.lr_decay_iters 0", 1, ["optimizer.lr_decay_iters must be 1 or more, found 0"]),
         ("--optimizer.start_weight_decay -1", 1, ["optimizer.start_weight_decay must not be negative"]),
         ("--optimizer.adam_eps 0", 1, ["optimizer.adam_eps must be above 0"]),
-        ("--optimizer.clip_grad nan --optimizer.lr inf", 1, ["clip_grad must be a finite", "lr must be a finite"]),
+        (
+            "--optimizer.clip_grad nan --optimizer.lr inf",
+            1,
+            ["clip_grad must be a finite", "lr must be a finite"],
+        ),
         # recomputation
         ("--train.recompute_granularity full", 1, ["needs recompute_method and recompute_num_layers"]),
         ("--train.recompute_method block", 1, ["recompute_granularity"]),
@@ -149,13 +169,23 @@ def test_all_problems_are_found_at_once() -> None:
         "--checkpoint.keep 0 --log.log_interval 0 --data.split x --optimizer.lr -1",
         world_size=4,
     )
-    for word in ("nope", "4 ranks", "micro_batch_size 3", "checkpoint.keep", "log.log_interval", "split", "lr -1"):
+    for word in (
+        "nope",
+        "4 ranks",
+        "micro_batch_size 3",
+        "checkpoint.keep",
+        "log.log_interval",
+        "split",
+        "lr -1",
+    ):
         assert word in found
     assert len(found.splitlines()) == 7
 
 
 def test_a_broken_section_hides_no_other() -> None:
-    found = problems("--parallel.tensor_model_parallel_size 0 --model.num_query_groups 3 --train.micro_batch_size 3")
+    found = problems(
+        "--parallel.tensor_model_parallel_size 0 --model.num_query_groups 3 --train.micro_batch_size 3"
+    )
     assert "parallel.tensor_model_parallel_size must be 1 or more" in found
     assert "model.num_query_groups 3" in found
     assert "train.micro_batch_size 3" in found

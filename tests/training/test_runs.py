@@ -252,3 +252,28 @@ def test_state_beside_weights_is_versioned_json(prepared: Prepared, tmp_path: Pa
     state = json.loads((tmp_path / "run/checkpoints/iter_0000001/state.json").read_text())
     assert state["format"] == 1
     assert state["progress"] == {"iteration": 1, "consumed_samples": 8}
+
+
+# ---- a sample, in any layout
+
+
+def sample(capfd: pytest.CaptureFixture[str]) -> str:
+    """The continuation that a run printed."""
+    return capfd.readouterr().out.split("a sample continuation of")[1].split("done at")[0]
+
+
+def test_the_sample_continuation_does_not_depend_on_the_layout(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--train.train_iters", "2", "--train.generate_tokens", "12")
+    train(prepared, configuration(tmp_path / "one", *flags), 1)
+    one = sample(capfd)
+    train(prepared, configuration(tmp_path / "four", *flags, *TP2PP2, "--parallel.virtual_pipeline_model_parallel_size", "2"), 4)
+    assert sample(capfd) == one
+
+
+def test_an_explicit_pipeline_layout(prepared: Prepared, tmp_path: Path) -> None:
+    """Uneven stages by letters, the last of which holds the loss alone."""
+    one = losses(train(prepared, configuration(tmp_path / "one", "--train.train_iters", "2"), 1))
+    flags = ("--parallel.pipeline_model_parallel_size", "4", "--parallel.pipeline_model_parallel_layout", "Et|t*2|t|L")
+    assert losses(train(prepared, configuration(tmp_path / "four", "--train.train_iters", "2", *flags), 4)) == pytest.approx(one, rel=1e-5)

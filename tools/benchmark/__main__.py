@@ -5,16 +5,12 @@
 Ratios compare two sides within one run; CPU seconds bear other programs better than wall seconds do.
 """
 
-import datetime
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +18,7 @@ import tyro
 
 from parallel import launch
 from tools.benchmark import startup
+from tools.benchmark.circumstances import ROOT, circumstances
 
 Subject = Literal["one_rank", "startup", "answers"]
 
@@ -39,7 +36,7 @@ class Benchmark:
     nproc: int = 8
     """Ranks of startup; a multiple of the demo's TP 2 x PP 2."""
 
-    output: Path = startup.ROOT / "docs/benchmarks/cpu.json"
+    output: Path = ROOT / "docs/benchmarks/cpu.json"
     """JSON with one entry per subject; subjects that are not measured keep theirs."""
 
 
@@ -101,30 +98,6 @@ def table(subject: Subject, measured: dict[str, Any]) -> list[str]:
 def line(name: str, text: str, value: float, goal: float | None) -> str:
     verdict = "" if goal is None else f"goal {goal:.2f}: {'met' if value <= goal else 'MISSED'}"
     return f"  {name:14} {text:54} {verdict}".rstrip()
-
-
-def circumstances() -> dict[str, Any]:
-    """When, on what, and of which commit a number was measured."""
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, cwd=startup.ROOT, capture_output=True, text=True).stdout.strip()
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit or "unknown",
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "load_average_1min": os.getloadavg()[0],
-        "versions": {name: metadata.version(name) for name in ("torch", "megatron-core")},
-        "python": platform.python_version(),
-    }
-
-
-def cpu_model() -> str:
-    """What Linux calls the processor."""
-    info = Path("/proc/cpuinfo")
-    for entry in info.read_text().splitlines() if info.exists() else []:
-        if entry.startswith("model name"):
-            return entry.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

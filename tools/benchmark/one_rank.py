@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from data.loader import Batch, to_batch
 from models.config import ModelConfig
-from models.shapes import GPTShape, resolve
+from models.shapes import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark import reference
+from tools.benchmark.tokens import RandomTokens
 from training import job
 from training.checkpoint.progress import Progress
 from training.config import OptimizerConfig, RunConfig, TrainConfig
@@ -152,27 +152,13 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-class RandomTokens:
-    """A batch stream of random tokens: iteration i gives the same ones on both sides."""
-
-    def __init__(self, shape: GPTShape, samples: int) -> None:
-        self.shape, self.samples, self.consumed_samples = shape, samples, 0
-        self.generator = torch.Generator().manual_seed(1)
-
-    def next(self, seq_length: int) -> list[Batch | None]:
-        self.consumed_samples += self.samples
-        size = (self.samples, seq_length + 1)
-        windows = torch.randint(self.shape.vocab_size, size, dtype=torch.int32, generator=self.generator)
-        return [to_batch(windows, torch.device("cpu"))]
-
-
 def ours(config: RunConfig) -> Iterator[Step]:
     """Triplane's step, as ``training/job.py`` runs it, on one rank."""
     shape = resolve(config.model, None)
     layout, seed = config.layout(1), config.train.seed
     with groups.start(layout, Identity(), device="cpu", seed=seed, timeout_minutes=5) as ranks:
         chunks, optim = job.build_parts(config, shape, ranks)
-        stream = RandomTokens(shape, config.train.global_batch_size)
+        stream = RandomTokens(config, shape.vocab_size)
         progress = Progress()
 
         def step() -> float:
@@ -190,7 +176,7 @@ def plain(config: RunConfig) -> Iterator[Step]:
     optimizer = reference.build_optimizer(
         model, rates.lr, (rates.adam_beta1, rates.adam_beta2), rates.adam_eps, rates.weight_decay
     )
-    stream = RandomTokens(shape, config.train.global_batch_size)
+    stream = RandomTokens(config, shape.vocab_size)
 
     def step() -> float:
         batch = stream.next(config.model.seq_length)[0]

@@ -11,10 +11,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.benchmark.circumstances import ROOT
+
 DEMO = "slurm/recipes/demo.toml"
 GOAL_OF_TORCHRUN = 1 / 3
 REPEATS = 5

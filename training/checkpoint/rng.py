@@ -24,7 +24,7 @@ _REST = "<I?d"  # position in it; whether a normal number is left over; that num
 
 
 def states(ranks: Ranks) -> dict[str, Tensor]:
-    """Generator -> its state, uint8 [n]: PyTorch's, CUDA's, Python's, NumPy's, and those of Megatron's tracker."""
+    """Generator -> its state, uint8 [n]: PyTorch's, CUDA's, Python's, NumPy's and the tracker's."""
     found = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if ranks.device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(ranks.device)

@@ -45,7 +45,7 @@ def read_state(folder: Path) -> State:
         written = values["format"]
         if written > FORMAT:
             raise UserError(
-                f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Use a newer one."
+                f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Update it."
             )
         return State(
             progress=Progress(**values["progress"]),

@@ -118,7 +118,7 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
 
 
 def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
-    """(name, global shape, offset, data) of each piece of a weight, as mcore has it, and of its optimizer state."""
+    """(name, global shape, offset, data) of each piece of weights, as mcore has them, and of their state."""
     for chunk in parts.chunks:
         for entry in global_tensors(unwrap(chunk)):
             yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), entry.data
@@ -280,7 +280,7 @@ def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Pat
         tmp_path,
         tmp_path / "x",
     )
-    on_ranks(1, configuration(sizes()), restore_in_fp32, tmp_path)
+    on_ranks(2, configuration(sizes()), restore_in_fp32, tmp_path)
 
 
 def overflow_and_save(parts: Parts, root: Path) -> None:
@@ -421,6 +421,20 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_another_model_is_refused_by_every_rank_before_a_parameter_is_touched(name: str, llama: Path) -> None:
     model, expected = MISFITS[name]
     on_ranks(2, configuration(sizes(pp=2), **model), refuse, llama, expected)
+
+
+def without_optimizer(parts: Parts, root: Path) -> None:
+    complete = optimizer_state.optimizer_boxes
+    optimizer_state.optimizer_boxes = lambda *_: []  # type: ignore[assignment]
+    parts.save(root / "weights")
+    optimizer_state.optimizer_boxes = complete
+    with pytest.raises(UserError, match="lacks the optimizer's state of this model"):
+        parts.restore(root / "weights")
+    parts.restore(root / "none", CheckpointConfig(load=str(root / "weights"), no_load_optim=True))
+
+
+def test_a_checkpoint_of_weights_alone_says_how_to_load_it(tmp_path: Path) -> None:
+    on_ranks(1, configuration(sizes()), without_optimizer, tmp_path)
 
 
 def lose_boxes(parts: Parts, root: Path) -> None:

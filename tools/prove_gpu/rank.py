@@ -1,0 +1,37 @@
+"""python -m tools.prove_gpu.rank TASK.json: the ranks of one measurement.
+
+Without a launcher's environment it starts the task's ranks; each of those measures and leaves ``<rank>.pt``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from parallel import launch
+
+MEASUREMENTS = ("specs", "losses", "observe", "throughput")
+
+
+def main(path: str) -> int:
+    """Returns the exit code of the first rank that failed."""
+    task = json.loads(Path(path).read_text())
+    identity = launch.detect(os.environ)
+    if identity is None and task["world_size"] > 1:
+        return launch.spawn_ranks(
+            task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ
+        )
+    identity = identity or launch.Identity()
+    import importlib
+
+    import torch
+
+    assert task["measurement"] in MEASUREMENTS
+    module = importlib.import_module(f"tools.prove_gpu.{task['measurement']}")
+    found = module.measure(identity, **task["arguments"])
+    torch.save(found, Path(path).parent / f"{identity.rank}.pt")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""On a rank: the model of Transformer Engine's modules against the model of ours, on the same weights."""
+
+from typing import Any, Literal
+
+import torch
+from megatron.core.models.backends import BackendSpecProvider
+from torch import Tensor, nn
+
+from models import gpt
+from models.config import ModelConfig
+from models.init import global_tensors
+from models.layers.spec import PortableProvider, provider
+from models.names import canonical
+from models.shapes import resolve
+from parallel import groups
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from parallel.layout import layout_of
+
+Outputs = dict[str, Tensor]
+"""Logits and gradients by name, fp32, on the host."""
+
+MODEL = ModelConfig(
+    shape="debug",
+    hidden_size=256,
+    ffn_hidden_size=704,
+    num_attention_heads=4,
+    num_query_groups=2,
+    seq_length=256,
+)
+
+
+def measure(identity: Identity, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, Any]:
+    """Largest relative differences of logits and of any gradient, for fp32 and bf16.
+
+    fp32 needs NVIDIA_TF32_OVERRIDE=0 in the environment: Transformer Engine multiplies fp32 in TF32 otherwise.
+    """
+    found = {}
+    with groups.start(
+        layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5
+    ) as ranks:
+        for dtype in ("fp32", "bf16"):
+            precision = PrecisionConfig(dtype=dtype)
+            theirs = outputs(provider(ranks.device), precision, ranks)
+            ours = outputs(PortableProvider(), precision, ranks)
+            found[dtype] = differences(theirs, ours)
+    return found
+
+
+def outputs(backend: BackendSpecProvider, precision: PrecisionConfig, ranks: Ranks) -> Outputs:
+    """Logits and gradients of one batch of two samples, without the padding of the vocabulary."""
+    shape = resolve(MODEL, 257)
+    (chunk,) = gpt.build(
+        MODEL, shape, ParallelConfig(), precision, gpt.Recompute(), ranks, seed=1, backend=backend
+    )
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(shape.vocab_size, (2, MODEL.seq_length + 1), generator=generator).to(ranks.device)
+    positions = torch.arange(MODEL.seq_length, device=ranks.device).expand(2, -1)
+    tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    with torch.no_grad():
+        logits = chunk(tokens, positions, None)[..., : shape.vocab_size]
+    chunk(tokens, positions, None, labels=labels).float().mean().backward()
+    return {"logits": logits.float().cpu()} | gradients(chunk)
+
+
+@torch.no_grad()
+def gradients(chunk: nn.Module) -> Outputs:
+    """By canonical name and place. Gradients take the weights' place, so that the checkpoint's names find them."""
+    for param in chunk.parameters():
+        assert param.grad is not None
+        param.copy_(param.grad)
+    return {
+        f"{canonical(entry.key)} at {entry.global_offset}": entry.data.float().cpu()
+        for entry in global_tensors(chunk)
+    }
+
+
+def differences(theirs: Outputs, ours: Outputs) -> dict[str, Any]:
+    """Largest difference relative to each tensor's largest element: of the logits, and of the worst gradient.
+
+    Raises RuntimeError where the two models do not have the same parameters.
+    """
+    if theirs.keys() != ours.keys():
+        raise RuntimeError(f"only one of the two models has {sorted(theirs.keys() ^ ours.keys())}")
+    relative = {
+        name: ((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()).item() for name in theirs
+    }
+    logits = relative.pop("logits")
+    worst = max(relative, key=lambda name: relative[name])
+    return {"logits": logits, "gradient": relative[worst], "worst": worst, "tensors": len(relative)}

@@ -1,0 +1,117 @@
+"""``--help`` and ``--help_all``: every field with its docstring and the recipe's value. No torch here."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import os
+import sys
+import textwrap
+import typing
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from training.config import RunConfig
+from training.recipe import sections
+
+RARE = {
+    "parallel": "expert_model_parallel_size ddp_bucket_size distributed_timeout_minutes "
+    "pipeline_model_parallel_layout",
+    "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
+    "yarn_beta_fast yarn_beta_slow make_vocab_size_divisible_by init_method_std",
+    "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "data": "builtin_vocab_size jsonl_key",
+    "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
+    "lr_wsd_decay_style",
+    "checkpoint": "no_load_rng",
+    "log": "wandb_project wandb_name",
+}
+"""Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""
+
+
+def show(default: RunConfig, prog: str, everything: bool) -> None:
+    """Print the help. everything: with the rare fields."""
+    hidden = frozenset[str]() if everything else rare()
+    try:
+        tyro.cli(
+            RunConfig,
+            prog=prog,
+            args=["--help"],
+            default=default,
+            description=_description(len(hidden)),
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
+            registry=_registry(hidden),
+        )
+    except SystemExit:  # what tyro does after its help; leaving is the caller's decision
+        return
+    except (
+        BrokenPipeError
+    ):  # the reader (``| head``) has seen enough; what Python flushes at its end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def rare() -> frozenset[str]:
+    """The dotted names of RARE."""
+    return frozenset(f"{section}.{name}" for section, fields in RARE.items() for name in fields.split())
+
+
+def _description(hidden: int) -> str:
+    paragraphs = [
+        "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
+        "Flags override the recipe, whose values are the defaults shown here.",
+        "None unsets a value; a True/False flag alone means True; lists take several values.",
+    ]
+    if hidden:
+        paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")
+    return "\n\n".join(paragraphs)
+
+
+def _registry(hidden: frozenset[str]) -> ConstructorRegistry:
+    """How tyro sees our dataclasses: as they are, with what is hidden from the help marked so."""
+    registry = ConstructorRegistry()
+    prefixes = {kind: f"{name}." for name, kind in sections().items()} | {RunConfig: ""}
+
+    @registry.struct_rule
+    def _section(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info.type not in prefixes:
+            return None
+        prefix, texts = prefixes[info.type], field_docs(info.type)
+        fields = tuple(
+            StructFieldSpec(
+                name=name,
+                type=_marked(kind, f"{prefix}{name}", f"{prefix}{name}" in hidden),
+                default=getattr(info.default, name),
+                helptext=texts.get(name),
+            )
+            for name, kind in typing.get_type_hints(info.type).items()
+        )
+        return StructConstructorSpec(instantiate=info.type, fields=fields)
+
+    return registry
+
+
+def _marked(kind: Any, name: str, hidden: bool) -> Any:
+    """A field's type for tyro: hidden or not, and with an empty default said in words."""
+    if dataclasses.is_dataclass(kind):
+        return kind
+    from_shape = name.startswith("model.") and name != "model.vocab_size"
+    unset = "(default: the shape's)" if from_shape else ""
+    hint = tyro.conf.arg(
+        help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})")
+    )
+    return Annotated[kind, hint, tyro.conf.Suppress] if hidden else Annotated[kind, hint]
+
+
+def field_docs(section: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, on one line."""
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found
