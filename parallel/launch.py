@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -301,8 +302,7 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
     for rank in range(nproc):
         own = dict(environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc),
                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        parent = os.getpid()
-        processes.append(subprocess.Popen(command, env=own, preexec_fn=lambda: _die_with_parent(parent)))
+        processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(_die_with_parent, os.getpid())))
     ranks = {process.pid: rank for rank, process in enumerate(processes)}
     with _forward_signals(ranks):
         ended = _wait(ranks)

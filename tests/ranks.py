@@ -7,7 +7,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import models.gpt  # imported here once, with torch and megatron, so that forked ranks start at once
+import models.gpt  # noqa: F401  (imported here once, with torch and megatron, so that forked ranks start at once)
 import training.optimizer  # noqa: F401
 from parallel import launch
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -50,12 +51,12 @@ class BatchStream:
         if self.reader:
             self.reader.close()
 
-    def _requests(self, consumed_samples: int) -> Iterator["torch.Tensor"]:
+    def _requests(self, consumed_samples: int) -> Iterator[np.ndarray]:
         """Sample indices of this data rank, iteration after iteration; endless, whatever train_iters is."""
         for _ in itertools.count():
             microbatches = self.schedule.num_microbatches(consumed_samples, self.micro_batch_size, self.ranks.layout.dp)
             indices = rank_indices(consumed_samples, microbatches, self.micro_batch_size, self.ranks.at.dp, self.ranks.layout.dp)
-            yield indices.reshape(-1)  # type: ignore[misc]
+            yield indices.reshape(-1)
             consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
 
     def _share(self, windows: Tensor | None, samples: int, length: int) -> Tensor:

@@ -23,6 +23,7 @@ from training import checkpoint, cli, fingerprint, loop, optimizer
 from training.batches import BatchStream
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
+from training.checkpoint.state import JSON
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
@@ -41,7 +42,7 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     prepared = prepare_data(config.data, partial(print, flush=True) if speaks else lambda _: None)
     resolve(config.model, prepared.tokenizer.vocab_size)  # a vocabulary that is too small is said here, once
     for split in ("train", "validation") if config.train.eval_interval else ("train",):
-        build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)  # type: ignore[arg-type]
+        build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
     return prepared
 
 
@@ -139,7 +140,7 @@ def save_checkpoint(
         config, run_dir=None, nproc=None, data=dataclasses.replace(config.data, tokenizer=tokenizer),
         checkpoint=dataclasses.replace(config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False),
     )  # fmt: skip
-    entries = {
+    entries: dict[str, JSON] = {
         "schedule": learning_schedule(config.optimizer, config.train).describe(),
         "data": {"fingerprint": prepared.fingerprint, "seed": config.train.seed},
         "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
@@ -162,7 +163,7 @@ def build_recorder(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Pa
             shape, seq_length, recompute_granularity=config.train.recompute_granularity, recompute_method=config.train.recompute_method,
             recompute_num_layers=config.train.recompute_num_layers, recompute_modules=config.train.recompute_modules,
         ),
-        peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,  # type: ignore[arg-type]
+        peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )  # fmt: skip
     sinks = None
     if ranks.rank == 0:

@@ -87,7 +87,7 @@ class GatherZigzag(torch.autograd.Function):
     """Zigzag pieces [s/cp, ...] of all context ranks -> [s, ...] in natural order; backward reduce-scatters."""
 
     @staticmethod
-    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, local: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, cp = group, group.size()
         half = local.shape[0] // 2
         gathered = local.new_empty((cp, 2, half, *local.shape[1:]))
@@ -95,7 +95,7 @@ class GatherZigzag(torch.autograd.Function):
         return torch.cat([gathered[:, 0].flatten(0, 1), gathered[:, 1].flip(0).flatten(0, 1)])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]  # noqa: D102
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         cp = ctx.group.size()
         half, rest = grad.shape[0] // (2 * cp), grad.shape[1:]
         first, second = grad[: cp * half].view(cp, half, *rest), grad[cp * half :].view(cp, half, *rest).flip(0)

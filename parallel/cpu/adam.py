@@ -26,7 +26,8 @@ class FusedAdam(torch.optim.Optimizer):
         amsgrad: bool = False,
         **_: object,
     ) -> None:
-        super().__init__(params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay))
+        defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
 
     @torch.no_grad()

@@ -122,16 +122,24 @@ def install() -> None:
     for name, value in cuda_names().items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-    torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop = _returns(None), _returns(None)
-    torch.cuda.nvtx.range = lambda *_, **__: contextlib.nullcontext()
+    for name, value in (("range_push", _returns(None)), ("range_pop", _returns(None)), ("range", _no_range)):
+        setattr(torch.cuda.nvtx, name, value)
     for name in FACTORIES:
         setattr(torch, name, _on_host(getattr(torch, name)))
-    torch.Tensor.cuda = torch.Tensor.pin_memory = torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
-    torch.Tensor.record_stream = _returns(None)  # type: ignore[assignment, method-assign]
-    torch.Tensor.to = _tensor_to(torch.Tensor.to)  # type: ignore[method-assign, assignment]
-    torch.Tensor.type = _tensor_type(torch.Tensor.type)  # type: ignore[method-assign, assignment]
+    for owner, name in ((torch.Tensor, "cuda"), (torch.Tensor, "pin_memory"), (torch.nn.Module, "cuda")):
+        setattr(owner, name, lambda self, *_, **__: self)
+    for name, value in (
+        ("record_stream", _returns(None)),
+        ("to", _tensor_to(torch.Tensor.to)),
+        ("type", _tensor_type(torch.Tensor.type)),
+    ):
+        setattr(torch.Tensor, name, value)
     # mcore's jit_fuser is torch.compile: Inductor would want a C++ compiler. Compiled functions run eagerly instead.
     torch.compiler.set_stance("force_eager")
+
+
+def _no_range(*_: object, **__: object) -> contextlib.nullcontext[None]:
+    return contextlib.nullcontext()
 
 
 def _is_cuda(device: object) -> bool:

@@ -47,9 +47,7 @@ def test_the_16384_ranks_on_paper_are_a_valid_layout() -> None:
     assert config.problems(startup.PAPER["world_size"]) == []  # type: ignore[arg-type]
 
 
-def test_subjects_that_are_not_measured_keep_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subjects_that_are_not_measured_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "docs/cpu.json"
     answers = {"help": {"wall_s": 0.5, "cpu_s": 0.4, "goal": 1.0}}
     shares = {

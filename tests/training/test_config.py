@@ -119,7 +119,8 @@ def test_the_debug_recipe_has_none() -> None:
         ("--train.recompute_granularity full", 1, ["needs recompute_method and recompute_num_layers"]),
         ("--train.recompute_method block", 1, ["recompute_granularity"]),
         (
-            "--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 0",
+            "--train.recompute_granularity full --train.recompute_method block "
+            "--train.recompute_num_layers 0",
             1,
             ["train.recompute_num_layers must be 1 or more"],
         ),
@@ -149,8 +150,8 @@ def test_a_problem_says_the_numbers_and_the_way_out(flags: str, world_size: int,
     [
         ("--parallel.tensor_model_parallel_size 4", 4),  # 2 query groups: each is held by two ranks
         ("--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 8),
-        ("--parallel.context_parallel_size 2 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel "
-         "--model.seq_length 60", 4),
+        ("--parallel.context_parallel_size 2 --parallel.tensor_model_parallel_size 2 "
+         "--parallel.sequence_parallel --model.seq_length 60", 4),
         ("--parallel.pipeline_model_parallel_size 4 --parallel.num_layers_in_first_pipeline_stage 1", 4),
         ("--train.rampup_batch_size 2 2 10 --parallel.pipeline_model_parallel_size 2 "
          "--parallel.virtual_pipeline_model_parallel_size 2", 2),

@@ -26,8 +26,8 @@ class ProveGpu:
     """Prove Triplane on GPUs."""
 
     subjects: tuple[Subject, ...] = ("specs", "fp8", "tests", "layouts", "throughput")
-    """specs: Transformer Engine's modules against ours; fp8: against bf16; tests: pytest -m gpu; layouts: TP, PP
-    and DP against one rank; throughput: tokens/s, MFU and memory."""
+    """specs: Transformer Engine's modules against ours; fp8: against bf16; tests: pytest -m gpu; layouts:
+    TP, PP and DP against one rank; throughput: tokens/s, MFU and memory."""
 
     output: Path = ROOT / "docs/benchmarks"
     """Folder for gpu-NAME-DATE.json."""
@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def require_gpu() -> None:
     """Raises UserError where there is no GPU, or torch cannot use it."""
     if not launch.count_gpus(os.environ):
-        raise UserError(
-            "no GPU was found here: nothing is proved. Run it on a machine with one or more NVIDIA GPUs."
-        )
+        raise UserError("no GPU was found here: nothing is proved. Run it on a machine with one or more NVIDIA GPUs.")
     launch.choose_device("cuda", os.environ)
 
 

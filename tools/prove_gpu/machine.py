@@ -38,6 +38,11 @@ class Machine:
         return self.capability >= (8, 9)
 
     @property
+    def nccl_name(self) -> str:
+        """Like "2.29.7"."""
+        return ".".join(map(str, self.nccl))
+
+    @property
     def slug(self) -> str:
         """For a file name: "8x-nvidia-h200"."""
         return f"{len(self.gpus)}x-" + re.sub(r"[^a-z0-9]+", "-", self.gpus[0].lower()).strip("-")
@@ -46,8 +51,8 @@ class Machine:
         """For the console."""
         found = [f"{name} {version or 'not installed'}" for name, version in self.versions.items()]
         return [
-            f"{len(self.gpus)} x {self.gpus[0]}, {self.memory_gib:.0f} GiB, driver {self.driver or 'unknown'}",
-            f"CUDA {self.cuda}, NCCL {'.'.join(map(str, self.nccl))}, {', '.join(found)}; commit {commit()}",
+            f"{len(self.gpus)} x {self.gpus[0]}, {self.memory_gib:.0f} GiB, driver {self.driver}",
+            f"CUDA {self.cuda}, NCCL {self.nccl_name}, {', '.join(found)}; commit {commit()}",
         ]
 
     def record(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Without a launcher's environment it starts the task's ranks; each of those measures and leaves ``<rank>.pt``.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from parallel import launch
 
-MEASUREMENTS = ("specs", "losses", "observe", "throughput")
+MEASUREMENTS = ("specs", "losses", "observe", "portable", "throughput")
 
 
 def main(path: str) -> int:
@@ -18,12 +19,8 @@ def main(path: str) -> int:
     task = json.loads(Path(path).read_text())
     identity = launch.detect(os.environ)
     if identity is None and task["world_size"] > 1:
-        return launch.spawn_ranks(
-            task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ
-        )
+        return launch.spawn_ranks(task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ)
     identity = identity or launch.Identity()
-    import importlib
-
     import torch
 
     assert task["measurement"] in MEASUREMENTS

@@ -34,12 +34,10 @@ MODEL = ModelConfig(
 def measure(identity: Identity, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, Any]:
     """Largest relative differences of logits and of any gradient, for fp32 and bf16.
 
-    fp32 needs NVIDIA_TF32_OVERRIDE=0 in the environment: Transformer Engine multiplies fp32 in TF32 otherwise.
+    fp32 needs NVIDIA_TF32_OVERRIDE=0 in the environment: Transformer Engine would use TF32.
     """
     found = {}
-    with groups.start(
-        layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5
-    ) as ranks:
+    with groups.start(layout_of(ParallelConfig(), 1), identity, device=device, seed=1, timeout_minutes=5) as ranks:
         for dtype in ("fp32", "bf16"):
             precision = PrecisionConfig(dtype=dtype)
             theirs = outputs(provider(ranks.device), precision, ranks)
@@ -51,9 +49,7 @@ def measure(identity: Identity, device: Literal["cpu", "cuda"] = "cuda") -> dict
 def outputs(backend: BackendSpecProvider, precision: PrecisionConfig, ranks: Ranks) -> Outputs:
     """Logits and gradients of one batch of two samples, without the padding of the vocabulary."""
     shape = resolve(MODEL, 257)
-    (chunk,) = gpt.build(
-        MODEL, shape, ParallelConfig(), precision, gpt.Recompute(), ranks, seed=1, backend=backend
-    )
+    (chunk,) = gpt.build(MODEL, shape, ParallelConfig(), precision, gpt.Recompute(), ranks, seed=1, backend=backend)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(shape.vocab_size, (2, MODEL.seq_length + 1), generator=generator).to(ranks.device)
     positions = torch.arange(MODEL.seq_length, device=ranks.device).expand(2, -1)
@@ -66,13 +62,12 @@ def outputs(backend: BackendSpecProvider, precision: PrecisionConfig, ranks: Ran
 
 @torch.no_grad()
 def gradients(chunk: nn.Module) -> Outputs:
-    """By canonical name and place. Gradients take the weights' place, so that the checkpoint's names find them."""
+    """By canonical name and place. They replace the weights, where the checkpoint's names find them."""
     for param in chunk.parameters():
         assert param.grad is not None
         param.copy_(param.grad)
     return {
-        f"{canonical(entry.key)} at {entry.global_offset}": entry.data.float().cpu()
-        for entry in global_tensors(chunk)
+        f"{canonical(entry.key)} at {entry.global_offset}": entry.data.float().cpu() for entry in global_tensors(chunk)
     }
 
 
@@ -83,9 +78,7 @@ def differences(theirs: Outputs, ours: Outputs) -> dict[str, Any]:
     """
     if theirs.keys() != ours.keys():
         raise RuntimeError(f"only one of the two models has {sorted(theirs.keys() ^ ours.keys())}")
-    relative = {
-        name: ((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()).item() for name in theirs
-    }
+    relative = {name: ((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()).item() for name in theirs}
     logits = relative.pop("logits")
     worst = max(relative, key=lambda name: relative[name])
     return {"logits": logits, "gradient": relative[worst], "worst": worst, "tensors": len(relative)}

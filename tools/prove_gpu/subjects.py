@@ -16,10 +16,10 @@ from tools.prove_gpu.machine import MULTI_RANK_NCCL, Machine
 
 SPEC_BOUNDS = {
     "fp32": {"logits": 1e-4, "gradient": 1e-3},
-    "bf16": {"logits": 3e-2, "gradient": 1e-1},
+    "bf16": {"logits": 3e-2, "gradient": 4e-2},
 }
-"""Largest differences between the two specs, relative to a tensor's largest element. bf16 keeps 8 bits: one rounding
-is 2^-9 = 0.2 %, and four blocks add theirs up."""
+"""Largest differences between the two specs, relative to a tensor's largest element. On a CPU our bf16 is 1.1e-2
+(logits) and 1.4e-2 (gradient) away from our fp32; two models that round differently, about twice that."""
 
 FP8_BOUND = 0.02
 """Largest difference of an fp8 loss from the bf16 loss of the same step, relative."""
@@ -76,20 +76,16 @@ def ranks_of(
 
     with tempfile.TemporaryDirectory(prefix="triplane-gpu-") as folder:
         task = Path(folder, "task.json")
-        task.write_text(
-            json.dumps({"measurement": measurement, "world_size": world_size, "arguments": arguments})
-        )
+        task.write_text(json.dumps({"measurement": measurement, "world_size": world_size, "arguments": arguments}))
         run([sys.executable, "-m", "tools.prove_gpu.rank", str(task)], environ or {}, limit_s)
         notes = [Path(folder, f"{rank}.pt") for rank in range(world_size)]
         return [torch.load(note, map_location="cpu", weights_only=False) for note in notes]
 
 
 def run(command: list[str], environ: Mapping[str, str], limit_s: float) -> str:
-    """The command's output. Raises RuntimeError with its end where it fails or takes longer than ``limit_s``."""
+    """The command's output. Raises RuntimeError, with its end, where it fails or outlasts the limit."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=dict(os.environ, **environ), stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=dict(os.environ, **environ), stdout=output, stderr=output)
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -138,9 +134,7 @@ def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -
 def fp8(machine: Machine) -> Outcome:
     """Losses of 20 steps from the same weights on the same tokens."""
     if not machine.has_te or not machine.has_fp8:
-        missing = (
-            "fp8 tensor cores (compute capability 8.9 or higher)" if machine.has_te else "transformer-engine"
-        )
+        missing = "fp8 tensor cores (compute capability 8.9 or higher)" if machine.has_te else "transformer-engine"
         raise UnrunError(f"{missing} missing")
     (plain,) = ranks_of("losses", dtype="bf16")
     (hybrid,) = ranks_of("losses", dtype="bf16", fp8="hybrid")
@@ -152,10 +146,9 @@ def judge_fp8(plain: list[float], hybrid: list[float]) -> Outcome:
     from tools.parity.compare import furthest
 
     difference = furthest(hybrid, plain)
+    ends = f"bf16 {plain[0]:.3f} -> {plain[-1]:.3f}, fp8 {hybrid[0]:.3f} -> {hybrid[-1]:.3f}"
     outcome = Outcome(
-        lines=[
-            f"bf16 {plain[0]:.3f} -> {plain[-1]:.3f}, fp8 {hybrid[0]:.3f} -> {hybrid[-1]:.3f}, apart {difference:.1e}"
-        ],
+        lines=[f"{ends}, apart {difference:.1e}"],
         numbers={"bf16": plain, "fp8": hybrid, "difference": difference},
         problems=beyond({"loss": difference}, {"loss": FP8_BOUND}, "fp8 against bf16"),
     )
@@ -188,7 +181,7 @@ def attempts(gpus: int, nccl: tuple[int, ...]) -> Iterator[Attempt]:
 
 
 def layouts(machine: Machine) -> Outcome:
-    """The first attempt whose ranks start is compared with one rank: loss, gradient norm, every gradient of step 1."""
+    """The first attempt whose ranks start, against one rank: loss, gradient norm, gradients of step 1."""
     outcome = Outcome(lines=[], numbers={})
     for attempt in attempts(len(machine.gpus), machine.nccl):
         try:
@@ -198,8 +191,7 @@ def layouts(machine: Machine) -> Outcome:
                 raise
             outcome.lines.append(f"several ranks on one GPU did not work: {str(error).splitlines()[-1]}")
             outcome.numbers = {"shared_gpu_failed": str(error)}
-    nccl = ".".join(map(str, machine.nccl))
-    said = "; ".join(outcome.lines) or f"NCCL {nccl} puts no two ranks on one GPU (2.30 does)"
+    said = "; ".join(outcome.lines) or f"NCCL {machine.nccl_name} puts no two ranks on one GPU (2.30 does)"
     raise UnrunError(f"{len(machine.gpus)} GPU is too few for TP, PP or DP: {said}")
 
 
@@ -213,9 +205,7 @@ def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
     def observe(layout: str) -> Observed:
         config, world_size = configuration(layout)
         limit_s = 240 if attempt.shared else 600
-        return assemble(
-            ranks_of("observe", world_size, environ, limit_s, layout=layout), config, world_size, Path()
-        )
+        return assemble(ranks_of("observe", world_size, environ, limit_s, layout=layout), config, world_size, Path())
 
     reference = observe("tp1")
     for layout in LAYOUTS[attempt.ranks]:
@@ -230,9 +220,7 @@ def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
         where = "ranks sharing GPUs" if attempt.shared else "GPUs"
         numbers = ", ".join(f"{name} {value:.1e}" for name, value in row.items())
         outcome.lines.append(f"{layout} on {attempt.ranks} {where}: {numbers} (worst {worst})")
-        outcome.problems += beyond(row, LAYOUT_BOUNDS, layout) + [
-            f"{layout}: {problem}" for problem in missing
-        ]
+        outcome.problems += beyond(row, LAYOUT_BOUNDS, layout) + [f"{layout}: {problem}" for problem in missing]
     return outcome
 
 
@@ -240,12 +228,10 @@ def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
 
 
 def throughput(machine: Machine) -> Outcome:
-    """Each row of the table, data-parallel over all GPUs; a row that fails (memory, say) is a row with a reason."""
+    """Each row of the table, data-parallel over all GPUs; a row that fails (memory, say) is a problem."""
     from tools.prove_gpu.throughput import ROWS
 
-    outcome = Outcome(
-        lines=[f"{'':16} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'peak GiB':>8}"], numbers={}
-    )
+    outcome = Outcome(lines=[f"{'':16} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'peak GiB':>8}"], numbers={})
     for row, (_, precision, _) in ROWS.items():
         if precision.fp8 and not (machine.has_te and machine.has_fp8):
             continue
@@ -256,9 +242,8 @@ def throughput(machine: Machine) -> Outcome:
             continue
         outcome.numbers[row] = found
         mfu = "?" if found["mfu"] is None else f"{found['mfu']:.1%}"
-        outcome.lines.append(
-            f"{row:16} {found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.1f} {mfu:>6} {found['peak_memory_gib']:8.1f}"
-        )
+        rates = f"{found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.1f}"
+        outcome.lines.append(f"{row:16} {rates} {mfu:>6} {found['peak_memory_gib']:8.1f}")
     return outcome
 
 

@@ -64,9 +64,7 @@ def measure(
     times_s = []
     with groups.start(layout, identity, device=device, seed=1, timeout_minutes=5) as ranks:
         chunks, optim = job.build_parts(config, shape, ranks)
-        stream = RandomTokens(
-            config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device
-        )
+        stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
         progress = Progress()
         for _ in range(WARMUP_STEPS + STEPS):
             began = time.perf_counter()

@@ -31,7 +31,7 @@ class Recorder(Attachment):
         self.waited_s += self.data_wait_s()
         self.skipped += result.skipped
         self.unwritten = result
-        if progress.iteration % self.log_interval == 0 or progress.iteration >= self.train_iters:
+        if progress.iteration == 1 or progress.iteration % self.log_interval == 0 or progress.iteration >= self.train_iters:
             self._write(progress, result)
 
     def _write(self, progress: Progress, result: StepResult) -> None:

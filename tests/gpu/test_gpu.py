@@ -1,0 +1,46 @@
+"""What needs a GPU. Everything runs in processes of its own, so that pytest's never touches CUDA."""
+
+import importlib.util
+import math
+import os
+
+import pytest
+
+from parallel.launch import count_gpus
+from tools.prove_gpu import machine, specs, subjects
+
+pytestmark = pytest.mark.gpu
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the CPU backend refuses to hide a usable GPU by itself
+
+
+def test_our_modules_compute_on_cuda_what_they_compute_on_the_cpu() -> None:
+    (cpu,) = subjects.ranks_of("portable", environ=NO_GPU, device="cpu")
+    (cuda,) = subjects.ranks_of("portable", environ=subjects.FP32, device="cuda")
+    found = specs.differences(cpu, cuda)
+    assert found["logits"] < 1e-4, found
+    assert found["gradient"] < 1e-3, found
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("transformer_engine"), reason="transformer-engine is not installed")
+def test_transformer_engine_agrees_with_our_modules() -> None:
+    assert subjects.specs(machine.look()).problems == []
+
+
+def test_bf16_trains() -> None:
+    (found,) = subjects.ranks_of("losses", steps=10, dtype="bf16")
+    assert all(map(math.isfinite, found["loss"] + found["grad_norm"]))
+    assert found["loss"][-1] < found["loss"][0] - 0.3
+
+
+def test_training_on_cuda_follows_training_on_the_cpu() -> None:
+    (cpu,) = subjects.ranks_of("losses", environ=NO_GPU, steps=4, dtype="fp32", device="cpu")
+    (cuda,) = subjects.ranks_of("losses", environ=subjects.FP32, steps=4, dtype="fp32")
+    assert cuda["loss"] == pytest.approx(cpu["loss"], rel=1e-4)
+    assert cuda["grad_norm"] == pytest.approx(cpu["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.skipif(count_gpus(os.environ) < 2, reason="needs 2 GPUs")
+def test_two_ranks_over_nccl_train_as_one() -> None:
+    attempt = subjects.Attempt(ranks=2, shared=False)
+    assert subjects.try_layouts(attempt, subjects.Outcome(lines=[], numbers={})).problems == []
