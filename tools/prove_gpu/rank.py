@@ -21,9 +21,9 @@ def main(path: str) -> int:
     if identity is None and task["world_size"] > 1:
         return launch.spawn_ranks(task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ)
     identity = identity or launch.Identity()
+    assert task["measurement"] in MEASUREMENTS, task["measurement"]
     import torch
 
-    assert task["measurement"] in MEASUREMENTS
     module = importlib.import_module(f"tools.prove_gpu.{task['measurement']}")
     found = module.measure(identity, **task["arguments"])
     torch.save(found, Path(path).parent / f"{identity.rank}.pt")

@@ -26,9 +26,7 @@ def test_boxes_cover_a_range_once_in_memory_order_with_few_pieces(shape: tuple[i
     for _ in range(60):
         start, end = sorted(choice.choices(range(numel + 1), k=2))
         boxes = flat_boxes(shape, start, end)
-        assert [index for box in boxes for index in elements(shape, box.offset, box.shape)] == list(
-            range(start, end)
-        )
+        assert [index for box in boxes for index in elements(shape, box.offset, box.shape)] == list(range(start, end))
         assert all(elements(shape, box.offset, box.shape)[0] == box.start for box in boxes)
         assert len(boxes) <= 2 * len(shape) - 1
 

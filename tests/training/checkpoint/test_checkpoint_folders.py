@@ -115,9 +115,7 @@ def test_state_comes_back_with_every_bit(tmp_path: Path) -> None:
     assert read_state(tmp_path) == state
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "progress": {"no": 1}}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "progress": {"no": 1}}'])
 def test_a_broken_state_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(UserError, match=r"state\.json: not the state of a checkpoint"):

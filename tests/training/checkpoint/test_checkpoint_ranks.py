@@ -175,9 +175,7 @@ def restore_and_compare(parts: Parts, folder: Path, pieces: Path, tolerance: flo
     whole = assembled(parts, pieces)
     if whole is not None:
         assert differing(whole, torch.load(folder / "global.pt")) == []
-    assert parts.train(UNTIL) == pytest.approx(
-        json.loads((folder / "losses.json").read_text()), rel=tolerance
-    )
+    assert parts.train(UNTIL) == pytest.approx(json.loads((folder / "losses.json").read_text()), rel=tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -256,23 +254,19 @@ def restore_bits(parts: Parts, folder: Path, pieces: Path) -> None:
         assert differing(whole, torch.load(folder / "global.pt")) == []
 
 
-def restore_in_fp32(parts: Parts, folder: Path) -> None:
-    """The weights are the optimizer's fp32 ones, not the rounded ones of the bf16 model."""
+def restore_in_another_dtype(parts: Parts, folder: Path, dtype: torch.dtype) -> None:
+    """The weights come from the optimizer's fp32 ones, not from the rounded ones of the bf16 model."""
     parts.restore(folder / "checkpoints")
     saved = torch.load(folder / "global.pt")
     for entry in global_tensors(unwrap(parts.chunks[0])):
         name = canonical(entry.key)
-        place = tuple(
-            slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True)
-        )
-        assert torch.equal(entry.data, saved[f"param of {name}"][place])
+        place = tuple(slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True))
+        assert torch.equal(entry.data, saved[f"param of {name}"][place].to(dtype))
 
 
 @pytest.mark.parametrize("zero", [True, False])
 def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Path) -> None:
-    on_ranks(
-        4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path
-    )
+    on_ranks(4, configuration(sizes(tp=2, use_distributed_optimizer=zero), dtype="bf16"), save_and_go_on, tmp_path)
     on_ranks(
         2,
         configuration(sizes(use_distributed_optimizer=not zero), dtype="bf16"),
@@ -280,7 +274,8 @@ def test_bf16_weights_and_their_fp32_originals_restore(zero: bool, tmp_path: Pat
         tmp_path,
         tmp_path / "x",
     )
-    on_ranks(2, configuration(sizes()), restore_in_fp32, tmp_path)
+    on_ranks(2, configuration(sizes()), restore_in_another_dtype, tmp_path, torch.float32)
+    on_ranks(2, configuration(sizes(), dtype="fp16"), restore_in_another_dtype, tmp_path, torch.float16)
 
 
 def overflow_and_save(parts: Parts, root: Path) -> None:
@@ -301,9 +296,7 @@ def restore_loss_scale(parts: Parts, root: Path) -> None:
 
 def test_fp16_loss_scale_restores_also_before_any_update(tmp_path: Path) -> None:
     config = configuration(sizes(), dtype="fp16")
-    config = dataclasses.replace(
-        config, precision=dataclasses.replace(config.precision, initial_loss_scale=2.0**33)
-    )
+    config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, initial_loss_scale=2.0**33))
     on_ranks(1, config, overflow_and_save, tmp_path)
     on_ranks(1, config, restore_loss_scale, tmp_path)
 
@@ -367,9 +360,7 @@ def own_checkpoint_wins(parts: Parts, root: Path) -> None:
     torch.manual_seed(0)
     assert parts.restore(root / "none", CheckpointConfig(load=str(root / "own"))).rng_restored
     assert torch.equal(torch.get_rng_state(), state)
-    assert not parts.restore(
-        root / "none", CheckpointConfig(load=str(root / "own"), no_load_rng=True)
-    ).rng_restored
+    assert not parts.restore(root / "none", CheckpointConfig(load=str(root / "own"), no_load_rng=True)).rng_restored
 
 
 def test_a_run_continues_its_own_checkpoint_whole_whatever_it_started_from(tmp_path: Path) -> None:
