@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +24,7 @@ def problems(requirements: list[str]) -> list[str]:
             found.append(f"{requirement.name} is not installed; expected {requirement}")
             continue
         # A container's "2.11.0a0+nv" is a pre-release of 2.11 to the letter; what counts is its number.
-        if not requirement.specifier.contains(installed.split("+")[0], prereleases=True):
+        if not requirement.specifier.contains(Version(installed).base_version):
             found.append(f"{requirement.name} {installed} is outside the range that has been run: {requirement}")
     return found
 

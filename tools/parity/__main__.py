@@ -64,7 +64,7 @@ def prove(job: Parity) -> int:
             left_s = (time.monotonic() - began) / (number + 2) * (len(job.layouts) - number - 1)
             print(
                 f"{layout:24} {verdict.world_size:5} {verdict.loss:9.1e} {verdict.grad_norm:9.1e} {verdict.gradient:9.1e} "
-                f"{verdict.resume:9.1e}  {'REFUTED' if verdict.problems else 'same'}, worst {verdict.worst}, {left_s:.0f} s left", flush=True,
+                f"{verdict.resume:9.1e}  {'REFUTED' if verdict.problems else 'same'}, worst {verdict.worst or '-'}, {left_s:.0f} s left", flush=True,
             )  # fmt: skip
     print("\n".join(failed) if failed else f"all {len(job.layouts)} layouts agree with one rank within 1e-5")
     return 1 if failed else 0
