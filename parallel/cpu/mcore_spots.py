@@ -74,10 +74,27 @@ def _rope_cache() -> bool:
     return hasattr(RotaryEmbedding.forward, "cache_clear") and "self.inv_freq" in inspect.getsource(RotaryEmbedding)
 
 
+def _checkpoint_spots() -> bool:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, MegatronOptimizer
+
+    sharded, whole = inspect.getsource(DistributedOptimizer), inspect.getsource(Float16OptimizerWithFloat16Params)
+    return (
+        _arguments(DistributedOptimizer._copy_main_params_to_model_params) == ["self"]
+        and "self.distributed_optimizer_instance_id" in sharded
+        and "self.init_state_fn = init_state_fn" in inspect.getsource(MegatronOptimizer)
+        and "self.float16_groups" in whole
+        and "param.main_param" in whole
+        and "self.remove_forward_pre_hook_handles" in inspect.getsource(DistributedDataParallel)
+    )
+
+
 PROBES = {
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
     "DistributedOptimizer.gbuf_ranges and _get_main_param_and_optimizer_states": _range_maps,
+    "the optimizers' main parameters, as training/checkpoint reads them": _checkpoint_spots,
     "HybridStack.final_norm": _final_norm,
     "RotaryEmbedding.inv_freq and its cache": _rope_cache,
 }
