@@ -25,8 +25,12 @@ def main() -> int:
             return 0
         return start(config)
     except UserError as error:
-        launch.ignore_termination()
-        cli.fail(error, quiet=not launch.shows(error, launch.detect(os.environ)))
+        identity = launch.detect(os.environ)
+        # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
+        quiet = identity is not None and (identity.local_rank > 0 or not launch.shows(error, identity))
+        if not quiet:
+            launch.ignore_termination()
+        cli.fail(error, quiet)
 
 
 def start(config: RunConfig) -> int:

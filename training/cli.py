@@ -4,6 +4,8 @@ A TOML recipe (``training/recipe.py``) gives the defaults that flags (``training
 """
 
 import dataclasses
+import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from training.recipe import dump, load
 
 __all__ = ["check", "default_run_dir", "dump", "fail", "load", "parse"]
 
-QUIET_S = 5.0
+QUIET_S = 5.0  # how much later another rank may find the mistake: processes that share a node start unevenly
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
@@ -58,9 +60,11 @@ def check(config: RunConfig, world_size: int) -> None:
 def fail(error: UserError, quiet: bool = False) -> NoReturn:
     """Show a user's mistake, without a traceback, and leave with exit code 2.
 
-    quiet: another rank shows it, and is waited for: launchers end the others when the first rank leaves.
+    quiet: another rank shows it, and is waited for, since launchers end the others when the first rank leaves;
+    what they end them with (SIGTERM) must not hide the code.
     """
     if quiet:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(2))
         time.sleep(QUIET_S)
     else:
         print(f"pretrain_gpt.py: {error}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """A user's mistake ends ``pretrain_gpt.py`` with one message, exit code 2, no traceback, and nothing damaged."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import pretrain_gpt
 from data.shards import ShardWriter
+from parallel import launch
 from training import cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,6 +32,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         folders = ["--run_dir", str(run_dir or tmp_path / "run"), "--data.cache_dir", str(tmp_path / "cache")]
         arguments = ["pretrain_gpt.py", *argv, *folders]
         monkeypatch.setattr(sys, "argv", arguments)
+        monkeypatch.setattr(launch, "ignore_termination", lambda: None)  # it would outlive the test
         with pytest.raises(SystemExit) as left:
             sys.exit(pretrain_gpt.main())
         printed = capfd.readouterr()
@@ -162,18 +165,31 @@ def test_the_vocabulary_must_hold_the_tokenizers_ids(refused: Refused) -> None:
     assert "model.vocab_size is 100, but the tokenizer has 257 ids" in refused(DEBUG, "--model.vocab_size", "100")
 
 
-@pytest.mark.parametrize(("rank", "shown"), [("0", True), ("1", False)])
-def test_of_a_launchers_ranks_the_first_shows_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], rank: str, shown: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("flag", "rank", "local_rank", "shown"),
+    [
+        ("--train.micro_batch_size=3", 0, 0, True),
+        ("--train.micro_batch_size=3", 1, 1, False),
+        ("--train.micro_batch_size=3", 8, 0, False),  # the first of another node: rank 0 has found the same
+        ("--run_dir=/dev/null/run", 0, 0, True),
+        ("--run_dir=/dev/null/run", 1, 1, False),
+        ("--run_dir=/dev/null/run", 8, 0, True),  # that node may be the only one without the folder
+    ],
+)
+def test_of_a_launchers_ranks_one_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    flag: str, rank: int, local_rank: int, shown: bool,
+) -> None:  # fmt: skip
     monkeypatch.setattr(cli, "QUIET_S", 0.0)
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", DEBUG, "--train.micro_batch_size", "3"])
-    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers would outlive the test
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", DEBUG, "--train.global_batch_size=16", flag])
+    places = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}
+    for name, value in {**places, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit) as left:
         pretrain_gpt.main()
     assert left.value.code == 2
-    assert ("not a multiple of" in capfd.readouterr().err) is shown
+    assert ("pretrain_gpt.py: " in capfd.readouterr().err) is shown
 
 
 def test_a_fresh_process_says_the_same(tmp_path: Path) -> None:

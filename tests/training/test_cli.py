@@ -220,6 +220,7 @@ def test_rare_fields_exist_and_can_be_set() -> None:
 
 def test_a_quiet_failure_says_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "QUIET_S", 0.0)
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # a handler would outlive the test
     for quiet, said in ((True, ""), (False, "pretrain_gpt.py: why\n")):
         with pytest.raises(SystemExit) as left:
             cli.fail(UserError("why"), quiet)
