@@ -46,10 +46,11 @@ def start(config: RunConfig) -> int:
     if identity is None and nproc > 1 and device == "cuda":
         return launch.spawn_ranks(nproc, [sys.executable, *sys.argv], os.environ)
 
-    with launch.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
-        from training.job import prepare, train  # torch and Megatron load only now, and not quietly
+    from training.preparing import prepare  # numpy loads only now, torch and Megatron only after the data is ready
 
     prepared = prepare(config, identity)
+    with launch.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
+        from training.job import train
 
     def run(rank: launch.Identity) -> int:
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ import torch
 
 from data.loader import TokenSource, build_source
 from data.prepare import Prepared
-from data.prepare import prepare as prepare_data
 from data.split import SplitName
 from models import gpt
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
@@ -34,16 +33,6 @@ from training.step import Chunks, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
 
 PROMPT = "def read(self, path):\n"
-
-
-def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
-    """Tokenizer and shards, before any rank starts. Under torchrun and srun each process finds them in the cache."""
-    speaks = identity is None or identity.local_rank == 0
-    prepared = prepare_data(config.data, partial(print, flush=True) if speaks else lambda _: None)
-    resolve(config.model, prepared.tokenizer.vocab_size)  # a vocabulary that is too small is said here, once
-    for split in ("train", "validation") if config.train.eval_interval else ("train",):
-        build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
-    return prepared
 
 
 def train(

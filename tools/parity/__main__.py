@@ -18,6 +18,7 @@ from parallel import launch
 from parallel.errors import UserError
 from tools.parity.layouts import shrink
 from training import cli
+from training.preparing import prepare
 
 
 @dataclass(kw_only=True)
@@ -50,7 +51,6 @@ def prove(job: Parity) -> int:
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as scratch:
         with launch.own_output(Path(scratch), launch.Identity(), every_rank=False):
             from tools.parity.compare import compare, observe  # torch loads only now, and not quietly
-            from training.job import prepare
 
             prepared = prepare(config, None)
         began = time.monotonic()

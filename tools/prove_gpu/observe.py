@@ -11,6 +11,7 @@ from tools.parity.layouts import shrink, with_layout
 from training import cli, job
 from training.checkpoint.progress import Progress
 from training.config import RunConfig
+from training.preparing import prepare
 from training.step import Wishes
 
 STEPS = 4
@@ -25,7 +26,7 @@ def configuration(layout: str) -> tuple[RunConfig, int]:
 def measure(identity: Identity, layout: str, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, Any]:
     """Losses, gradient norms, and this rank's pieces of step 1's gradients. Needs NVIDIA_TF32_OVERRIDE=0."""
     config, world_size = configuration(layout)
-    prepared = job.prepare(config, identity)
+    prepared = prepare(config, identity)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
     parts = config.layout(world_size)
