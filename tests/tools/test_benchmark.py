@@ -1,5 +1,6 @@
 """What the benchmarks compare is comparable, and what they count is counted."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ import ranks  # noqa: F401  (imports torch and megatron once)
 
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark import one_rank, startup
+from tools.benchmark.tokens import RandomTokens
 from training import cli
+from training.config import TrainConfig
 
 
 def test_both_sides_train_the_same_model_on_the_same_tokens() -> None:
@@ -21,6 +24,17 @@ def test_both_sides_train_the_same_model_on_the_same_tokens() -> None:
     assert len(losses[0]) == 3
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0][0] != losses[0][1]  # the batches differ, and the weights move
+
+
+def test_data_ranks_share_the_batch_and_differ() -> None:
+    config = one_rank.configuration(vocab_size=128)
+    config = dataclasses.replace(config, train=TrainConfig(global_batch_size=8, micro_batch_size=2))
+    first, second = (RandomTokens(config, 100, dp=2, dp_rank=rank).next(seq_length=16) for rank in range(2))
+    assert [tuple(batch.tokens.shape) for batch in first if batch] == [(2, 16), (2, 16)]
+    assert first[0] is not None
+    assert second[0] is not None
+    assert int(first[0].tokens.max()) < 100
+    assert not bool((first[0].tokens == second[0].tokens).all())
 
 
 def test_a_failing_side_is_an_error() -> None:

@@ -68,13 +68,13 @@ def measure(
         progress = Progress()
         for _ in range(WARMUP_STEPS + STEPS):
             began = time.perf_counter()
-            progress, _ = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
+            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
             torch.cuda.synchronize()
             times_s.append(time.perf_counter() - began)
         memory_bytes = torch.cuda.max_memory_allocated()
         name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     step_s = statistics.median(times_s[WARMUP_STEPS:])
-    tokens_per_s = config.train.global_batch_size * config.model.seq_length / step_s / identity.world_size
+    tokens_per_s = result.tokens / step_s / identity.world_size
     model_flops, precision = flops_per_token(shape, config.model.seq_length), config.precision
     peak = peak_flops(name, "fp8" if precision.fp8 else precision.dtype)
     return {
