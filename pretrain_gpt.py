@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from parallel import launch
+from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.layout import replica_size
 from training import cli
@@ -27,9 +27,9 @@ def main() -> int:
     except UserError as error:
         identity = launch.detect(os.environ)
         # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
-        quiet = identity is not None and (identity.local_rank > 0 or not launch.shows(error, identity))
+        quiet = identity is not None and (identity.local_rank > 0 or not local_ranks.shows(error, identity))
         if not quiet:
-            launch.ignore_termination()
+            local_ranks.ignore_termination()
         cli.fail(error, quiet)
 
 
@@ -42,27 +42,29 @@ def start(config: RunConfig) -> int:
     if identity is not None and config.nproc not in (None, identity.world_size) and identity.rank == 0:
         print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
     device = launch.choose_device(config.device, os.environ)
-    launch.make_run_dir(run_dir)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
+    output.make_run_dir(run_dir)
     if identity is None and nproc > 1 and device == "cuda":
-        return launch.spawn_ranks(nproc, [sys.executable, *sys.argv], os.environ)
+        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], os.environ)
 
     from training.preparing import prepare  # numpy loads only now, torch and Megatron only after the data is ready
 
     prepared = prepare(config, identity)
-    with launch.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
+    with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
         from training.job import train
 
     def run(rank: launch.Identity) -> int:
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
-        with launch.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
+        with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
             return train(config, prepared, rank, device, run_dir, console_fd)
 
     if identity is None and nproc > 1:
-        code, failure = launch.fork_ranks(nproc, run)
+        code, failure = local_ranks.fork_ranks(nproc, run)
     else:
-        code, failure = launch.guard(run, identity or launch.Identity())
+        code, failure = local_ranks.guard(run, identity or launch.Identity())
     if failure is not None and (identity is None or not failure.echo):
-        launch.report(failure, run_dir / "logs", nproc if identity is None else identity.world_size)
+        local_ranks.report(failure, run_dir / "logs", nproc if identity is None else identity.world_size)
     return code
 
 

@@ -27,9 +27,7 @@ def root(config: DataConfig) -> Path:
     return Path(platformdirs.user_cache_dir("triplane"))
 
 
-def build_once(
-    target: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None], console: Console
-) -> None:
+def build_once(target: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None], console: Console) -> None:
     """Make sure that folder `target` exists and `is_whole`; else `build` it, in one process at a time.
 
     A whole folder is used without a lock and without writing, so a read-only cache works. A build that is

@@ -40,9 +40,7 @@ def files(root: Path | None = None, max_bytes: int | None = None) -> list[Path]:
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [
-            name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith("config-")
-        ]
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith("config-")]
         for name in names:
             if name.endswith(".py") and not name.startswith(SKIPPED_FILES):
                 yield Path(folder, name)

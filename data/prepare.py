@@ -51,9 +51,7 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     if given.raw_files or not prefixes:
         prefixes += (_tokenised(config, given.raw_files, tokenizer, folder, console),)
     digests = [shards.Shard(prefix).fingerprint() for prefix in prefixes]
-    return Prepared(
-        tokenizer=tokenizer, prefixes=prefixes, fingerprint=_digest([tokenizer.fingerprint, *digests])
-    )
+    return Prepared(tokenizer=tokenizer, prefixes=prefixes, fingerprint=_digest([tokenizer.fingerprint, *digests]))
 
 
 def _tokenised(

@@ -147,9 +147,7 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     with path.open("rb") as file:
         raw = file.read(HEADER.size)
     if len(raw) < HEADER.size or not raw.startswith(MAGIC):
-        raise UserError(
-            f"data: {path} is not a Megatron index: it begins with {raw[:9]!r}, expected {MAGIC!r}."
-        )
+        raise UserError(f"data: {path} is not a Megatron index: it begins with {raw[:9]!r}, expected {MAGIC!r}.")
     _, version, code, sequences, document_entries = HEADER.unpack(raw)
     if version != VERSION:
         raise UserError(f"data: {path} is of index version {version}; this program reads version {VERSION}.")

@@ -21,9 +21,7 @@ class Segment:
     stop: int
 
 
-def build_source(
-    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName
-) -> "TokenSource":
+def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> "TokenSource":
     """Open a split. Every shard is split by document on its own, as Megatron does.
 
     Raises UserError where the split cannot fill one sample.

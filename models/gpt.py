@@ -86,7 +86,12 @@ def build(
 
 
 def transformer_config(
-    model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, recompute: Recompute, ranks: Ranks
+    model: ModelConfig,
+    shape: GPTShape,
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    recompute: Recompute,
+    ranks: Ranks,
 ) -> TransformerConfig:
     """Everything mcore's modules read. One object serves all chunks of a rank."""
     interleaved = ranks.layout.vpp > 1
@@ -140,7 +145,10 @@ def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
     """mcore counts sublayers where Megatron users count blocks."""
     if recompute.granularity == "full":
         assert recompute.num_layers is not None
-        return {"recompute_method": recompute.method, "recompute_num_layers": recompute_num_sublayers(recompute.num_layers)}
+        return {
+            "recompute_method": recompute.method,
+            "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
+        }
     return {"recompute_modules": list(recompute.modules)} if recompute.granularity == "selective" else {}
 
 

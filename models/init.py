@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
 from torch import Tensor, nn
 
 from models.names import canonical
@@ -58,8 +58,10 @@ def std_of(name: str, shape: GPTShape) -> float | None:
     return shape.init_method_std
 
 
-def fill_normal(local: Tensor, seed: int, name: str, global_shape: tuple[int, ...], offset: tuple[int, ...], std: float) -> None:
-    """Fill ``local``, the box at ``offset`` of a tensor of ``global_shape``, with N(0, std^2). Any dtype, contiguous or not."""
+def fill_normal(
+    local: Tensor, seed: int, name: str, global_shape: tuple[int, ...], offset: tuple[int, ...], std: float
+) -> None:
+    """Fill ``local``, the box at ``offset`` of a tensor of ``global_shape``, with N(0, std^2), in any dtype."""
     strides = [math.prod(global_shape[dim + 1 :]) for dim in range(len(global_shape))]
     base = sum(start * stride for start, stride in zip(offset, strides, strict=True))
     rows = max(1, BLOCK // max(1, math.prod(local.shape[1:])))

@@ -1,4 +1,4 @@
-"""Canonical parameter names, ours, which outlive mcore's model classes: global block numbers, Transformer Engine's words.
+"""Canonical parameter names, which outlive mcore's model classes: global block numbers, Transformer Engine's words.
 
 ``layers.3.mlp.linear_fc1.weight`` is block 3 (attention + MLP), whatever mcore's HybridModel counts.
 """

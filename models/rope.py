@@ -28,7 +28,7 @@ def attention_factor(shape: GPTShape) -> float:
 
 
 def _llama3(plain: Tensor, shape: GPTShape) -> Tensor:
-    """Llama 3.1's rule (model card and reference code): long wavelengths are stretched, short ones kept, a ramp between."""
+    """Llama 3.1's rule (its model card's code): long wavelengths are stretched, short ones kept, a ramp between."""
     turns = shape.rope_original_max_position_embeddings * plain / (2 * math.pi)
     low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
     keep = ((turns - low) / (high - low)).clamp(0, 1)
@@ -39,9 +39,16 @@ def _yarn(plain: Tensor, shape: GPTShape, dim: int) -> Tensor:
     """NTK-by-parts (arXiv:2309.00071, section 3.2), with the ramp over channel numbers as its authors' code has it."""
 
     def channel(turns: float) -> float:
-        return dim * math.log(shape.rope_original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(shape.rotary_base))
+        return (
+            dim
+            * math.log(shape.rope_original_max_position_embeddings / (turns * 2 * math.pi))
+            / (2 * math.log(shape.rotary_base))
+        )
 
-    low, high = max(math.floor(channel(shape.yarn_beta_fast)), 0), min(math.ceil(channel(shape.yarn_beta_slow)), dim - 1)
+    low, high = (
+        max(math.floor(channel(shape.yarn_beta_fast)), 0),
+        min(math.ceil(channel(shape.yarn_beta_slow)), dim - 1),
+    )
     ramp = (torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / max(high - low, 0.001)
     keep = 1 - ramp.clamp(0, 1)
     return plain * (keep + (1 - keep) / shape.rope_scaling_factor)

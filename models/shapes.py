@@ -126,8 +126,7 @@ class GPTShape:
             )
         if self.rope_scaling == "yarn" and self.yarn_beta_slow >= self.yarn_beta_fast:
             found.append(
-                f"model.yarn_beta_slow {self.yarn_beta_slow} must be below "
-                f"model.yarn_beta_fast {self.yarn_beta_fast}."
+                f"model.yarn_beta_slow {self.yarn_beta_slow} must be below model.yarn_beta_fast {self.yarn_beta_fast}."
             )
         return found
 
@@ -214,9 +213,7 @@ SHAPES: dict[str, GPTShape] = {
     "debug": _small_llama(hidden_size=64, ffn_hidden_size=176, vocab_size=257),
     "demo": _small_llama(hidden_size=128, ffn_hidden_size=352, vocab_size=2048),
     # Without dropout, unlike its family: what it is for is comparing layouts.
-    "gpt2_tiny": dataclasses.replace(
-        _gpt2(4, 64, 4), vocab_size=257, hidden_dropout=0.0, attention_dropout=0.0
-    ),
+    "gpt2_tiny": dataclasses.replace(_gpt2(4, 64, 4), vocab_size=257, hidden_dropout=0.0, attention_dropout=0.0),
     # An original context of 64 puts wavelengths into all three bands of the llama3 rule at short sequences.
     "llama3_tiny": dataclasses.replace(
         _llama31(_small_llama(hidden_size=64, ffn_hidden_size=176, vocab_size=257)),

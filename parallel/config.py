@@ -92,8 +92,7 @@ class ParallelConfig:
             )
         if (self.virtual_pipeline_model_parallel_size or 1) > 1 and self.pipeline_model_parallel_size == 1:
             found.append(
-                "parallel.virtual_pipeline_model_parallel_size needs "
-                "parallel.pipeline_model_parallel_size > 1."
+                "parallel.virtual_pipeline_model_parallel_size needs parallel.pipeline_model_parallel_size > 1."
             )
         if self.distributed_timeout_minutes <= 0:
             found.append("parallel.distributed_timeout_minutes must be above 0.")

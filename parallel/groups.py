@@ -52,7 +52,13 @@ class Ranks:
 
 @contextlib.contextmanager
 def start(
-    layout: Layout, identity: Identity, *, device: Literal["cpu", "cuda"], seed: int, timeout_minutes: float, console_fd: int | None = None
+    layout: Layout,
+    identity: Identity,
+    *,
+    device: Literal["cpu", "cuda"],
+    seed: int,
+    timeout_minutes: float,
+    console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
 
@@ -78,7 +84,12 @@ def start(
     pgs = ProcessGroupCollection.use_mpu_process_groups()
     try:
         yield Ranks(
-            identity=identity, layout=layout, at=layout.coordinates(identity.rank), device=on, pgs=pgs, console_fd=console_fd
+            identity=identity,
+            layout=layout,
+            at=layout.coordinates(identity.rank),
+            device=on,
+            pgs=pgs,
+            console_fd=console_fd,
         )
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
@@ -122,11 +133,16 @@ def same_everywhere(facts: Mapping[str, str], ranks: Ranks) -> None:
 
     Costs two reductions of eight numbers per fact; details travel only when something differs.
     """
-    hashes = [struct.unpack("<q", hashlib.blake2b(f"{key}={value}".encode(), digest_size=8).digest())[0] for key, value in facts.items()]
+    hashes = [
+        struct.unpack("<q", hashlib.blake2b(f"{key}={value}".encode(), digest_size=8).digest())[0]
+        for key, value in facts.items()
+    ]
     lowest, highest = (torch.tensor(hashes, dtype=torch.int64, device=ranks.device) for _ in range(2))
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    differing = [index for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)) if low != high]
+    differing = [
+        index for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)) if low != high
+    ]
     if not differing:
         return
     key = list(facts)[differing[0]]
@@ -136,4 +152,6 @@ def same_everywhere(facts: Mapping[str, str], ranks: Ranks) -> None:
     values = [value for each in all_values for value in each]
     common = values[0].split(": ", 1)[1]
     other = next(value for value in values if value.split(": ", 1)[1] != common)
-    raise SharedMistake(f"ranks do not agree on {key}: {values[0]}, but {other}. All ranks must run the same code and configuration.")
+    raise SharedMistake(
+        f"ranks do not agree on {key}: {values[0]}, but {other}. All ranks must run the same code and configuration."
+    )

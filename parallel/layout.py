@@ -68,11 +68,7 @@ class Layout:
 
 def replica_size(parallel: ParallelConfig) -> int:
     """Ranks that hold one copy of the model."""
-    return (
-        parallel.tensor_model_parallel_size
-        * parallel.context_parallel_size
-        * parallel.pipeline_model_parallel_size
-    )
+    return parallel.tensor_model_parallel_size * parallel.context_parallel_size * parallel.pipeline_model_parallel_size
 
 
 def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:

@@ -34,7 +34,11 @@ def wrap(
         # Later chunks of a rank have nothing to overlap with unless gradients are reduced during the backward pass.
         wrapped.append(
             DistributedDataParallel(
-                config, ddp, module, disable_bucketing=number > 0 and not parallel.overlap_grad_reduce, pg_collection=ranks.pgs
+                config,
+                ddp,
+                module,
+                disable_bucketing=number > 0 and not parallel.overlap_grad_reduce,
+                pg_collection=ranks.pgs,
             )
         )
     _tell_schedule(wrapped, parallel, ranks)
@@ -89,5 +93,3 @@ def unwrap(chunk: MegatronModule) -> MegatronModule:
     while not isinstance(chunk, MegatronModule) or isinstance(chunk, DistributedDataParallel | Float16Module):
         chunk = chunk.module
     return chunk
-
-

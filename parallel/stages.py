@@ -59,15 +59,9 @@ def stage_problems(parallel: ParallelConfig, num_layers: int) -> list[str]:
             f"PP {pp}; each must get the same number, at least 1. Change "
             "parallel.num_layers_in_first_pipeline_stage or parallel.num_layers_in_last_pipeline_stage."
         ]
-    uneven = [
-        size
-        for size in (first, last, middle // others if others else None)
-        if size is not None and size % vpp
-    ]
+    uneven = [size for size in (first, last, middle // others if others else None) if size is not None and size % vpp]
     if uneven:
-        return [
-            f"parallel: a stage of {uneven[0]} layers ({named}) cannot be cut into VPP {vpp} equal chunks."
-        ]
+        return [f"parallel: a stage of {uneven[0]} layers ({named}) cannot be cut into VPP {vpp} equal chunks."]
     return []
 
 
@@ -92,14 +86,10 @@ def _layout_problems(parallel: ParallelConfig, num_layers: int, chunks: int) -> 
     letters = "".join(words)
     found = []
     if parallel.num_layers_in_first_pipeline_stage or parallel.num_layers_in_last_pipeline_stage:
-        found.append(
-            f"{where} already says how many layers the first and last stage have; remove one of the two."
-        )
+        found.append(f"{where} already says how many layers the first and last stage have; remove one of the two.")
     if set(letters) - set("EtL"):
         found.append(f'{where} may hold E, t, L, |, *number and (groups), found "{layout}".')
-    elif not (
-        letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1
-    ):
+    elif not (letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1):
         found.append(f'{where} must begin with its only E and end with its only L, found "{layout}".')
     elif not words[0].startswith("E") or not words[-1].endswith("L"):
         found.append(f'{where} must have E in the first stage and L in the last, found "{layout}".')

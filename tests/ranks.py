@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import models.gpt  # noqa: F401  (imported here once, with torch and megatron, so that forked ranks start at once)
 import training.optimizer  # noqa: F401
-from parallel import launch
+from parallel import launch, local_ranks
 
 
 def run_ranks(world_size: int, check: Callable[..., Any], *args: object, log: Path | None = None) -> None:
@@ -19,7 +19,7 @@ def run_ranks(world_size: int, check: Callable[..., Any], *args: object, log: Pa
         check(identity, *args)
         return 0
 
-    code, failure = launch.fork_ranks(world_size, run)
+    code, failure = local_ranks.fork_ranks(world_size, run)
     if failure is not None:
         raise AssertionError(f"rank {failure.rank}:\n{failure.text}")
     assert code == 0

@@ -7,7 +7,7 @@ from typing import Any
 import ranks  # noqa: F401  (imports torch and megatron once)
 
 from data.prepare import Prepared
-from parallel import launch
+from parallel import launch, local_ranks, output
 from training import cli, job
 from training.config import RunConfig
 from training.metrics.jsonl import read_jsonl
@@ -29,17 +29,17 @@ def train(prepared: Prepared, config: RunConfig, world_size: int) -> list[dict[s
     return read_jsonl(Path(config.run_dir or "") / "metrics.jsonl")
 
 
-def train_or_fail(prepared: Prepared, config: RunConfig, world_size: int) -> tuple[int, launch.Failure | None]:
+def train_or_fail(prepared: Prepared, config: RunConfig, world_size: int) -> tuple[int, local_ranks.Failure | None]:
     """Train; the exit code, and the failure that came first."""
     cli.check(config, world_size)
     run_dir = Path(config.run_dir or "")
-    launch.make_run_dir(run_dir)
+    output.make_run_dir(run_dir)
 
     def rank(identity: launch.Identity) -> int:
-        with launch.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
+        with output.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
             return job.train(config, prepared, identity, "cpu", run_dir, console_fd)
 
-    return launch.fork_ranks(world_size, rank)
+    return local_ranks.fork_ranks(world_size, rank)
 
 
 def losses(metrics: Sequence[dict[str, Any]]) -> list[float]:

@@ -22,6 +22,7 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.hatch parallel.launch
+    parallel.local_ranks parallel.output
     models.config models.shapes models.flops data.config
     training.config training.batch_size training.schedule training.divisions training.recipe training.flags
     training.help training.cli training.footprint training.advice training.describe pretrain_gpt
@@ -111,6 +112,8 @@ def test_help_and_dry_run_import_no_torch() -> None:
 
 def test_configuration_needs_the_standard_library_only() -> None:
     ours_or_standard = OURS | sys.stdlib_module_names
-    text = run(f"import sys; before = set(sys.modules); import {', '.join(STANDARD_LIBRARY_ONLY.split())}\n"
-               "print(*{name.split('.')[0] for name in set(sys.modules) - before})")  # fmt: skip
+    text = run(
+        f"import sys; before = set(sys.modules); import {', '.join(STANDARD_LIBRARY_ONLY.split())}\n"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    )
     assert set(text.split()) <= ours_or_standard

@@ -42,7 +42,9 @@ def test_uneven_stages_train_as_one_rank(prepared: Prepared, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("layout", ["pp2", "tp2sppp2dp2"])
-def test_tied_embeddings_biases_and_learned_positions_train_as_one_rank(layout: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_tied_embeddings_biases_and_learned_positions_train_as_one_rank(
+    layout: str, prepared: Prepared, tmp_path: Path
+) -> None:
     config = shrunk("gpt2_tiny")
     reference = observe(config, prepared, "tp1", tmp_path / "one")
     verdict = compare(config, prepared, layout, reference, tmp_path / "tied")
@@ -51,7 +53,10 @@ def test_tied_embeddings_biases_and_learned_positions_train_as_one_rank(layout: 
 
 def test_a_wrong_gradient_is_named(llama: Observed) -> None:
     """The proof itself can fail: one element of one gradient off by 1e-3 of the largest is found and named."""
-    spoiled = {name: [dataclasses.replace(piece, data=piece.data.clone()) for piece in pieces] for name, pieces in llama.gradients.items()}
+    spoiled = {
+        name: [dataclasses.replace(piece, data=piece.data.clone()) for piece in pieces]
+        for name, pieces in llama.gradients.items()
+    }
     victim = spoiled["layers.2.mlp.linear_fc2.weight"][0].data
     victim[3, 5] += victim.abs().max() * 1e-3
     worst, name, _ = worst_gradient(spoiled, llama.gradients)
@@ -72,6 +77,10 @@ def test_layout_names() -> None:
     assert world_size == 8
     assert (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size) == (2, 2)
     assert (parallel.virtual_pipeline_model_parallel_size, parallel.sequence_parallel) == (2, True)
-    assert (parallel.overlap_grad_reduce, parallel.overlap_param_gather, config.train.micro_batch_size) == (True, True, 2)
+    assert (parallel.overlap_grad_reduce, parallel.overlap_param_gather, config.train.micro_batch_size) == (
+        True,
+        True,
+        2,
+    )
     with pytest.raises(UserError, match="cannot read"):
         with_layout(shrunk(), "tp2xx")

@@ -14,7 +14,12 @@ PAGES = ["README.md", "CONTRIBUTING.md"]
 
 def commands(page: str) -> list[str]:
     fenced = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    return [line for block in fenced for line in block.splitlines() if re.search(r"pretrain_gpt\.py|pretrain\.sbatch", line) and not line.startswith("#")]
+    return [
+        line
+        for block in fenced
+        for line in block.splitlines()
+        if re.search(r"pretrain_gpt\.py|pretrain\.sbatch", line) and not line.startswith("#")
+    ]
 
 
 def test_there_are_commands() -> None:

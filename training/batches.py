@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,19 @@ from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 
 
+class Stream(Protocol):
+    """Where a step gets its microbatches."""
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples of all global batches given so far, over all ranks, earlier runs included."""
+        ...
+
+    def next(self, seq_length: int) -> list[Batch | None]:
+        """The next iteration's microbatches on this rank."""
+        ...
+
+
 class BatchStream:
     """Iterates over iterations: each gives this rank's microbatches, or Nones on a stage that needs no tokens.
 
@@ -21,10 +35,20 @@ class BatchStream:
     """
 
     def __init__(
-        self, open_source: Callable[[], TokenSource], ranks: Ranks, schedule: BatchSchedule, micro_batch_size: int, consumed_samples: int
+        self,
+        open_source: Callable[[], TokenSource],
+        ranks: Ranks,
+        schedule: BatchSchedule,
+        micro_batch_size: int,
+        consumed_samples: int,
     ) -> None:
         at, layout = ranks.at, ranks.layout
-        self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = ranks, schedule, micro_batch_size, consumed_samples
+        self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = (
+            ranks,
+            schedule,
+            micro_batch_size,
+            consumed_samples,
+        )
         self.has_tokens = at.pp in (0, layout.pp - 1)
         self.reader: Prefetcher | None = None
         if needs_batch(at.pp, layout.pp, at.tp):
@@ -34,11 +58,15 @@ class BatchStream:
 
     def next(self, seq_length: int) -> list[Batch | None]:
         """The microbatches of the next iteration, in the order the schedule runs them. Batch tensors are [b, s/cp]."""
-        microbatches = self.schedule.num_microbatches(self.consumed_samples, self.micro_batch_size, self.ranks.layout.dp)
+        microbatches = self.schedule.num_microbatches(
+            self.consumed_samples, self.micro_batch_size, self.ranks.layout.dp
+        )
         self.consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
         if not self.has_tokens:
             return [None] * microbatches
-        windows = self._share(next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1)
+        windows = self._share(
+            next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1
+        )
         return [self._slice(to_batch(window, self.ranks.device)) for window in windows.split(self.micro_batch_size)]
 
     @property
@@ -55,7 +83,9 @@ class BatchStream:
         """Sample indices of this data rank, iteration after iteration; endless, whatever train_iters is."""
         for _ in itertools.count():
             microbatches = self.schedule.num_microbatches(consumed_samples, self.micro_batch_size, self.ranks.layout.dp)
-            indices = rank_indices(consumed_samples, microbatches, self.micro_batch_size, self.ranks.at.dp, self.ranks.layout.dp)
+            indices = rank_indices(
+                consumed_samples, microbatches, self.micro_batch_size, self.ranks.at.dp, self.ranks.layout.dp
+            )
             yield indices.reshape(-1)
             consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
 

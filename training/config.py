@@ -83,9 +83,7 @@ class OptimizerConfig:
         """What is wrong within this section alone."""
         found = []
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
-            found.append(
-                f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}."
-            )
+            found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
@@ -178,17 +176,11 @@ class TrainConfig:
             found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
         full = self.recompute_granularity == "full"
         if full and (self.recompute_method is None or self.recompute_num_layers is None):
-            found.append(
-                'train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.'
-            )
+            found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
         if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
-            found.append(
-                'train.recompute_method and recompute_num_layers are for recompute_granularity = "full".'
-            )
+            found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
         if self.recompute_granularity == "selective" and not self.recompute_modules:
-            found.append(
-                'train.recompute_granularity = "selective" needs recompute_modules, "core_attn" or "mlp".'
-            )
+            found.append('train.recompute_granularity = "selective" needs recompute_modules, "core_attn" or "mlp".')
         return found
 
 
@@ -224,15 +216,11 @@ class CheckpointConfig:
         if self.save_interval is not None and self.save_interval < 1:
             found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
         if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
-            found.append(
-                f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}."
-            )
+            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
         if self.keep < 1:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
         if self.load is None and (self.finetune or self.no_load_optim):
-            found.append(
-                "checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set."
-            )
+            found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
         return found
 
 
@@ -260,11 +248,7 @@ class LogConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        return (
-            []
-            if self.log_interval >= 1
-            else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
-        )
+        return [] if self.log_interval >= 1 else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
 
 
 Section = (
@@ -316,10 +300,7 @@ class RunConfig:
 
         What needs several sections is looked at where these are sound by themselves.
         """
-        found = {
-            name: [*_not_finite(name, section), *section.problems()]
-            for name, section in self._sections().items()
-        }
+        found = {name: [*_not_finite(name, section), *section.problems()] for name, section in self._sections().items()}
         sound = {name for name, problems in found.items() if not problems}
         problems = [*self._own_problems(), *itertools.chain.from_iterable(found.values())]
         if "model" in sound:
@@ -348,16 +329,12 @@ class RunConfig:
             if size is not None and size < 1
         ]
         if self.world_size is not None and not self.dry_run:
-            found.append(
-                "world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun."
-            )
+            found.append("world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun.")
         return found
 
     def _shape_problems(self, with_parallel: bool) -> list[str]:
         """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
-        shape = resolve(
-            self.model, None
-        )  # not yet with the tokenizer's vocabulary; nothing here depends on it
+        shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
         found = shape.problems()
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers)

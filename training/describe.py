@@ -92,9 +92,7 @@ def grid(layout: Layout) -> list[str]:
         if size > 1:
             ranks = [layout.rank(origin._replace(**{name: index})) for index in range(size)]
             count = layout.world_size // size
-            lines.append(
-                f"  {name.upper()} {size}: {_series(ranks)} is the first of {_count(count, 'group')}"
-            )
+            lines.append(f"  {name.upper()} {size}: {_series(ranks)} is the first of {_count(count, 'group')}")
     return lines
 
 
@@ -154,8 +152,7 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         f"batch: {ramp}{sizes[-1]:,} samples x {config.model.seq_length:,} tokens = "
         f"{sizes[-1] * config.model.seq_length:,} tokens an iteration; {microbatches} microbatches of "
         f"{train.micro_batch_size} on each of {_count(layout.dp, 'replica')}",
-        f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} "
-        "tokens",
+        f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
     ]
     if layout.pp > 1:
         share = advice.bubble(layout, counts[-1])
@@ -192,8 +189,7 @@ def saving(config: RunConfig, shape: GPTShape) -> list[str]:
     count = -(-iterations // (save.save_interval or iterations))
     minutes = f", and every {save.save_interval_minutes:g} minutes" if save.save_interval_minutes else ""
     return [
-        f"checkpoints: {count:,}{minutes}, of about {_bytes(size)} each, of which the newest {save.keep} "
-        "are kept",
+        f"checkpoints: {count:,}{minutes}, of about {_bytes(size)} each, of which the newest {save.keep} are kept",
     ]
 
 
@@ -227,6 +223,4 @@ def _bytes(size: float) -> str:
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-    ]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

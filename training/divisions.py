@@ -34,9 +34,7 @@ def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
             f"TP sizes that divide the heads: {', '.join(map(str, sizes))}."
         )
     if groups % tp and tp % groups:
-        sizes = [
-            size for size in range(1, heads + 1) if not heads % size and not (size % groups and groups % size)
-        ]
+        sizes = [size for size in range(1, heads + 1) if not heads % size and not (size % groups and groups % size)]
         found.append(
             f"model.num_query_groups {groups} neither divides nor is divided by {by_tp}; one must hold. "
             f"TP sizes that suit heads and groups: {', '.join(map(str, sizes))}."

@@ -45,17 +45,13 @@ def _checked(arguments: Sequence[str]) -> list[str]:
         name = flag.replace("-", "_")
         kind = known.get(name)
         if not flag:
-            problems.append(
-                f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow."
-            )
+            problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
         elif kind is None:
             problems.append(f"unknown flag --{flag}.{nearest(name, list(known), '--')}")
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):
-                problems.append(
-                    f"--{flag}: expected {type_name(kind)}, found {' '.join(values) or 'nothing'}."
-                )
+                problems.append(f"--{flag}: expected {type_name(kind)}, found {' '.join(values) or 'nothing'}.")
             words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
     if problems:
         raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))

@@ -73,9 +73,7 @@ class BytesPerParameter:
         return self.weights + self.gradients + self.optimizer
 
 
-def bytes_per_parameter(
-    precision: PrecisionConfig, parallel: ParallelConfig, layout: Layout
-) -> BytesPerParameter:
+def bytes_per_parameter(precision: PrecisionConfig, parallel: ParallelConfig, layout: Layout) -> BytesPerParameter:
     """Weights, main gradients, and AdamW's fp32 state, which the distributed optimizer splits over DP x CP.
 
     The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients,

@@ -34,7 +34,9 @@ def continuation(
     draw = torch.Generator().manual_seed(0)
     with settled(chunks):
         for _ in range(new_tokens):
-            logits = last_logits(chunks, ids[-seq_length:], ranks, seq_length, padded_vocab_size)[: tokenizer.vocab_size]
+            logits = last_logits(chunks, ids[-seq_length:], ranks, seq_length, padded_vocab_size)[
+                : tokenizer.vocab_size
+            ]
             ids = torch.cat([ids, torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=draw)])
     for chunk in chunks:
         chunk.train()

@@ -17,8 +17,7 @@ from training.config import RunConfig
 from training.recipe import sections
 
 RARE = {
-    "parallel": "expert_model_parallel_size ddp_bucket_size distributed_timeout_minutes "
-    "pipeline_model_parallel_layout",
+    "parallel": "expert_model_parallel_size ddp_bucket_size distributed_timeout_minutes pipeline_model_parallel_layout",
     "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow make_vocab_size_divisible_by init_method_std",
@@ -48,9 +47,7 @@ def show(default: RunConfig, prog: str, everything: bool) -> None:
         )
     except SystemExit:  # what tyro does after its help; leaving is the caller's decision
         return
-    except (
-        BrokenPipeError
-    ):  # the reader (``| head``) has seen enough; what Python flushes at its end goes nowhere
+    except BrokenPipeError:  # the reader (``| head``) has seen enough; what Python flushes at its end goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -100,9 +97,7 @@ def _marked(kind: Any, name: str, hidden: bool) -> Any:
         return kind
     from_shape = name.startswith("model.") and name != "model.vocab_size"
     unset = "(default: the shape's)" if from_shape else ""
-    hint = tyro.conf.arg(
-        help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})")
-    )
+    hint = tyro.conf.arg(help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})"))
     return Annotated[kind, hint, tyro.conf.Suppress] if hidden else Annotated[kind, hint]
 
 

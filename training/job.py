@@ -19,7 +19,7 @@ from parallel.errors import UserError
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import checkpoint, cli, fingerprint, loop, optimizer
-from training.batches import BatchStream
+from training.batches import BatchStream, Stream
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
@@ -36,29 +36,46 @@ PROMPT = "def read(self, path):\n"
 
 
 def train(
-    config: RunConfig, prepared: Prepared, identity: Identity, device: Literal["cpu", "cuda"], run_dir: Path, console_fd: int | None
+    config: RunConfig,
+    prepared: Prepared,
+    identity: Identity,
+    device: Literal["cpu", "cuda"],
+    run_dir: Path,
+    console_fd: int | None,
 ) -> int:
     """Build the parts on this rank, train, and leave a sample of what the model learned."""
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     with groups.start(
-        layout, identity, device=device, seed=config.train.seed,
-        timeout_minutes=config.parallel.distributed_timeout_minutes, console_fd=console_fd,
-    ) as ranks:  # fmt: skip
+        layout,
+        identity,
+        device=device,
+        seed=config.train.seed,
+        timeout_minutes=config.parallel.distributed_timeout_minutes,
+        console_fd=console_fd,
+    ) as ranks:
         groups.same_everywhere(fingerprint.facts(config, prepared.fingerprint), ranks)
         announce(config, shape, ranks, run_dir)
         chunks, optim = build_parts(config, shape, ranks)
         progress = restore(config, run_dir, chunks, optim, ranks)
         open_split = partial(open_source, prepared, config)
         stream = BatchStream(
-            partial(open_split, "train"), ranks, batch_schedule(config.train), config.train.micro_batch_size, progress.consumed_samples
+            partial(open_split, "train"),
+            ranks,
+            batch_schedule(config.train),
+            config.train.micro_batch_size,
+            progress.consumed_samples,
         )
         step = partial(one_step, config, chunks, optim, stream, ranks)
         save = partial(save_checkpoint, config, prepared, run_dir, chunks, optim, ranks)
         recorder = build_recorder(config, shape, ranks, run_dir, progress, stream)
-        evaluation = Evaluation(config.train, chunks, ranks, config.model.seq_length, partial(open_split, "validation"), recorder.validation)
+        evaluation = Evaluation(
+            config.train, chunks, ranks, config.model.seq_length, partial(open_split, "validation"), recorder.validation
+        )
         clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
-        progress, reason = loop.run(config.train, config.checkpoint, progress, step, save, [recorder, evaluation, clock])
+        progress, reason = loop.run(
+            config.train, config.checkpoint, progress, step, save, [recorder, evaluation, clock]
+        )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
     return 0
@@ -67,9 +84,11 @@ def train(
 def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:
     """This rank's model chunks, ready for data parallelism, and their optimizer."""
     recompute = gpt.Recompute(
-        granularity=config.train.recompute_granularity, method=config.train.recompute_method,
-        num_layers=config.train.recompute_num_layers, modules=config.train.recompute_modules,
-    )  # fmt: skip
+        granularity=config.train.recompute_granularity,
+        method=config.train.recompute_method,
+        num_layers=config.train.recompute_num_layers,
+        modules=config.train.recompute_modules,
+    )
     model = gpt.build(config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed)
     chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
@@ -82,21 +101,34 @@ def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Toke
 
 
 def one_step(
-    config: RunConfig, chunks: Chunks, optim: optimizer.MegatronOptimizer, stream: BatchStream, ranks: Ranks, progress: Progress, wishes: Wishes
+    config: RunConfig,
+    chunks: Chunks,
+    optim: optimizer.MegatronOptimizer,
+    stream: Stream,
+    ranks: Ranks,
+    progress: Progress,
+    wishes: Wishes,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update."""
     schedule = learning_schedule(config.optimizer, config.train)
     microbatches = stream.next(config.model.seq_length)
     result = train_step(
-        chunks, optim, microbatches, ranks,
-        seq_length=config.model.seq_length, micro_batch_size=config.train.micro_batch_size,
+        chunks,
+        optim,
+        microbatches,
+        ranks,
+        seq_length=config.model.seq_length,
+        micro_batch_size=config.train.micro_batch_size,
         learning_rate=schedule.learning_rate(progress.consumed_samples),
-        weight_decay=schedule.weight_decay(progress.consumed_samples), wishes=wishes,
-    )  # fmt: skip
+        weight_decay=schedule.weight_decay(progress.consumed_samples),
+        wishes=wishes,
+    )
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
-def restore(config: RunConfig, run_dir: Path, chunks: Chunks, optim: optimizer.MegatronOptimizer, ranks: Ranks) -> Progress:
+def restore(
+    config: RunConfig, run_dir: Path, chunks: Chunks, optim: optimizer.MegatronOptimizer, ranks: Ranks
+) -> Progress:
     """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights."""
     begin = time.monotonic()
     restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
@@ -105,30 +137,44 @@ def restore(config: RunConfig, run_dir: Path, chunks: Chunks, optim: optimizer.M
         ranks.say(f"schedule: {schedule.describe()}")
         return Progress()
     progress = restored.progress
-    parts = [name for name, there in (("optimizer", restored.optimizer_restored), ("RNG", restored.rng_restored)) if there]
+    parts = [
+        name for name, there in (("optimizer", restored.optimizer_restored), ("RNG", restored.rng_restored)) if there
+    ]
     ranks.say(
         f"resumed {restored.path} (layout {restored.layout_before}) at iteration {progress.iteration}, "
-        f"{progress.consumed_samples} samples; weights{''.join(f' + {part}' for part in parts)}; {time.monotonic() - begin:.1f} s"
+        f"{progress.consumed_samples} samples; {' + '.join(['weights', *parts])}; {time.monotonic() - begin:.1f} s"
     )
     before = restored.entries.get("schedule")
     changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
     ranks.say(
-        f"schedule: {schedule.describe()}{changed}; next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}"
+        f"schedule: {schedule.describe()}{changed}; "
+        f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}"
     )
     return progress
 
 
 def save_checkpoint(
-    config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: optimizer.MegatronOptimizer, ranks: Ranks, progress: Progress
+    config: RunConfig,
+    prepared: Prepared,
+    run_dir: Path,
+    chunks: Chunks,
+    optim: optimizer.MegatronOptimizer,
+    ranks: Ranks,
+    progress: Progress,
 ) -> tuple[Path, float]:
     """Write a checkpoint that carries its configuration and tokenizer; returns its folder and the seconds it took."""
     begin = time.monotonic()
     model = prepared.tokenizer_path
     tokenizer = "tokenizer.model" if model else "byte"
     own = dataclasses.replace(
-        config, run_dir=None, nproc=None, data=dataclasses.replace(config.data, tokenizer=tokenizer),
-        checkpoint=dataclasses.replace(config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False),
-    )  # fmt: skip
+        config,
+        run_dir=None,
+        nproc=None,
+        data=dataclasses.replace(config.data, tokenizer=tokenizer),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
+        ),
+    )
     entries: dict[str, JSON] = {
         "schedule": learning_schedule(config.optimizer, config.train).describe(),
         "data": {"fingerprint": prepared.fingerprint, "seed": config.train.seed},
@@ -141,7 +187,9 @@ def save_checkpoint(
     return path, time.monotonic() - begin
 
 
-def build_recorder(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path, progress: Progress, stream: BatchStream) -> Recorder:
+def build_recorder(
+    config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path, progress: Progress, stream: BatchStream
+) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
     dtype = "fp8" if config.precision.fp8 else config.precision.dtype
@@ -149,15 +197,23 @@ def build_recorder(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Pa
         world_size=ranks.layout.world_size,
         flops_per_token=flops_per_token(shape, seq_length),
         hardware_flops_per_token=hardware_flops_per_token(
-            shape, seq_length, recompute_granularity=config.train.recompute_granularity, recompute_method=config.train.recompute_method,
-            recompute_num_layers=config.train.recompute_num_layers, recompute_modules=config.train.recompute_modules,
+            shape,
+            seq_length,
+            recompute_granularity=config.train.recompute_granularity,
+            recompute_method=config.train.recompute_method,
+            recompute_num_layers=config.train.recompute_num_layers,
+            recompute_modules=config.train.recompute_modules,
         ),
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
-    )  # fmt: skip
+    )
     sinks = None
     if ranks.rank == 0:
-        sinks = open_sinks(run_dir, config.log, dataclasses.asdict(config), config.train.train_iters, progress.iteration, ranks.say)
-    return Recorder(ranks, config.log.log_interval, config.train.train_iters, seq_length, rates, sinks, lambda: stream.data_wait_s)
+        sinks = open_sinks(
+            run_dir, config.log, dataclasses.asdict(config), config.train.train_iters, progress.iteration, ranks.say
+        )
+    return Recorder(
+        ranks, config.log.log_interval, config.train.train_iters, seq_length, rates, sinks, lambda: stream.data_wait_s
+    )
 
 
 def announce(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path) -> None:
@@ -169,24 +225,49 @@ def announce(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path) ->
         except OSError as error:
             raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
-    ranks.say(f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): {ranks.layout}; {config.precision.dtype}")
     ranks.say(
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, vocabulary {shape.vocab_size} "
-        f"(padded {shape.padded_vocab_size}); batch {batch} samples x {config.model.seq_length} tokens "
+        f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "
+        f"{ranks.layout}; {config.precision.dtype}"
+    )
+    ranks.say(
+        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
+        f"vocabulary {shape.vocab_size} (padded {shape.padded_vocab_size}); "
+        f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
 
 
 def finish(
-    config: RunConfig, prepared: Prepared, shape: GPTShape, chunks: Chunks, ranks: Ranks, run_dir: Path, progress: Progress, reason: loop.Reason
+    config: RunConfig,
+    prepared: Prepared,
+    shape: GPTShape,
+    chunks: Chunks,
+    ranks: Ranks,
+    run_dir: Path,
+    progress: Progress,
+    reason: loop.Reason,
 ) -> None:
     """A sample of what the model writes, the marker ``done``, and where everything lies."""
     if reason == "done" and ranks.rank == 0:
         (run_dir / "done").write_text(f"{progress.iteration}\n")
     if config.train.generate_tokens and ranks.layout.cp == 1:
         text = continuation(
-            chunks, prepared.tokenizer, PROMPT, config.train.generate_tokens, ranks,
-            seq_length=config.model.seq_length, padded_vocab_size=shape.padded_vocab_size,
-        )  # fmt: skip
-        ranks.say("\na sample continuation of " + repr(PROMPT) + ":\n" + "\n".join("    " + line for line in text.splitlines()) + "\n")
-    ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: checkpoints/, metrics.jsonl, events/, logs/, config.toml")
+            chunks,
+            prepared.tokenizer,
+            PROMPT,
+            config.train.generate_tokens,
+            ranks,
+            seq_length=config.model.seq_length,
+            padded_vocab_size=shape.padded_vocab_size,
+        )
+        ranks.say(
+            "\na sample continuation of "
+            + repr(PROMPT)
+            + ":\n"
+            + "\n".join("    " + line for line in text.splitlines())
+            + "\n"
+        )
+    ranks.say(
+        f"{reason} at iteration {progress.iteration}; in {run_dir}: "
+        "checkpoints/, metrics.jsonl, events/, logs/, config.toml"
+    )

@@ -1,4 +1,4 @@
-"""The loop, and the five moments at which everything else attaches to it: start, before step, after step, after save, stop."""
+"""The loop, and the five moments at which all else attaches: start, before step, after step, after save, stop."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

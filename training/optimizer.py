@@ -37,7 +37,9 @@ def build(
         "use_distributed_optimizer": parallel.use_distributed_optimizer,
         "overlap_param_gather": parallel.overlap_param_gather,
     }
-    settings |= optimizer_settings(precision) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
+    settings |= optimizer_settings(precision) | checked(
+        "optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig
+    )
     built = get_megatron_optimizer(
         MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
     )

@@ -85,7 +85,13 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(
-    chunks: Chunks, batches: Callable[[], Sequence[Batch | None]], eval_iters: int, ranks: Ranks, *, seq_length: int, micro_batch_size: int
+    chunks: Chunks,
+    batches: Callable[[], Sequence[Batch | None]],
+    eval_iters: int,
+    ranks: Ranks,
+    *,
+    seq_length: int,
+    micro_batch_size: int,
 ) -> float:
     """Mean loss in nats per token over ``eval_iters`` global batches, dropout off."""
     for chunk in chunks:
@@ -100,14 +106,22 @@ def evaluate(
 
 
 def run_schedule(
-    chunks: Chunks, microbatches: Sequence[Batch | None], ranks: Ranks, seq_length: int, micro_batch_size: int, *, forward_only: bool
+    chunks: Chunks,
+    microbatches: Sequence[Batch | None],
+    ranks: Ranks,
+    seq_length: int,
+    micro_batch_size: int,
+    *,
+    forward_only: bool,
 ) -> Tensor:
     """Megatron's pipeline schedule over the microbatches: this rank's (sum of losses, tokens), fp64 [2].
 
     They are zero but on the last stage. Every virtual stage of a rank walks through the same microbatches.
     """
     iterators = [iter(microbatches) for _ in chunks]
-    results = get_forward_backward_func(pp_size=ranks.layout.pp, vp_size=ranks.layout.vpp if ranks.layout.vpp > 1 else None)(
+    results = get_forward_backward_func(
+        pp_size=ranks.layout.pp, vp_size=ranks.layout.vpp if ranks.layout.vpp > 1 else None
+    )(
         forward_step_func=forward_step,
         data_iterator=iterators if len(chunks) > 1 else iterators[0],
         model=list(chunks),
@@ -120,7 +134,9 @@ def run_schedule(
     return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device)).cpu()
 
 
-def forward_step(microbatches: Iterator[Batch | None], chunk: DistributedDataParallel) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def forward_step(
+    microbatches: Iterator[Batch | None], chunk: DistributedDataParallel
+) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """What the schedule calls for each microbatch and chunk: the chunk's output, and how to make a loss of it."""
     batch = next(microbatches)
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule

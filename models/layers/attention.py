@@ -38,7 +38,9 @@ class SDPAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         if config.softmax_type != "vanilla" or config.apply_query_key_layer_scaling or config.window_size is not None:
-            raise UserError("model.megatron: attention without Transformer Engine has neither sinks, windows nor layer scaling.")
+            raise UserError(
+                "model.megatron: attention without Transformer Engine has neither sinks, windows nor layer scaling."
+            )
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
@@ -75,11 +77,20 @@ class SDPAttention(MegatronModule):
         return {}
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None, mask: Tensor | None = None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None, mask: Tensor | None = None
+) -> Tensor:
     """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [s, t] says more."""
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout, scale=scale, enable_gqa=query.shape[2] != key.shape[2]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
     )
 
 

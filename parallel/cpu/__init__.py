@@ -1,1 +1,1 @@
-"""The CPU backend: what lets unmodified megatron-core run without CUDA. Installed in rank processes, never on import."""
+"""The CPU backend: lets unmodified megatron-core run without CUDA. Installed in rank processes, never on import."""

@@ -26,7 +26,13 @@ class FusedAdam(torch.optim.Optimizer):
         amsgrad: bool = False,
         **_: object,
     ) -> None:
-        defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         super().__init__(params, defaults)
         self.adam_w_mode = adam_w_mode
 
@@ -42,11 +48,20 @@ class FusedAdam(torch.optim.Optimizer):
             states = [self._state_of(param) for param in params]
             step = torch.tensor(float(group["step"]), device=params[0].device)
             kernel(
-                params, [param.grad for param in params],
-                [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], [], [step] * len(params),
-                lr=float(group["lr"]), beta1=group["betas"][0], beta2=group["betas"][1],
-                weight_decay=float(group["weight_decay"]), eps=group["eps"], amsgrad=False, maximize=False,
-            )  # fmt: skip
+                params,
+                [param.grad for param in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [step] * len(params),
+                lr=float(group["lr"]),
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=float(group["weight_decay"]),
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
 
     def _state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         state = self.state[param]

@@ -92,6 +92,7 @@ def cuda_names() -> dict[str, Any]:
     return {
         **{name: _returns(None) for name in nothing},
         **{name: _returns(0) for name in zero},
+        "is_available": _returns(False),
         "current_device": _returns(CPU),
         "device_count": _returns(1),
         "device": lambda _: contextlib.nullcontext(),
@@ -116,12 +117,15 @@ def cuda_names() -> dict[str, Any]:
 
 
 def install() -> None:
-    """Redirect in this process. Raises RuntimeError where CUDA is available: there nothing may fall back silently."""
-    if torch.cuda.is_available():
-        raise RuntimeError("the CPU backend was asked for in a process that can use CUDA; hide the GPUs first")
+    """Redirect in this process. On a machine with GPUs they are hidden; RuntimeError where one is already in use."""
+    if torch.cuda.is_initialized():
+        raise RuntimeError("the CPU backend was asked for in a process that already uses CUDA")
     for name, value in cuda_names().items():
         setattr(torch.cuda, name, value)
-    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = (
+        torch.cuda.get_rng_state,
+        torch.cuda.set_rng_state,
+    )
     for name, value in (("range_push", _returns(None)), ("range_pop", _returns(None)), ("range", _no_range)):
         setattr(torch.cuda.nvtx, name, value)
     for name in FACTORIES:

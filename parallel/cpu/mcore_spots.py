@@ -79,18 +79,26 @@ def _adam_names() -> bool:
     import megatron.core.optimizer as optimizer
     import megatron.core.optimizer.distrib_optimizer as distributed
 
-    return all(hasattr(module, name) for module, name in [
-        (optimizer, "Adam"), (optimizer, "USING_PYTORCH_OPTIMIZER"), (distributed, "Adam"), (distributed, "HAVE_APEX_OR_TE"),
-    ])  # fmt: skip
+    return all(
+        hasattr(module, name)
+        for module, name in [
+            (optimizer, "Adam"),
+            (optimizer, "USING_PYTORCH_OPTIMIZER"),
+            (distributed, "Adam"),
+            (distributed, "HAVE_APEX_OR_TE"),
+        ]
+    )
 
 
 def _range_maps() -> bool:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     source = inspect.getsource(DistributedOptimizer)
-    return "self.gbuf_ranges" in source and '"param_map"' in source and _arguments(
-        DistributedOptimizer._get_main_param_and_optimizer_states
-    ) == ["self", "model_param"]
+    return (
+        "self.gbuf_ranges" in source
+        and '"param_map"' in source
+        and _arguments(DistributedOptimizer._get_main_param_and_optimizer_states) == ["self", "model_param"]
+    )
 
 
 def _final_norm() -> bool:

@@ -7,9 +7,7 @@ def test_defaults_have_no_problems():
     assert DataConfig().problems() == []
 
 
-@pytest.mark.parametrize(
-    "split, weights", [("969,30,1", (969, 30, 1)), ("1", (1, 0, 0)), ("0.9, 0.1", (0.9, 0.1, 0))]
-)
+@pytest.mark.parametrize("split, weights", [("969,30,1", (969, 30, 1)), ("1", (1, 0, 0)), ("0.9, 0.1", (0.9, 0.1, 0))])
 def test_split_weights(split, weights):
     assert split_weights(split) == weights
     assert DataConfig(split=split).problems() == []

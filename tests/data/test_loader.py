@@ -30,9 +30,7 @@ def test_batch_has_the_next_token_as_label():
     assert all(tensor.is_contiguous() for tensor in batch)
 
 
-@pytest.mark.parametrize(
-    "pipeline_size, expected", [(1, {(0, 0)}), (2, {(0, 0), (1, 0)}), (4, {(0, 0), (3, 0)})]
-)
+@pytest.mark.parametrize("pipeline_size, expected", [(1, {(0, 0)}), (2, {(0, 0), (1, 0)}), (4, {(0, 0), (3, 0)})])
 def test_first_and_last_stage_read_on_tensor_rank_0(pipeline_size, expected):
     ranks = [(pp, tp) for pp in range(pipeline_size) for tp in range(2)]
     assert {(pp, tp) for pp, tp in ranks if needs_batch(pp, pipeline_size, tp)} == expected

@@ -67,8 +67,7 @@ def flattened(consumed, global_batch_size, micro_batch_size, data_parallel_size)
     """All ranks' shares in the order microbatch, data rank, sample."""
     micro = global_batch_size // (micro_batch_size * data_parallel_size)
     shares = [
-        rank_indices(consumed, micro, micro_batch_size, rank, data_parallel_size)
-        for rank in range(data_parallel_size)
+        rank_indices(consumed, micro, micro_batch_size, rank, data_parallel_size) for rank in range(data_parallel_size)
     ]
     return np.stack(shares, axis=1).ravel()
 
@@ -81,7 +80,5 @@ def test_every_layout_reads_one_global_batch_in_one_order(data_parallel_size, mi
 
 
 def test_share_of_a_rank_is_megatrons():
-    share = rank_indices(
-        100, num_microbatches=3, micro_batch_size=2, data_parallel_rank=1, data_parallel_size=4
-    )
+    share = rank_indices(100, num_microbatches=3, micro_batch_size=2, data_parallel_rank=1, data_parallel_size=4)
     assert share.tolist() == [[100 + m * 8 + 2, 100 + m * 8 + 3] for m in range(3)]

@@ -87,9 +87,7 @@ def test_a_damaged_cache_is_made_again(config):
 @pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n'])
 def test_files_without_text_are_an_empty_corpus(tmp_path, content):
     (tmp_path / "x.jsonl").write_text(content)
-    config = DataConfig(
-        paths=(str(tmp_path / "x.jsonl"),), tokenizer="byte", cache_dir=str(tmp_path / "cache")
-    )
+    config = DataConfig(paths=(str(tmp_path / "x.jsonl"),), tokenizer="byte", cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"empty corpus.*x\.jsonl"):
         prepare(config, silent)
     assert not [path for path in files_of(tmp_path / "cache") if path.suffix != ".lock"]
@@ -186,18 +184,14 @@ def test_nothing_here_needs_torch_or_megatron(config):
         f"data.prepare.prepare({config!r}, print)\n"
         "print(sorted({'torch', 'megatron'} & set(sys.modules)))"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ran.stdout.splitlines()[-1] == "[]"
     assert ran.stderr == ""
 
 
 def test_config_needs_only_the_standard_library():
     program = "import sys, data.config; print(sorted({'numpy', 'torch', 'platformdirs'} & set(sys.modules)))"
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert ran.stdout == "[]\n"
 
 

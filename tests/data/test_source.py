@@ -40,9 +40,7 @@ def test_windows_cross_shards(tmp_path):
     cut = prepared(tmp_path, [stream[:3]], [stream[3:5]], [stream[5:64]], [stream[64:]])
     (tmp_path / "whole").mkdir()
     whole = prepared(tmp_path / "whole", [stream])
-    fetched = [
-        build_source(either, ALL_TRAIN, 10, 0, "train").fetch(np.arange(10)) for either in (cut, whole)
-    ]
+    fetched = [build_source(either, ALL_TRAIN, 10, 0, "train").fetch(np.arange(10)) for either in (cut, whole)]
     np.testing.assert_array_equal(*fetched)
 
 

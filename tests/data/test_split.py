@@ -35,9 +35,7 @@ def test_boundaries_are_megatrons_where_no_split_is_empty(document_count):
     assert [documents.stop for documents in splits.values()] == from_megatron
 
 
-@pytest.mark.parametrize(
-    "document_count, expected", [(0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1])]
-)
+@pytest.mark.parametrize("document_count, expected", [(0, [0, 0, 0]), (1, [1, 0, 0]), (2, [1, 1, 0]), (3, [1, 1, 1])])
 def test_few_documents_go_to_train_then_validation(document_count, expected):
     assert sizes(document_count, "969,30,1") == expected
 

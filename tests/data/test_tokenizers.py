@@ -76,9 +76,7 @@ def test_fingerprint_tells_models_apart(pieces, model_path, tmp_path):
     other = tmp_path / "other.model"
     other.write_bytes(sentencepiece_training.train(corpus.files()[:60], 601))
     assert SentencePieceTokenizer(model_path).fingerprint == pieces.fingerprint
-    assert (
-        len({SentencePieceTokenizer(other).fingerprint, pieces.fingerprint, ByteTokenizer.fingerprint}) == 3
-    )
+    assert len({SentencePieceTokenizer(other).fingerprint, pieces.fingerprint, ByteTokenizer.fingerprint}) == 3
 
 
 def test_it_can_be_sent_to_a_spawned_process(pieces):

@@ -39,9 +39,7 @@ def test_ungated_mlp_has_two_matrices() -> None:
 
 
 def test_padding_of_the_vocabulary_does_not_count() -> None:
-    assert flops_per_token(tiny(make_vocab_size_divisible_by=1), SEQ_LENGTH) == flops_per_token(
-        tiny(), SEQ_LENGTH
-    )
+    assert flops_per_token(tiny(make_vocab_size_divisible_by=1), SEQ_LENGTH) == flops_per_token(tiny(), SEQ_LENGTH)
 
 
 def test_model_flops_of_gpt3_are_the_megatron_paper_s() -> None:

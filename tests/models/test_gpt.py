@@ -18,7 +18,9 @@ from parallel.layout import layout_of
 FP32 = PrecisionConfig(dtype="fp32")
 
 
-def build(ranks: Any, model: ModelConfig, parallel: ParallelConfig, precision: PrecisionConfig = FP32, recompute: Any = None) -> list[Any]:
+def build(
+    ranks: Any, model: ModelConfig, parallel: ParallelConfig, precision: PrecisionConfig = FP32, recompute: Any = None
+) -> list[Any]:
     from models import gpt
 
     return gpt.build(model, resolve(model, 257), parallel, precision, recompute or gpt.Recompute(), ranks, seed=1)
@@ -106,7 +108,10 @@ def _rope_parameters(shape: GPTShape) -> dict[str, Any]:
     kind = {"none": "default", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}[shape.rope_scaling]
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": float(shape.rotary_base)}
     if kind != "default":
-        parameters |= {"factor": shape.rope_scaling_factor, "original_max_position_embeddings": shape.rope_original_max_position_embeddings}
+        parameters |= {
+            "factor": shape.rope_scaling_factor,
+            "original_max_position_embeddings": shape.rope_original_max_position_embeddings,
+        }
     if kind == "llama3":
         parameters |= {"low_freq_factor": shape.rope_low_freq_factor, "high_freq_factor": shape.rope_high_freq_factor}
     if kind == "yarn":
@@ -119,12 +124,17 @@ def _rope_parameters(shape: GPTShape) -> dict[str, Any]:
     [
         {"rope_scaling": "none"},
         {"rope_scaling": "linear", "rope_scaling_factor": 2.5},
-        {"rope_scaling": "llama3", "rope_scaling_factor": 5.0, "rope_low_freq_factor": 1.5, "rope_high_freq_factor": 3.0,
-         "rope_original_max_position_embeddings": 40},
+        {
+            "rope_scaling": "llama3",
+            "rope_scaling_factor": 5.0,
+            "rope_low_freq_factor": 1.5,
+            "rope_high_freq_factor": 3.0,
+            "rope_original_max_position_embeddings": 40,
+        },
         {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32},
     ],
     ids=lambda changes: changes["rope_scaling"],
-)  # fmt: skip
+)
 def test_a_whole_model_matches_transformers(changes: dict[str, Any]) -> None:
     """Same weights, logits to 1e-5: RoPE with every scaling, GQA, SwiGLU, RMSNorm; mcore alone drops most of these."""
     shape = dataclasses.replace(SHAPES["debug"], max_position_embeddings=128, **changes)
@@ -149,11 +159,20 @@ def _against_llama(ranks: Any, parallel: ParallelConfig, changes: dict[str, Any]
         ours[name] = torch.cat([ours[name], entry.data]) if name in ours else entry.data.clone()
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=384, hidden_size=64, intermediate_size=176, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=128, rope_parameters=rope, tie_word_embeddings=False,
+            vocab_size=384,
+            hidden_size=64,
+            intermediate_size=176,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=128,
+            rope_parameters=rope,
+            tie_word_embeddings=False,
             attn_implementation="eager",
         )
-    ).float()  # fmt: skip
+    ).float()
     theirs.load_state_dict(llama_weights(ours, shape))
     theirs.eval()
     chunk.eval()
@@ -178,13 +197,16 @@ def llama_weights(ours: dict[str, torch.Tensor], shape: GPTShape) -> dict[str, t
         q, k, v = (part.reshape(-1, shape.hidden_size) for part in qkv.split([per_group * d, d, d], dim=1))
         gate, up = ours[mine + "mlp.linear_fc1.weight"].chunk(2)
         weights |= {
-            target + "self_attn.q_proj.weight": q, target + "self_attn.k_proj.weight": k, target + "self_attn.v_proj.weight": v,
+            target + "self_attn.q_proj.weight": q,
+            target + "self_attn.k_proj.weight": k,
+            target + "self_attn.v_proj.weight": v,
             target + "self_attn.o_proj.weight": ours[mine + "self_attention.linear_proj.weight"],
             target + "input_layernorm.weight": ours[mine + "self_attention.linear_qkv.layer_norm_weight"],
             target + "post_attention_layernorm.weight": ours[mine + "mlp.linear_fc1.layer_norm_weight"],
-            target + "mlp.gate_proj.weight": gate, target + "mlp.up_proj.weight": up,
+            target + "mlp.gate_proj.weight": gate,
+            target + "mlp.up_proj.weight": up,
             target + "mlp.down_proj.weight": ours[mine + "mlp.linear_fc2.weight"],
-        }  # fmt: skip
+        }
     return weights
 
 
@@ -232,9 +254,18 @@ def test_the_interleaved_schedule_always_overlaps_its_sends() -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["overlap_p2p_comm=False", "window_attn_skip_freq=2", "moe_layer_freq=2", "no_rope_freq=4", "num_moe_experts=8",
-              "cross_entropy_loss_fusion=True", "is_hybrid_model=False", "distribute_saved_activations=True"],
-)  # fmt: skip
+    "entry",
+    [
+        "overlap_p2p_comm=False",
+        "window_attn_skip_freq=2",
+        "moe_layer_freq=2",
+        "no_rope_freq=4",
+        "num_moe_experts=8",
+        "cross_entropy_loss_fusion=True",
+        "is_hybrid_model=False",
+        "distribute_saved_activations=True",
+    ],
+)
 def test_what_would_be_silently_wrong_is_refused(entry: str) -> None:
     """Integer frequencies count sublayers; fused cross entropy rounds to bf16; experts need symbols in the pattern."""
     assert ModelConfig(megatron=(entry,)).problems()
@@ -254,7 +285,12 @@ def test_a_hatch_is_checked_and_nothing_is_ignored() -> None:
 def _recompute(ranks: Any, parallel: ParallelConfig) -> None:
     from models.gpt import Recompute
 
-    config = build(ranks, ModelConfig(seq_length=64), parallel, recompute=Recompute(granularity="full", method="block", num_layers=3))[0].config
+    config = build(
+        ranks,
+        ModelConfig(seq_length=64),
+        parallel,
+        recompute=Recompute(granularity="full", method="block", num_layers=3),
+    )[0].config
     assert config.recompute_num_layers == 6
 
 
@@ -272,7 +308,9 @@ def _dropout(ranks: Any, parallel: ParallelConfig, model: ModelConfig) -> None:
     seen = []
     layer = chunk.decoder.layers[0] if model.attention_dropout else chunk.decoder.layers[1]
     module = layer.self_attention.core_attention if model.attention_dropout else layer
-    module.register_forward_hook(lambda _m, inputs, output: seen.append(output[0] if isinstance(output, tuple) else output))
+    module.register_forward_hook(
+        lambda _m, inputs, output: seen.append(output[0] if isinstance(output, tuple) else output)
+    )
     with torch.no_grad():
         for param in chunk.parameters():
             param.fill_(0.02)  # every head and every position computes the same, but for dropout
@@ -292,7 +330,12 @@ def test_heads_on_different_tp_ranks_drop_different_attention_weights(sequence_p
 def test_sequence_shards_drop_different_elements() -> None:
     """HybridStack alone draws from one common generator, so that both halves of a sequence lose the same elements."""
     parallel = ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True)
-    on_ranks(2, parallel, _dropout, ModelConfig(seq_length=64, hidden_dropout=0.5, attention_dropout=0.0, position_embedding_type="none"))
+    on_ranks(
+        2,
+        parallel,
+        _dropout,
+        ModelConfig(seq_length=64, hidden_dropout=0.5, attention_dropout=0.0, position_embedding_type="none"),
+    )
 
 
 def _no_gradient(ranks: Any, parallel: ParallelConfig) -> None:

@@ -1,4 +1,4 @@
-"""Initial weights are a pure function of (seed, canonical name, global element index), evaluated for the local shard only."""
+"""Initial weights: a pure function of (seed, canonical name, element index), evaluated for the local shard only."""
 
 import tracemalloc
 
@@ -19,7 +19,9 @@ def whole(name: str = "layers.3.mlp.linear_fc1.weight", seed: int = 1, shape: tu
     return tensor
 
 
-@pytest.mark.parametrize(("offset", "size"), [((0, 0), (300, 77)), ((150, 0), (150, 77)), ((7, 13), (101, 33)), ((299, 76), (1, 1))])
+@pytest.mark.parametrize(
+    ("offset", "size"), [((0, 0), (300, 77)), ((150, 0), (150, 77)), ((7, 13), (101, 33)), ((299, 76), (1, 1))]
+)
 def test_a_shard_is_a_slice_of_the_whole_bit_for_bit(offset: tuple[int, int], size: tuple[int, int]) -> None:
     shard = torch.empty(size)
     fill_normal(shard, 1, "layers.3.mlp.linear_fc1.weight", SHAPE, offset, 1.0)
@@ -45,7 +47,12 @@ def test_moments_and_independence() -> None:
     assert abs(big.mean().item()) < 5e-3
     assert abs(big.std().item() - 1) < 5e-3
     assert abs((big**4).mean().item() - 3) < 0.05
-    for other in (whole(seed=2, shape=(1000, 1000)), whole("layers.4.mlp.linear_fc1.weight", shape=(1000, 1000)), big.roll(1), big.t()):
+    for other in (
+        whole(seed=2, shape=(1000, 1000)),
+        whole("layers.4.mlp.linear_fc1.weight", shape=(1000, 1000)),
+        big.roll(1),
+        big.t(),
+    ):
         assert abs((big * other).mean().item()) < 5e-3
 
 

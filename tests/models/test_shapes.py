@@ -95,9 +95,7 @@ def test_names_of_a_gpt2_like_model() -> None:
 def test_names_of_a_llama_like_model_with_query_key_norms_and_biases() -> None:
     shape = dataclasses.replace(named("debug"), qk_layernorm=True, add_qkv_bias=True)
     listed = {parameter.name: parameter.shape for parameter in parameters(shape, padded_vocab=False)}
-    block = {
-        name.removeprefix("layers.3."): size for name, size in listed.items() if name.startswith("layers.3.")
-    }
+    block = {name.removeprefix("layers.3."): size for name, size in listed.items() if name.startswith("layers.3.")}
     assert block == {
         "self_attention.linear_qkv.layer_norm_weight": (64,),
         "self_attention.linear_qkv.weight": (128, 64),  # (4 heads + 2 x 2 groups) x 16
@@ -122,9 +120,7 @@ def test_every_shape_field_can_be_set_in_the_model_section() -> None:
 
 def test_shape_fills_what_is_not_set_and_nothing_else() -> None:
     assert resolve(ModelConfig(shape="llama3_8b"), None) == named("llama3_8b")
-    changed = resolve(
-        ModelConfig(shape="llama3_8b", num_layers=2, hidden_dropout=0.25, add_qkv_bias=True), 1000
-    )
+    changed = resolve(ModelConfig(shape="llama3_8b", num_layers=2, hidden_dropout=0.25, add_qkv_bias=True), 1000)
     expected = dataclasses.replace(
         named("llama3_8b"), num_layers=2, hidden_dropout=0.25, add_qkv_bias=True, vocab_size=1000
     )

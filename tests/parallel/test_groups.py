@@ -17,9 +17,12 @@ LAYOUT = Layout(tp=2, pp=2, dp=2)
 
 def test_coordinates_are_megatrons_rank_order() -> None:
     assert [LAYOUT.coordinates(rank) for rank in (0, 1, 2, 4, 7)] == [
-        Coordinates(dp=0, pp=0, cp=0, tp=0), Coordinates(dp=0, pp=0, cp=0, tp=1), Coordinates(dp=1, pp=0, cp=0, tp=0),
-        Coordinates(dp=0, pp=1, cp=0, tp=0), Coordinates(dp=1, pp=1, cp=0, tp=1),
-    ]  # fmt: skip
+        Coordinates(dp=0, pp=0, cp=0, tp=0),
+        Coordinates(dp=0, pp=0, cp=0, tp=1),
+        Coordinates(dp=1, pp=0, cp=0, tp=0),
+        Coordinates(dp=0, pp=1, cp=0, tp=0),
+        Coordinates(dp=1, pp=1, cp=0, tp=1),
+    ]
     layout = Layout(tp=2, cp=3, pp=5, dp=7)
     assert [layout.rank(layout.coordinates(rank)) for rank in range(210)] == list(range(210))
 
@@ -28,7 +31,11 @@ def _groups(identity: Identity) -> None:
     from parallel import groups
 
     with groups.start(LAYOUT, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
-        assert (ranks.pgs.tp.rank(), ranks.pgs.pp.rank(), ranks.pgs.dp.rank()) == (ranks.at.tp, ranks.at.pp, ranks.at.dp)
+        assert (ranks.pgs.tp.rank(), ranks.pgs.pp.rank(), ranks.pgs.dp.rank()) == (
+            ranks.at.tp,
+            ranks.at.pp,
+            ranks.at.dp,
+        )
         assert torch.ones(2, device="cuda").device.type == "cpu"
         assert type(torch.empty(1).type()) is str
         assert torch.empty(1).type() == "torch.cuda.FloatTensor"
@@ -42,11 +49,15 @@ def _disagree(identity: Identity) -> None:
     from parallel import groups
 
     with groups.start(Layout(dp=3), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
-        groups.same_everywhere({"the code": "same", "the version of torch": "2.13" if ranks.rank != 1 else "2.12"}, ranks)
+        groups.same_everywhere(
+            {"the code": "same", "the version of torch": "2.13" if ranks.rank != 1 else "2.12"}, ranks
+        )
 
 
 def test_a_rank_that_differs_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"ranks do not agree on the version of torch: .*: 2.13, but rank 1 .*: 2.12"):
+    with pytest.raises(
+        AssertionError, match=r"ranks do not agree on the version of torch: .*: 2.13, but rank 1 .*: 2.12"
+    ):
         run_ranks(3, _disagree)
 
 
@@ -54,11 +65,12 @@ def test_importing_everything_patches_nothing() -> None:
     """Tools and transformers use plain torch: only ``groups.start`` in a rank process installs the backend."""
     code = """
 import torch
-before = [(owner, name, getattr(owner, name)) for owner in (torch, torch.cuda, torch.Tensor, torch.nn.Module) for name in dir(owner)]
+owners = torch, torch.cuda, torch.Tensor, torch.nn.Module
+before = [(owner, name, getattr(owner, name)) for owner in owners for name in dir(owner) if name != "manual_seed"]
 import training.job, tools.parity.probe
 from parallel.cpu.cuda_redirect import FACTORIES
 # torch._dynamo itself wraps torch.manual_seed when it is imported.
-changed = [(owner, name) for owner, name, value in before if name != "manual_seed" and getattr(owner, name) is not value]
+changed = [(owner, name) for owner, name, value in before if getattr(owner, name) is not value]
 changed = [(owner, name) for owner, name in changed if owner is not torch or name in FACTORIES]
 assert not [pair for pair in changed if not pair[1].startswith("__")], changed
 """
@@ -66,8 +78,14 @@ assert not [pair for pair in changed if not pair[1].startswith("__")], changed
 
 
 def _snapshot() -> dict[str, Any]:
-    owners = {"torch": torch, "torch.cuda": torch.cuda, "torch.cuda.nvtx": torch.cuda.nvtx, "torch.cuda.random": torch.cuda.random,
-              "torch.Tensor": torch.Tensor, "torch.nn.Module": torch.nn.Module}  # fmt: skip
+    owners = {
+        "torch": torch,
+        "torch.cuda": torch.cuda,
+        "torch.cuda.nvtx": torch.cuda.nvtx,
+        "torch.cuda.random": torch.cuda.random,
+        "torch.Tensor": torch.Tensor,
+        "torch.nn.Module": torch.nn.Module,
+    }
     return {f"{owner}.{name}": value for owner, holder in owners.items() for name, value in vars(holder).items()}
 
 
@@ -76,7 +94,9 @@ def _closed_list(_: Identity) -> None:
     cuda_redirect.install()
     after = _snapshot()
     changed = {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)}
-    allowed = {f"torch.{name}" for name in cuda_redirect.FACTORIES} | {f"torch.cuda.{name}" for name in cuda_redirect.cuda_names()}
+    allowed = {f"torch.{name}" for name in cuda_redirect.FACTORIES} | {
+        f"torch.cuda.{name}" for name in cuda_redirect.cuda_names()
+    }
     allowed |= {"torch.cuda.random.get_rng_state", "torch.cuda.random.set_rng_state", "torch.nn.Module.cuda"}
     allowed |= {f"torch.cuda.nvtx.{name}" for name in ("range", "range_push", "range_pop")}
     allowed |= {f"torch.Tensor.{name}" for name in ("cuda", "pin_memory", "record_stream", "to", "type")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel import launch
+from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.launch import Identity
 
@@ -22,8 +22,17 @@ def test_nobody_started_ranks() -> None:
 
 
 def test_torchrun() -> None:
-    environ = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-    assert launch.detect(environ) == Identity(rank=3, world_size=8, local_rank=1, local_world_size=2, launcher="torchrun")
+    environ = {
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }
+    assert launch.detect(environ) == Identity(
+        rank=3, world_size=8, local_rank=1, local_world_size=2, launcher="torchrun"
+    )
 
 
 def test_srun_counts_tasks_of_its_own_node() -> None:
@@ -58,7 +67,7 @@ def _fail_on_1(identity: Identity) -> int:
 
 
 def test_a_failing_rank_ends_the_others_and_is_the_one_shown() -> None:
-    code, failure = launch.fork_ranks(3, _fail_on_1)
+    code, failure = local_ranks.fork_ranks(3, _fail_on_1)
     assert code == 1
     assert failure is not None
     assert failure.rank == 1
@@ -73,7 +82,7 @@ def _echo_first(identity: Identity) -> int:
 
 
 def test_an_echo_is_never_the_cause() -> None:
-    _, failure = launch.fork_ranks(2, _echo_first)
+    _, failure = local_ranks.fork_ranks(2, _echo_first)
     assert failure is not None
     assert "the cause" in failure.text
 
@@ -86,7 +95,7 @@ def _kill_itself(identity: Identity) -> int:
 
 
 def test_a_killed_rank_is_named() -> None:
-    code, failure = launch.fork_ranks(3, _kill_itself)
+    code, failure = local_ranks.fork_ranks(3, _kill_itself)
     assert code == 128 + signal.SIGKILL
     assert failure is not None
     assert (failure.rank, failure.text) == (2, "killed by SIGKILL\n")
@@ -97,7 +106,7 @@ def _mistake(_: Identity) -> int:
 
 
 def test_a_users_mistake_is_code_2_without_traceback() -> None:
-    code, failure = launch.fork_ranks(2, _mistake)
+    code, failure = local_ranks.fork_ranks(2, _mistake)
     assert code == 2
     assert failure is not None
     assert failure.text == "what to do"
@@ -112,7 +121,7 @@ def rank(identity):
     Path({str(tmp_path)!r}, str(identity.rank)).write_text(str(os.getpid()))
     time.sleep(60)
     return 0
-launch.fork_ranks(2, rank)
+local_ranks.fork_ranks(2, rank)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     while len(list(tmp_path.iterdir())) < 2:
@@ -135,19 +144,23 @@ def _alive(pid: int) -> bool:
 
 
 def test_spawned_ranks_get_torchruns_environment(tmp_path: Path) -> None:
-    script = "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])"
-    assert launch.spawn_ranks(3, [sys.executable, "-c", script, str(tmp_path)], os.environ) == 0
+    script = (
+        "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['WORLD_SIZE'])"
+    )
+    assert local_ranks.spawn_ranks(3, [sys.executable, "-c", script, str(tmp_path)], os.environ) == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "3", "1": "3", "2": "3"}
 
 
 def test_a_spawned_rank_that_fails_ends_the_others() -> None:
     script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
-    assert launch.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 7
+    assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 7
 
 
-def test_output_goes_to_the_log_and_only_rank_0_has_the_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_to_the_log_and_only_rank_0_has_the_console(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for rank in (0, 1):
-        with launch.own_output(tmp_path, Identity(rank=rank, world_size=2), every_rank=False) as console_fd:
+        with output.own_output(tmp_path, Identity(rank=rank, world_size=2), every_rank=False) as console_fd:
             os.write(2, b"library noise\n")
             os.write(1, b"printed\n")
             if console_fd is not None:

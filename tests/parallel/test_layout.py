@@ -16,8 +16,7 @@ def test_every_rank_has_its_own_coordinates(layout: Layout) -> None:
 def test_megatrons_order_of_axes() -> None:
     layout = Layout(tp=2, cp=2, pp=2, dp=2)
     steps = [
-        layout.rank(Coordinates(dp=0, pp=0, cp=0, tp=0)._replace(**{axis: 1}))
-        for axis in ("tp", "cp", "dp", "pp")
+        layout.rank(Coordinates(dp=0, pp=0, cp=0, tp=0)._replace(**{axis: 1})) for axis in ("tp", "cp", "dp", "pp")
     ]
     assert steps == [1, 2, 4, 8]
 

@@ -141,9 +141,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(
-    folder: Path, nodes: int, cpus_per_node: int, gpus_per_node: int = 0
-) -> Iterator[Cluster]:
+def running_cluster(folder: Path, nodes: int, cpus_per_node: int, gpus_per_node: int = 0) -> Iterator[Cluster]:
     """A cluster of ``nodes`` idle nodes n1, n2, ... in ``folder``, stopped with its jobs at the end.
 
     CPUs are what SLURM believes, not what is there. GPUs are stand-ins: SLURM sets CUDA_VISIBLE_DEVICES for
@@ -208,10 +206,7 @@ def _write_configuration(folder: Path, nodes: int, cpus_per_node: int, gpus_per_
 
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as probes:
-        return [
-            probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            for _ in range(count)
-        ]
+        return [probes.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
 def _munged(folder: Path) -> Sequence[str]:

@@ -10,9 +10,7 @@ MISSING = missing_programs()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "slurm: needs SLURM's programs (deselected where they are not installed)"
-    )
+    config.addinivalue_line("markers", "slurm: needs SLURM's programs (deselected where they are not installed)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -34,7 +32,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes with 4 CPUs and 2 stand-ins for GPUs each."""
-    with running_cluster(
-        tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2
-    ) as running:
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2) as running:
         yield running

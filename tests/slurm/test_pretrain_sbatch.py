@@ -48,9 +48,7 @@ def checkout(folder: Path, program: str, interpreter: str = ".venv/bin/python") 
     return folder
 
 
-def run_job(
-    cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str
-) -> Job:
+def run_job(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str) -> Job:
     """Submit the script from ``folder`` on two nodes with two ranks each, and wait for its end."""
     environ = {"PYTHONPATH": str(REPO), **variables}
     return cluster.wait(
@@ -70,9 +68,7 @@ def test_missing_recipe_is_a_usage_error() -> None:
 @pytest.mark.slurm
 def test_sbatch_accepts_the_script(cluster: Cluster) -> None:
     for gpus in ("0", "2"):
-        done = cluster.run(
-            "sbatch", "--test-only", *TWO_BY_TWO, "--gpus-per-node", gpus, str(SCRIPT), "recipe.toml"
-        )
+        done = cluster.run("sbatch", "--test-only", *TWO_BY_TWO, "--gpus-per-node", gpus, str(SCRIPT), "recipe.toml")
         assert done.returncode == 0 and "to start at" in done.stdout, done.stdout
 
 
@@ -119,9 +115,7 @@ def test_failing_rank_ends_the_others(cluster: Cluster, tmp_path: Path) -> None:
 def test_python_comes_from_the_path_without_a_venv_and_settings_from_the_cluster_file(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    folder = checkout(
-        tmp_path, "import os\nprint('fabric', os.environ['NCCL_IB_HCA'])", interpreter="bin/python"
-    )
+    folder = checkout(tmp_path, "import os\nprint('fabric', os.environ['NCCL_IB_HCA'])", interpreter="bin/python")
     (folder / "slurm").mkdir()
     (folder / "slurm/cluster.env").write_text(f'export NCCL_IB_HCA=mlx5 PATH="{folder}/bin:$PATH"\n')
     job = run_job(cluster, folder, "recipe.toml")
@@ -135,16 +129,12 @@ def test_missing_cluster_file_that_was_named_is_an_error(cluster: Cluster, tmp_p
 
 
 @pytest.mark.slurm
-def test_losses_are_those_of_the_same_job_run_locally(
-    cluster: Cluster, tmp_path: Path, cache_dir: Path
-) -> None:
+def test_losses_are_those_of_the_same_job_run_locally(cluster: Cluster, tmp_path: Path, cache_dir: Path) -> None:
     flags = [
         "slurm/recipes/debug.toml", "--device", "cpu", "--data.cache_dir", str(cache_dir),
         "--parallel.tensor_model_parallel_size", "2", "--parallel.pipeline_model_parallel_size", "2",
     ]  # fmt: skip
-    job = run_job(
-        cluster, REPO, *flags, "--run_dir", str(tmp_path / "srun"), flags=("--output", f"{tmp_path}/out")
-    )
+    job = run_job(cluster, REPO, *flags, "--run_dir", str(tmp_path / "srun"), flags=("--output", f"{tmp_path}/out"))
     assert job.state == "COMPLETED", job.output
     local = [sys.executable, "pretrain_gpt.py", *flags, "--nproc", "4", "--run_dir", str(tmp_path / "local")]
     done = subprocess.run(local, cwd=REPO, env=cluster.environ, capture_output=True, text=True, check=False)
@@ -155,6 +145,4 @@ def test_losses_are_those_of_the_same_job_run_locally(
 
 def losses(run_dir: Path) -> list[tuple[float, float]]:
     """Iteration and loss of every logged iteration."""
-    return [
-        (line["iteration"], line["loss"]) for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line
-    ]
+    return [(line["iteration"], line["loss"]) for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line]

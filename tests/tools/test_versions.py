@@ -8,7 +8,9 @@ from tools.versions import problems
 def test_what_is_missing_or_out_of_range_is_named() -> None:
     installed = version("numpy")
     assert problems(["numpy"]) == []
-    assert problems([f"numpy>{installed}"]) == [f"numpy {installed} is outside the range that has been run: numpy>{installed}"]
+    assert problems([f"numpy>{installed}"]) == [
+        f"numpy {installed} is outside the range that has been run: numpy>{installed}"
+    ]
     assert problems(["no-such-package>=1"]) == ["no-such-package is not installed; expected no-such-package>=1"]
 
 

@@ -84,10 +84,7 @@ def test_uneven_size_within_a_ramp_is_reported_with_a_ramp_that_works() -> None:
 def test_proposed_ramp_works(piece: int, ramp: tuple[int, int, int]) -> None:
     proposed = BatchSchedule(global_batch_size=24, rampup_batch_size=ramp)._working_ramp(piece)
     start, increment, samples = proposed
-    assert (
-        BatchSchedule(global_batch_size=24, rampup_batch_size=(start, increment, samples)).problems(piece, 1)
-        == []
-    )
+    assert BatchSchedule(global_batch_size=24, rampup_batch_size=(start, increment, samples)).problems(piece, 1) == []
 
 
 @pytest.mark.parametrize("ramp", [(0, 1, 10), (20, 1, 10), (4, 0, 10), (4, 4, 0), (4, 5, 10)])

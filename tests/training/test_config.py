@@ -119,8 +119,7 @@ def test_the_debug_recipe_has_none() -> None:
         ("--train.recompute_granularity full", 1, ["needs recompute_method and recompute_num_layers"]),
         ("--train.recompute_method block", 1, ["recompute_granularity"]),
         (
-            "--train.recompute_granularity full --train.recompute_method block "
-            "--train.recompute_num_layers 0",
+            "--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 0",
             1,
             ["train.recompute_num_layers must be 1 or more"],
         ),
@@ -184,9 +183,7 @@ def test_all_problems_are_found_at_once() -> None:
 
 
 def test_a_broken_section_hides_no_other() -> None:
-    found = problems(
-        "--parallel.tensor_model_parallel_size 0 --model.num_query_groups 3 --train.micro_batch_size 3"
-    )
+    found = problems("--parallel.tensor_model_parallel_size 0 --model.num_query_groups 3 --train.micro_batch_size 3")
     assert "parallel.tensor_model_parallel_size must be 1 or more" in found
     assert "model.num_query_groups 3" in found
     assert "train.micro_batch_size 3" in found

@@ -39,11 +39,15 @@ class Recorded(loop.Attachment):
 
 
 def step(progress: Progress, wishes: Wishes) -> tuple[Progress, StepResult]:
-    result = StepResult(loss=1.0, tokens=1, grad_norm=1.0, skipped=False, loss_scale=1.0, learning_rate=0.1, wishes=wishes)
+    result = StepResult(
+        loss=1.0, tokens=1, grad_norm=1.0, skipped=False, loss_scale=1.0, learning_rate=0.1, wishes=wishes
+    )
     return Progress(iteration=progress.iteration + 1, consumed_samples=progress.consumed_samples + 8), result
 
 
-def moments(train: TrainConfig, checkpoint: CheckpointConfig, begin: int = 0, wishes: dict[int, Wishes] | None = None) -> list[str]:
+def moments(
+    train: TrainConfig, checkpoint: CheckpointConfig, begin: int = 0, wishes: dict[int, Wishes] | None = None
+) -> list[str]:
     recorded = Recorded(wishes)
     loop.run(train, checkpoint, Progress(iteration=begin), step, lambda _: (Path("x"), 0.1), [recorded])
     return recorded.moments
@@ -64,7 +68,10 @@ def test_a_finished_run_does_nothing() -> None:
 
 
 def test_exit_interval_stops_at_multiples() -> None:
-    assert moments(TrainConfig(train_iters=50, exit_interval=4), CheckpointConfig(), begin=4)[-2:] == ["save 8", "exit_interval 8"]
+    assert moments(TrainConfig(train_iters=50, exit_interval=4), CheckpointConfig(), begin=4)[-2:] == [
+        "save 8",
+        "exit_interval 8",
+    ]
 
 
 def test_a_wish_to_stop_saves_first() -> None:

@@ -37,9 +37,7 @@ class Log:
     wandb_name: str | None = None
 
 
-def run_with_wandb(
-    folder: Path, program: str, *args: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_with_wandb(folder: Path, program: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``program`` in a process of its own: wandb keeps a service and settings for a process' life.
 
     All that wandb writes goes below ``folder``, and the only key that it can find is in ``variables``.
@@ -88,18 +86,12 @@ def test_jsonl_is_strict_json_for_numbers_that_json_lacks(tmp_path: Path) -> Non
 
     json.loads((tmp_path / "m").read_text(), parse_constant=refuse)
     (record,) = read_jsonl(tmp_path / "m")
-    assert (
-        math.isnan(record["loss"])
-        and record["grad_norm"] == math.inf
-        and record["learning_rate"] == -math.inf
-    )
+    assert math.isnan(record["loss"]) and record["grad_norm"] == math.inf and record["learning_rate"] == -math.inf
 
 
 def test_later_line_of_an_iteration_wins_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "m"
-    write_jsonl(
-        path, (10, {"loss": 3.0}), (10, {"validation_loss": 3.1}), (20, {"loss": 2.0}), (25, {"loss": 1.9})
-    )
+    write_jsonl(path, (10, {"loss": 3.0}), (10, {"validation_loss": 3.1}), (20, {"loss": 2.0}), (25, {"loss": 1.9}))
     write_jsonl(path, (20, {"loss": 2.5}), (20, {"validation_loss": 2.6}))
     assert read_jsonl(path) == [
         {"iteration": 10, "loss": 3.0},
@@ -334,9 +326,7 @@ def test_values_handed_to_a_background_sink_are_a_copy() -> None:
     assert seen == [{"loss": 1.0}]
 
 
-def test_wandb_that_fails_does_not_stop_the_other_sinks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_that_fails_does_not_stop_the_other_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**settings: object) -> None:
         raise RuntimeError("server says no")
 
@@ -478,9 +468,7 @@ def test_sinks_and_rates_import_no_torch() -> None:
     modules = ("rates", "sinks")  # these import the others, except `recorder`, which asks the ranks
     program = "import sys\n" + "".join(f"import training.metrics.{name}\n" for name in modules)
     program += "print({'torch', 'megatron', 'wandb', 'tensorboard'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 

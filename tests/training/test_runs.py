@@ -12,32 +12,57 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
 
 from data.prepare import Prepared
+from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
 from training import cli
 from training.metrics.jsonl import read_jsonl
 
-TP2PP2 = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True", "--parallel.pipeline_model_parallel_size", "2")
+TP2PP2 = (
+    "--parallel.tensor_model_parallel_size",
+    "2",
+    "--parallel.sequence_parallel",
+    "True",
+    "--parallel.pipeline_model_parallel_size",
+    "2",
+)
 
 
 # ---- the folder
 
 
 def test_a_run_learns_and_leaves_its_folder(prepared: Prepared, tmp_path: Path) -> None:
-    config = configuration(tmp_path / "run", "--train.eval_interval", "5", "--train.eval_iters", "2", "--checkpoint.save_interval", "4")
+    config = configuration(
+        tmp_path / "run", "--train.eval_interval", "5", "--train.eval_iters", "2", "--checkpoint.save_interval", "4"
+    )
     metrics = train(prepared, config, 1)
     run_dir = tmp_path / "run"
     assert [line["iteration"] for line in metrics if "loss" in line] == list(range(1, 11))
     assert losses(metrics)[-1] < losses(metrics)[0] - 0.5
     assert [line["iteration"] for line in metrics if "validation_loss" in line] == [5, 10]
     last = [line for line in metrics if "loss" in line][-1]
-    assert {"grad_norm", "learning_rate", "consumed_samples", "consumed_tokens", "iteration_s", "tokens_per_s", "tokens_per_s_per_gpu",
-            "data_wait_s", "checkpoint_stall_s", "skipped", "eta_s"} <= last.keys()  # fmt: skip
+    assert {
+        "grad_norm",
+        "learning_rate",
+        "consumed_samples",
+        "consumed_tokens",
+        "iteration_s",
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+        "data_wait_s",
+        "checkpoint_stall_s",
+        "skipped",
+        "eta_s",
+    } <= last.keys()
     assert (last["consumed_samples"], last["consumed_tokens"]) == (80, 80 * 64)
     assert "mfu" not in last  # a CPU's peak is not known
     assert (run_dir / "done").exists()
-    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["iter_0000004", "iter_0000008", "iter_0000010", "latest"]
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
+        "iter_0000004",
+        "iter_0000008",
+        "iter_0000010",
+        "latest",
+    ]
     assert str(tmp_path) not in (run_dir / "config.toml").read_text()
     assert not [path for path in (run_dir / "checkpoints").rglob("*.toml") if str(tmp_path) in path.read_text()]
 
@@ -46,7 +71,9 @@ def test_its_config_runs_the_same_job_again(prepared: Prepared, tmp_path: Path) 
     first = train(prepared, configuration(tmp_path / "one"), 1)
     again = cli.parse([str(tmp_path / "one/config.toml"), "--run_dir", str(tmp_path / "two")])
     assert losses(train(prepared, again, 1)) == losses(first)
-    assert tomllib.loads((tmp_path / "one/config.toml").read_text()) == tomllib.loads((tmp_path / "two/config.toml").read_text())
+    assert tomllib.loads((tmp_path / "one/config.toml").read_text()) == tomllib.loads(
+        (tmp_path / "two/config.toml").read_text()
+    )
 
 
 def test_the_loss_reaches_rank_0_from_the_last_stage(prepared: Prepared, tmp_path: Path) -> None:
@@ -81,7 +108,10 @@ TARGETS = {
     "tp4": (4, ("--parallel.tensor_model_parallel_size", "4")),
     "pp4": (4, ("--parallel.pipeline_model_parallel_size", "4")),
     "dp4": (4, ()),
-    "pp2vpp2dp2": (4, ("--parallel.pipeline_model_parallel_size", "2", "--parallel.virtual_pipeline_model_parallel_size", "2")),
+    "pp2vpp2dp2": (
+        4,
+        ("--parallel.pipeline_model_parallel_size", "2", "--parallel.virtual_pipeline_model_parallel_size", "2"),
+    ),
 }
 
 
@@ -95,7 +125,9 @@ def interrupted(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("target", list(TARGETS))
-def test_resume_in_another_layout(target: str, interrupted: tuple[Path, list[float]], prepared: Prepared, tmp_path: Path) -> None:
+def test_resume_in_another_layout(
+    target: str, interrupted: tuple[Path, list[float]], prepared: Prepared, tmp_path: Path
+) -> None:
     folder, straight = interrupted
     shutil.copytree(folder, tmp_path / "moved")  # a run folder can be copied and moved
     world_size, flags = TARGETS[target]
@@ -109,7 +141,15 @@ def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path)
     train(prepared, configuration(tmp_path / "one", "--train.exit_interval", "5"), 1)
     straight = losses(train(prepared, configuration(tmp_path / "straight"), 1))
     saved = tmp_path / "one/checkpoints/iter_0000005"
-    flags = [str(saved / "config.toml"), "--checkpoint.load", str(saved), "--run_dir", str(tmp_path / "two"), "--train.exit_interval", "None"]
+    flags = [
+        str(saved / "config.toml"),
+        "--checkpoint.load",
+        str(saved),
+        "--run_dir",
+        str(tmp_path / "two"),
+        "--train.exit_interval",
+        "None",
+    ]
     assert losses(train(prepared, cli.parse(flags), 1)) == straight[5:]
 
 
@@ -117,9 +157,15 @@ def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path)
 
 
 def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, tmp_path: Path) -> None:
-    """Bounds: 2e-2 nats over 10 iterations; fp32 main weights, gradients and moments. The scale is one that never overflows."""
+    """Bounds: 2e-2 nats over 10 iterations, with fp32 main weights, and a scale that never overflows."""
     runs = {
-        dtype: losses(train(prepared, configuration(tmp_path / dtype, "--precision.dtype", dtype, "--precision.initial_loss_scale", "4096"), 1))
+        dtype: losses(
+            train(
+                prepared,
+                configuration(tmp_path / dtype, "--precision.dtype", dtype, "--precision.initial_loss_scale", "4096"),
+                1,
+            )
+        )
         for dtype in ("fp32", "bf16", "fp16")
     }
     for dtype in ("bf16", "fp16"):
@@ -128,8 +174,14 @@ def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, tmp_path: Path) -> Non
 
 
 def test_bf16_in_three_planes(prepared: Prepared, tmp_path: Path) -> None:
-    one = losses(train(prepared, configuration(tmp_path / "one", "--precision.dtype", "bf16", "--train.train_iters", "4"), 1))
-    eight = losses(train(prepared, configuration(tmp_path / "8", "--precision.dtype", "bf16", "--train.train_iters", "4", *TP2PP2), 8))
+    one = losses(
+        train(prepared, configuration(tmp_path / "one", "--precision.dtype", "bf16", "--train.train_iters", "4"), 1)
+    )
+    eight = losses(
+        train(
+            prepared, configuration(tmp_path / "8", "--precision.dtype", "bf16", "--train.train_iters", "4", *TP2PP2), 8
+        )
+    )
     assert max(abs(a - b) for a, b in zip(one, eight, strict=True)) < 5e-3
 
 
@@ -143,8 +195,22 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, t
 
 
 RECOMPUTE = {
-    "full, uniform": ("--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1"),
-    "full, block": ("--train.recompute_granularity", "full", "--train.recompute_method", "block", "--train.recompute_num_layers", "1"),
+    "full, uniform": (
+        "--train.recompute_granularity",
+        "full",
+        "--train.recompute_method",
+        "uniform",
+        "--train.recompute_num_layers",
+        "1",
+    ),
+    "full, block": (
+        "--train.recompute_granularity",
+        "full",
+        "--train.recompute_method",
+        "block",
+        "--train.recompute_num_layers",
+        "1",
+    ),
     "selective": ("--train.recompute_granularity", "selective", "--train.recompute_modules", "core_attn", "mlp"),
 }
 
@@ -158,7 +224,9 @@ def test_recomputation_changes_nothing_with_dropout_on(prepared: Prepared, tmp_p
 
 def test_dropout_does_something(prepared: Prepared, tmp_path: Path) -> None:
     plain = losses(train(prepared, configuration(tmp_path / "a", "--train.train_iters", "1"), 1))
-    dropped = losses(train(prepared, configuration(tmp_path / "b", "--train.train_iters", "1", "--model.hidden_dropout", "0.3"), 1))
+    dropped = losses(
+        train(prepared, configuration(tmp_path / "b", "--train.train_iters", "1", "--model.hidden_dropout", "0.3"), 1)
+    )
     assert plain != dropped
 
 
@@ -179,19 +247,37 @@ def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Pat
 
 
 def command(*arguments: str, cache_dir: Path) -> list[str]:
-    return [sys.executable, "pretrain_gpt.py", str(DEBUG), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False", *arguments]
+    return [
+        sys.executable,
+        "pretrain_gpt.py",
+        str(DEBUG),
+        "--data.cache_dir",
+        str(cache_dir),
+        "--log.tensorboard",
+        "False",
+        *arguments,
+    ]
 
 
 def test_torchrun_and_forked_ranks_agree_bit_for_bit(cache_dir: Path, tmp_path: Path) -> None:
     flags = ("--train.train_iters", "3", *TP2PP2)
     forked = subprocess.run(
-        command("--nproc", "4", "--run_dir", str(tmp_path / "forked"), *flags, cache_dir=cache_dir), cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        command("--nproc", "4", "--run_dir", str(tmp_path / "forked"), *flags, cache_dir=cache_dir),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     torchrun = command("--run_dir", str(tmp_path / "torchrun"), *flags, cache_dir=cache_dir)[1:]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *torchrun], cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
-    assert losses(read_jsonl(tmp_path / "forked/metrics.jsonl")) == losses(read_jsonl(tmp_path / "torchrun/metrics.jsonl"))
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *torchrun],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    assert losses(read_jsonl(tmp_path / "forked/metrics.jsonl")) == losses(
+        read_jsonl(tmp_path / "torchrun/metrics.jsonl")
+    )
     assert "Warning" not in forked.stdout + forked.stderr
     assert forked.stderr == ""
 
@@ -200,8 +286,11 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, 
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
         command("--nproc", "2", "--train.train_iters", "100000", "--run_dir", str(run_dir), cache_dir=cache_dir),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not (run_dir / "metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
@@ -222,9 +311,19 @@ def test_a_token_beyond_the_vocabulary_is_named(cache_dir: Path, tmp_path: Path)
             writer.add(np.array([1, 2, 300] * 100))
             writer.end_document()
     run = subprocess.run(
-        command("--data.paths", str(tmp_path / "bad"), "--nproc", "2", "--run_dir", str(tmp_path / "run"), cache_dir=cache_dir),
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        command(
+            "--data.paths",
+            str(tmp_path / "bad"),
+            "--nproc",
+            "2",
+            "--run_dir",
+            str(tmp_path / "run"),
+            cache_dir=cache_dir,
+        ),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 2
     assert "holds token id 300" in run.stderr
     assert run.stderr.count("\n") == 1
@@ -268,7 +367,11 @@ def test_the_sample_continuation_does_not_depend_on_the_layout(
     flags = ("--train.train_iters", "2", "--train.generate_tokens", "12")
     train(prepared, configuration(tmp_path / "one", *flags), 1)
     one = sample(capfd)
-    train(prepared, configuration(tmp_path / "four", *flags, *TP2PP2, "--parallel.virtual_pipeline_model_parallel_size", "2"), 4)
+    train(
+        prepared,
+        configuration(tmp_path / "four", *flags, *TP2PP2, "--parallel.virtual_pipeline_model_parallel_size", "2"),
+        4,
+    )
     assert sample(capfd) == one
 
 
@@ -276,4 +379,6 @@ def test_an_explicit_pipeline_layout(prepared: Prepared, tmp_path: Path) -> None
     """Uneven stages by letters, the last of which holds the loss alone."""
     one = losses(train(prepared, configuration(tmp_path / "one", "--train.train_iters", "2"), 1))
     flags = ("--parallel.pipeline_model_parallel_size", "4", "--parallel.pipeline_model_parallel_layout", "Et|t*2|t|L")
-    assert losses(train(prepared, configuration(tmp_path / "four", "--train.train_iters", "2", *flags), 4)) == pytest.approx(one, rel=1e-5)
+    assert losses(
+        train(prepared, configuration(tmp_path / "four", "--train.train_iters", "2", *flags), 4)
+    ) == pytest.approx(one, rel=1e-5)

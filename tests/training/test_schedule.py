@@ -56,15 +56,11 @@ def theirs(ours: Schedule) -> tuple[Any, dict[str, float]]:
         *(("WSD", style) for style in get_args(WSDDecayStyle)),
     ],
 )
-def test_learning_rate_is_megatron_s(
-    style: DecayStyle, wsd_style: WSDDecayStyle, warmup_samples: int
-) -> None:
+def test_learning_rate_is_megatron_s(style: DecayStyle, wsd_style: WSDDecayStyle, warmup_samples: int) -> None:
     ours = schedule(lr_decay_style=style, lr_wsd_decay_style=wsd_style, warmup_samples=warmup_samples)
     scheduler, group = theirs(ours)
     for iteration in range(80):  # 60 iterations to the end of the decay, and beyond
-        assert ours.learning_rate(iteration * BATCH) == pytest.approx(group["lr"], rel=1e-12, abs=0), (
-            iteration
-        )
+        assert ours.learning_rate(iteration * BATCH) == pytest.approx(group["lr"], rel=1e-12, abs=0), iteration
         scheduler.step(increment=BATCH)
 
 
@@ -74,9 +70,7 @@ def test_weight_decay_is_megatron_s(style: WeightDecayStyle) -> None:
     ours = schedule(weight_decay_incr_style=style, start_weight_decay=start)
     scheduler, group = theirs(ours)
     for iteration in range(80):
-        assert ours.weight_decay(iteration * BATCH) == pytest.approx(group["weight_decay"], rel=1e-12), (
-            iteration
-        )
+        assert ours.weight_decay(iteration * BATCH) == pytest.approx(group["weight_decay"], rel=1e-12), iteration
         scheduler.step(increment=BATCH)
 
 

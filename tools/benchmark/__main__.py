@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import tyro
 
-from parallel import launch
+from parallel import launch, output
 from tools.benchmark import startup
 from tools.benchmark.circumstances import ROOT, circumstances
 
@@ -67,7 +67,7 @@ def measure(subject: Subject, job: Benchmark) -> dict[str, Any]:
     if subject == "startup":
         return startup.first_step(job.nproc)
     logs = tempfile.TemporaryDirectory(prefix="triplane-benchmark-")
-    with logs, launch.own_output(Path(logs.name), launch.Identity(), every_rank=False):  # torch loads noisily
+    with logs, output.own_output(Path(logs.name), launch.Identity(), every_rank=False):  # torch loads noisily
         from tools.benchmark import one_rank
 
         measured = one_rank.measure(one_rank.configuration(), job.steps)

@@ -87,9 +87,7 @@ def measure(config: RunConfig, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def alternate(
-    sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int
-) -> list[list[Timing]]:
+def alternate(sides: list[Callable[[RunConfig], Iterator[Step]]], config: RunConfig, steps: int) -> list[list[Timing]]:
     """Warm both sides up, then let them step in turn; returns each side's timings.
 
     Raises RuntimeError with the traceback of a side that failed.
@@ -137,9 +135,7 @@ def serve(
             while channel.recv():
                 began, began_cpu = time.perf_counter(), cpu_seconds()
                 loss = step()
-                channel.send(
-                    Timing(wall_s=time.perf_counter() - began, cpu_s=cpu_seconds() - began_cpu, loss=loss)
-                )
+                channel.send(Timing(wall_s=time.perf_counter() - began, cpu_s=cpu_seconds() - began_cpu, loss=loss))
     except EOFError:
         return
     except Exception:
@@ -163,7 +159,7 @@ def ours(config: RunConfig) -> Iterator[Step]:
 
         def step() -> float:
             nonlocal progress
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
+            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
             return result.loss
 
         yield step

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from parallel import launch
+from parallel import launch, output
 from parallel.errors import UserError
 from tools.parity.layouts import shrink
 from training import cli
@@ -49,25 +49,31 @@ def prove(job: Parity) -> int:
     """Run one rank, then every layout; one line each, then what differs."""
     config = shrink(cli.load(job.recipe), num_layers=job.num_layers)
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as scratch:
-        with launch.own_output(Path(scratch), launch.Identity(), every_rank=False):
+        with output.own_output(Path(scratch), launch.Identity(), every_rank=False):
             from tools.parity.compare import compare, observe  # torch loads only now, and not quietly
 
             prepared = prepare(config, None)
         began = time.monotonic()
         reference = observe(config, prepared, "tp1", Path(scratch, "one"))
-        print(f"one rank, {len(reference.gradients)} parameters, losses {' '.join(f'{loss:.6f}' for loss in reference.loss)}")
-        print(f"{'layout':24} {'ranks':>5} {'loss':>9} {'grad norm':>9} {'gradient':>9} {'resume':>9}  largest relative difference")
+        losses = " ".join(f"{loss:.6f}" for loss in reference.loss)
+        print(f"one rank, {len(reference.gradients)} parameters, losses {losses}")
+        print(row("layout", "ranks", "loss", "grad norm", "gradient", "resume") + "  largest relative difference")
         failed = []
         for number, layout in enumerate(job.layouts):
             verdict = compare(config, prepared, layout, reference, Path(scratch, f"layout{number}"))
             failed += [f"{layout}: {problem}" for problem in verdict.problems]
             left_s = (time.monotonic() - began) / (number + 2) * (len(job.layouts) - number - 1)
-            print(
-                f"{layout:24} {verdict.world_size:5} {verdict.loss:9.1e} {verdict.grad_norm:9.1e} {verdict.gradient:9.1e} "
-                f"{verdict.resume:9.1e}  {'REFUTED' if verdict.problems else 'same'}, worst {verdict.worst or '-'}, {left_s:.0f} s left", flush=True,
-            )  # fmt: skip
+            differences = verdict.loss, verdict.grad_norm, verdict.gradient, verdict.resume
+            numbers = row(layout, str(verdict.world_size), *(f"{difference:.1e}" for difference in differences))
+            ending = f"{'REFUTED' if verdict.problems else 'same'}, worst {verdict.worst or '-'}, {left_s:.0f} s left"
+            print(f"{numbers}  {ending}", flush=True)
     print("\n".join(failed) if failed else f"all {len(job.layouts)} layouts agree with one rank within 1e-5")
     return 1 if failed else 0
+
+
+def row(layout: str, ranks: str, *columns: str) -> str:
+    """One line of the table."""
+    return f"{layout:24} {ranks:>5} " + " ".join(f"{column:>9}" for column in columns)
 
 
 if __name__ == "__main__":

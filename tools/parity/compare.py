@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from data.prepare import Prepared
-from parallel import launch
+from parallel import launch, local_ranks, output
 from tools.parity.layouts import with_layout
 from tools.parity.probe import Piece, Task, run
 from training import cli
@@ -46,15 +46,19 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
-def observe(config: RunConfig, prepared: Prepared, layout: str, folder: Path, *, until: int = STEPS, gradients: bool = True) -> Observed:
-    """Train ``layout`` on forked ranks. ``folder`` keeps its checkpoint of iteration ``SAVED_AT``; one that is there is resumed.
+def observe(
+    config: RunConfig, prepared: Prepared, layout: str, folder: Path, *, until: int = STEPS, gradients: bool = True
+) -> Observed:
+    """Train ``layout`` on forked ranks. ``folder`` keeps its checkpoint of ``SAVED_AT``, or holds one to resume.
 
     Raises UserError for an impossible layout and RuntimeError, with the first failing rank's traceback, otherwise.
     """
     changed, world_size = with_layout(config, layout)
     cli.check(changed, world_size)
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as notes:
-        task = Task(config=changed, prepared=prepared, folder=folder, notes=Path(notes), gradients=gradients, save_at=SAVED_AT)
+        task = Task(
+            config=changed, prepared=prepared, folder=folder, notes=Path(notes), gradients=gradients, save_at=SAVED_AT
+        )
         fork(world_size, task, until)
         ranks = [torch.load(Path(notes) / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
     return assemble(ranks, changed, world_size, folder)
@@ -64,11 +68,11 @@ def fork(world_size: int, task: Task, until: int) -> None:
     """All ranks of a task; raises RuntimeError with the first failure."""
 
     def rank(identity: launch.Identity) -> int:
-        with launch.own_output(task.folder / "logs", identity, every_rank=False):
+        with output.own_output(task.folder / "logs", identity, every_rank=False):
             run(identity, task, until)
         return 0
 
-    _, failure = launch.fork_ranks(world_size, rank)
+    _, failure = local_ranks.fork_ranks(world_size, rank)
     if failure is not None:
         raise RuntimeError(f"rank {failure.rank} of {world_size} failed:\n{failure.text}")
 
@@ -94,7 +98,7 @@ def assemble(ranks: list[dict[str, Any]], config: RunConfig, world_size: int, fo
 
 
 def compare(config: RunConfig, prepared: Prepared, layout: str, reference: Observed, folder: Path) -> Verdict:
-    """Train ``layout``, then resume its checkpoint on one rank, and compare both with ``reference`` (one rank, straight)."""
+    """Train ``layout``, resume its checkpoint on one rank, and compare both with ``reference`` (one rank, straight)."""
     _, world_size = with_layout(config, layout)
     verdict = Verdict(layout=layout, world_size=world_size)
     seen = observe(config, prepared, layout, folder)
@@ -109,7 +113,11 @@ def compare(config: RunConfig, prepared: Prepared, layout: str, reference: Obser
     if resumed.order != reference.order[SAVED_AT:]:
         verdict.problems.append("the samples after a resume differ")
     verdict.problems += missing
-    for what, value in (("loss", verdict.loss), ("gradient norm", verdict.grad_norm), ("loss after a resume on one rank", verdict.resume)):
+    for what, value in (
+        ("loss", verdict.loss),
+        ("gradient norm", verdict.grad_norm),
+        ("loss after a resume on one rank", verdict.resume),
+    ):
         if not value <= TOLERANCE:
             verdict.problems.append(f"{what} differs by {value:.1e} relative")
     if not verdict.gradient <= TOLERANCE:
@@ -150,5 +158,7 @@ def whole_tensor(pieces: list[Piece]) -> torch.Tensor:
     whole = torch.full(pieces[0].global_shape, math.nan)
     for piece in pieces:
         if piece.main:
-            whole[tuple(slice(start, start + size) for start, size in zip(piece.offset, piece.data.shape, strict=True))] = piece.data
+            whole[
+                tuple(slice(start, start + size) for start, size in zip(piece.offset, piece.data.shape, strict=True))
+            ] = piece.data
     return whole

@@ -28,7 +28,9 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     zero0 (no distributed optimizer). Raises UserError for anything else.
     """
     if WORD.sub("", name):
-        raise UserError(f'layout "{name}": cannot read "{WORD.sub("", name)}". Write it like tp2sp, pp2vpp2 or tp2pp2dp2overlap.')
+        raise UserError(
+            f'layout "{name}": cannot read "{WORD.sub("", name)}". Write it like tp2sp, pp2vpp2 or tp2pp2dp2overlap.'
+        )
     changes: dict[str, object] = {}
     dp, micro_batch_size = 1, config.train.micro_batch_size
     for size_name, number, switch in WORD.findall(name):
@@ -48,7 +50,9 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     changed = dataclasses.replace(
         config, parallel=parallel, train=dataclasses.replace(config.train, micro_batch_size=micro_batch_size)
     )
-    replica = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    replica = (
+        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
+    )
     return changed, replica * dp
 
 
@@ -60,17 +64,37 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
     shape = resolve(config.model, None)
     grouped = shape.num_query_groups < shape.num_attention_heads
     model = dataclasses.replace(
-        config.model, num_layers=num_layers, hidden_size=64, num_attention_heads=4, num_query_groups=2 if grouped else 4, kv_channels=16,
-        ffn_hidden_size=176, seq_length=64, vocab_size=None, hidden_dropout=0.0, attention_dropout=0.0,
+        config.model,
+        num_layers=num_layers,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_query_groups=2 if grouped else 4,
+        kv_channels=16,
+        ffn_hidden_size=176,
+        seq_length=64,
+        vocab_size=None,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         max_position_embeddings=max(64, min(shape.max_position_embeddings, 512)),
-    )  # fmt: skip
+    )
     return dataclasses.replace(
-        config, model=model, run_dir=None, nproc=None, device="cpu", parallel=ParallelConfig(),
+        config,
+        model=model,
+        run_dir=None,
+        nproc=None,
+        device="cpu",
+        parallel=ParallelConfig(),
         precision=dataclasses.replace(config.precision, dtype="fp32", fp8=None, loss_scale=None),
         data=dataclasses.replace(config.data, paths=(), tokenizer="byte"),
         optimizer=dataclasses.replace(config.optimizer, lr=3e-3, min_lr=0.0, lr_warmup_iters=0, lr_decay_iters=None),
         train=dataclasses.replace(
-            config.train, train_iters=train_iters, exit_interval=None, global_batch_size=8, micro_batch_size=1, rampup_batch_size=None, eval_interval=None,
+            config.train,
+            train_iters=train_iters,
+            exit_interval=None,
+            global_batch_size=8,
+            micro_batch_size=1,
+            rampup_batch_size=None,
+            eval_interval=None,
         ),
         checkpoint=CheckpointConfig(),
-    )  # fmt: skip
+    )

@@ -54,7 +54,9 @@ def run(identity: Identity, task: Task, until: int) -> None:
     """Train to iteration ``until`` and write down losses, gradient norms, gradients of step 1 and the data's order."""
     config = task.config
     shape = resolve(config.model, task.prepared.tokenizer.vocab_size)
-    with groups.start(config.layout(identity.world_size), identity, device="cpu", seed=config.train.seed, timeout_minutes=2) as ranks:
+    with groups.start(
+        config.layout(identity.world_size), identity, device="cpu", seed=config.train.seed, timeout_minutes=2
+    ) as ranks:
         chunks, optim = job.build_parts(config, shape, ranks)
         restored = checkpoint.restore(task.folder / "checkpoints", config.checkpoint, chunks, optim, ranks)
         progress = restored.progress if restored else Progress()
@@ -62,14 +64,20 @@ def run(identity: Identity, task: Task, until: int) -> None:
         observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
         stream = open_stream(config, task.prepared, ranks, progress)
         while progress.iteration < until:
-            progress, result = job.one_step(config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, Wishes())  # type: ignore[arg-type]
+            progress, result = job.one_step(
+                config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, Wishes()
+            )
             observed["loss"].append(result.loss)
             observed["grad_norm"].append(result.grad_norm)
             if progress.iteration == task.save_at:
-                checkpoint.save(task.folder / "checkpoints", progress, chunks, optim, ranks, keep=1, entries={}, files={})
+                checkpoint.save(
+                    task.folder / "checkpoints", progress, chunks, optim, ranks, keep=1, entries={}, files={}
+                )
         stream.close()
         task.notes.mkdir(parents=True, exist_ok=True)
-        torch.save({"observed": observed, "gradients": gradients, "at": tuple(ranks.at)}, task.notes / f"{identity.rank}.pt")
+        torch.save(
+            {"observed": observed, "gradients": gradients, "at": tuple(ranks.at)}, task.notes / f"{identity.rank}.pt"
+        )
 
 
 class Watched:
@@ -80,7 +88,14 @@ class Watched:
 
     def next(self, seq_length: int) -> list[Batch | None]:
         microbatches = self.stream.next(seq_length)
-        self.order.append([hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest() for batch in microbatches if batch for row in batch.tokens])
+        self.order.append(
+            [
+                hashlib.blake2b(row.numpy().tobytes(), digest_size=8).hexdigest()
+                for batch in microbatches
+                if batch
+                for row in batch.tokens
+            ]
+        )
         return microbatches
 
     @property
@@ -90,16 +105,29 @@ class Watched:
 
 def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
     return BatchStream(
-        lambda: job.open_source(prepared, config, "train"), ranks, batch_schedule(config.train), config.train.micro_batch_size, progress.consumed_samples
+        lambda: job.open_source(prepared, config, "train"),
+        ranks,
+        batch_schedule(config.train),
+        config.train.micro_batch_size,
+        progress.consumed_samples,
     )
 
 
-def step_gradients(config: RunConfig, prepared: Prepared, chunks: Chunks, ranks: Ranks, progress: Progress) -> dict[str, list[Piece]]:
+def step_gradients(
+    config: RunConfig, prepared: Prepared, chunks: Chunks, ranks: Ranks, progress: Progress
+) -> dict[str, list[Piece]]:
     """Every parameter's gradient of the next global batch, by canonical name; no weight changes."""
     stream = open_stream(config, prepared, ranks, progress)
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    run_schedule(chunks, stream.next(config.model.seq_length), ranks, config.model.seq_length, config.train.micro_batch_size, forward_only=False)
+    run_schedule(
+        chunks,
+        stream.next(config.model.seq_length),
+        ranks,
+        config.model.seq_length,
+        config.train.micro_batch_size,
+        forward_only=False,
+    )
     stream.close()
     found: dict[str, list[Piece]] = {}
     for chunk in chunks:

@@ -49,7 +49,7 @@ def measure(
         chunks, optim = job.build_parts(config, shape, ranks)
         stream, progress = RandomTokens(config, USED_IDS, device=ranks.device), Progress()
         for _ in range(steps):
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
+            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
             found["loss"].append(result.loss)
             found["grad_norm"].append(result.grad_norm)
     return found

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from parallel import launch
+from parallel import launch, local_ranks
 
 MEASUREMENTS = ("specs", "losses", "observe", "portable", "throughput")
 
@@ -19,7 +19,9 @@ def main(path: str) -> int:
     task = json.loads(Path(path).read_text())
     identity = launch.detect(os.environ)
     if identity is None and task["world_size"] > 1:
-        return launch.spawn_ranks(task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ)
+        return local_ranks.spawn_ranks(
+            task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ
+        )
     identity = identity or launch.Identity()
     assert task["measurement"] in MEASUREMENTS, task["measurement"]
     import torch

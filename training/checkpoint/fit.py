@@ -95,9 +95,7 @@ def _difference(saved: Shapes, model: Shapes) -> str | None:
         del fields[f"{_WIDTH} or {_GATE}"]
     for key in missing + extra:
         fields[next(field for end, field in _PRESENCE if _name(key).endswith(end))] += 1
-    return (
-        f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
-    )
+    return f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
 
 
 def _fields(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> list[str]:

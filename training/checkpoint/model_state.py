@@ -27,9 +27,7 @@ def settled(chunks: Chunks) -> Iterator[None]:
     pass. Costs a gather of the parameters there, and nothing elsewhere. All ranks must enter; entering twice
     is no harm.
     """
-    overlapping = [
-        chunk for chunk in chunks if chunk.use_forward_hook and chunk.remove_forward_pre_hook_handles
-    ]
+    overlapping = [chunk for chunk in chunks if chunk.use_forward_hook and chunk.remove_forward_pre_hook_handles]
     for chunk in overlapping:
         chunk.disable_forward_pre_hook(param_sync=True)
     try:
@@ -64,9 +62,7 @@ def _pieces(factory: ShardedTensorFactory) -> list[Region]:
     found = [_region(piece, start=int(piece.data.storage_offset())) for piece in pieces]
     in_one_piece = all(piece.data.is_contiguous() for piece in pieces)
     if not in_one_piece or sum(math.prod(region.shape) for region in found) != without_memory.numel():
-        raise NotImplementedError(
-            f"{factory.key}: mcore cuts it into pieces that are not contiguous in memory"
-        )
+        raise NotImplementedError(f"{factory.key}: mcore cuts it into pieces that are not contiguous in memory")
     return found
 
 
@@ -88,9 +84,7 @@ def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
     for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
         for region in held:
             flat = param.detach().view(-1)[region.start : region.start + math.prod(region.shape)]
-            found += region.boxes(
-                "", flat, region.start, region.is_original and is_turn_of(number, region, ranks)
-            )
+            found += region.boxes("", flat, region.start, region.is_original and is_turn_of(number, region, ranks))
     return found
 
 

@@ -66,9 +66,7 @@ def allocate(optimizer: MegatronOptimizer) -> None:
     """Give every parameter its moments, zeros, where no update has made them yet."""
     for part in parts(optimizer):
         if part.config.use_precision_aware_optimizer:
-            raise NotImplementedError(
-                "optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet"
-            )
+            raise NotImplementedError("optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet")
         part.init_state_fn(part.optimizer, part.config)
 
 
@@ -107,9 +105,7 @@ def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
     A rank that holds no element of a parameter group does not count its steps, so the largest count is taken.
     """
     groups = [group for part in parts(optimizer) for group in part.optimizer.param_groups]
-    step = torch.tensor(
-        [max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device
-    )
+    step = torch.tensor([max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device)
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
     readable = [_readable(group) for group in groups]
     return {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}

@@ -44,9 +44,7 @@ def read_state(folder: Path) -> State:
         values = json.loads(path.read_text())
         written = values["format"]
         if written > FORMAT:
-            raise UserError(
-                f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Update it."
-            )
+            raise UserError(f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Update it.")
         return State(
             progress=Progress(**values["progress"]),
             layout=Layout(**values["layout"]),

@@ -16,8 +16,16 @@ from training.step import StepResult
 class Recorder(Attachment):
     """Writes one set of numbers per ``log_interval`` iterations, with the names of design.md's ``metrics.jsonl``."""
 
-    def __init__(self, ranks: Ranks, log_interval: int, train_iters: int, seq_length: int, rates: Rates, sinks: Sinks | None,
-                 data_wait_s: Callable[[], float]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        ranks: Ranks,
+        log_interval: int,
+        train_iters: int,
+        seq_length: int,
+        rates: Rates,
+        sinks: Sinks | None,
+        data_wait_s: Callable[[], float],
+    ) -> None:
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.data_wait_s = rates, sinks, data_wait_s
         self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
@@ -31,7 +39,11 @@ class Recorder(Attachment):
         self.waited_s += self.data_wait_s()
         self.skipped += result.skipped
         self.unwritten = result
-        if progress.iteration == 1 or progress.iteration % self.log_interval == 0 or progress.iteration >= self.train_iters:
+        if (
+            progress.iteration == 1
+            or progress.iteration % self.log_interval == 0
+            or progress.iteration >= self.train_iters
+        ):
             self._write(progress, result)
 
     def _write(self, progress: Progress, result: StepResult) -> None:
@@ -71,7 +83,7 @@ class Recorder(Attachment):
         return values | self.rates.report(self.train_iters - progress.iteration)
 
     def _memory(self) -> dict[str, float | int]:
-        """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. One small reduction per logged line."""
+        """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. Two small reductions per line."""
         if self.ranks.device.type != "cuda":
             return {}
         mine = torch.tensor([torch.cuda.max_memory_allocated() / 2**30], dtype=torch.float64, device=self.ranks.device)

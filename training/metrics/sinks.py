@@ -71,13 +71,9 @@ def open_sinks(
     """
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), ConsoleSink(console, train_iters)]
     if log.tensorboard:
-        sinks.append(
-            Background("TensorBoard", lambda: TensorBoardSink(run_dir / "events", resumed_iteration), console)
-        )
+        sinks.append(Background("TensorBoard", lambda: TensorBoardSink(run_dir / "events", resumed_iteration), console))
     mode = log.wandb
     if mode != "off":
         project, name = log.wandb_project, log.wandb_name
-        sinks.append(
-            Background("wandb", lambda: WandbSink(run_dir, mode, project, name, config, console), console)
-        )
+        sinks.append(Background("wandb", lambda: WandbSink(run_dir, mode, project, name, config, console), console))
     return Sinks(sinks=tuple(sinks))

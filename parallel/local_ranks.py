@@ -1,0 +1,235 @@
+"""Start local ranks, end them together, and tell which one failed first.
+
+CPU ranks are forked from a parent that has imported torch and megatron but never computed: eight ranks start in the
+time of one import. GPU ranks are started anew, since a forked child cannot use CUDA safely.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from parallel.errors import SharedMistake, UserError
+from parallel.launch import Identity
+
+# Messages by which a rank reports that a *peer* has gone; such a failure is an echo, never the cause.
+ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Read error",
+    "Timed out waiting",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "Socket Timeout",
+    "Connection refused",
+    "recvValue failed",
+    "Broken pipe",
+    "failed to recv",
+    "store->get",
+)
+GRACE_S = 3.0
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Failure:
+    """Why a rank ended: its exit code, and its message or traceback."""
+
+    rank: int
+    code: int
+    at: float
+    text: str
+    echo: bool
+
+
+def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Failure | None]:
+    """Call ``run`` and turn whatever it raises into an exit code and a ``Failure``."""
+    try:
+        return run(identity), None
+    except UserError as error:
+        ignore_termination()
+        return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
+    except KeyboardInterrupt:
+        return 130, Failure(rank=identity.rank, code=130, at=time.time(), text="interrupted", echo=True)
+    except BaseException as error:
+        text = traceback.format_exc()
+        echo = any(mark in str(error) for mark in ECHOES)
+        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo)
+
+
+def shows(error: Exception, identity: Identity | None) -> bool:
+    """Whether this process is the one to show a user's mistake. Under torchrun and srun nobody else can tell."""
+    return identity is None or identity.rank == 0 or not isinstance(error, SharedMistake)
+
+
+def ignore_termination() -> None:
+    """While leaving with exit code 2: srun ends all ranks as soon as one has left, and its TERM would hide the code."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure | None]:
+    """Fork ``nproc`` ranks, each calling ``run``; returns the exit code and the failure that came first.
+
+    The caller must have imported and never computed: a forked thread pool hangs. The first rank that fails ends the
+    others within seconds; a killed parent takes its ranks with it.
+    """
+    notes = Path(tempfile.mkdtemp(prefix="triplane-ranks-"))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=nproc)
+    try:
+        ranks = {}
+        for rank in range(nproc):
+            identity = Identity(
+                rank=rank,
+                world_size=nproc,
+                local_rank=rank,
+                local_world_size=nproc,
+                launcher="local",
+                port=listener.getsockname()[1],
+                listen_fd=listener.fileno() if rank == 0 else None,
+            )
+            ranks[_fork(run, identity, notes, os.getpid())] = rank
+        listener.close()
+        with _forward_signals(ranks):
+            codes = _wait(ranks)
+        return _verdict(codes, notes)
+    finally:
+        listener.close()
+        shutil.rmtree(notes, ignore_errors=True)
+
+
+def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, parent: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _die_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+        code, failure = guard(run, identity)
+        if failure is not None:
+            note = notes / str(identity.rank)
+            note.write_text(json.dumps([failure.rank, failure.code, failure.at, failure.text, failure.echo]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies, so that no rank is ever left running."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _forward_signals(ranks: Mapping[int, int]) -> Iterator[None]:
+    def forward(number: int, _frame: object) -> None:
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: Mapping[int, int]) -> dict[int, tuple[int, float]]:
+    """Exit code and end of every rank. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL."""
+    ended: dict[int, tuple[int, float]] = {}
+    left, sends, next_send = dict(ranks), [signal.SIGTERM, signal.SIGKILL], float("inf")
+    while left:
+        for pid in list(left):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended[left.pop(pid)] = os.waitstatus_to_exitcode(status), time.time()
+        if next_send == float("inf") and any(code for code, _ in ended.values()):
+            next_send = time.monotonic() + GRACE_S
+        if time.monotonic() > next_send and sends:
+            number, next_send = sends.pop(0), time.monotonic() + GRACE_S
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        time.sleep(0.005)
+    return ended
+
+
+def _verdict(ended: Mapping[int, tuple[int, float]], notes: Path) -> tuple[int, Failure | None]:
+    """The failure that caused the others: the earliest one that is not the echo of a lost peer."""
+    failures = [
+        Failure(rank=rank, code=code, at=at, text=text, echo=echo)
+        for rank, code, at, text, echo in (json.loads(note.read_text()) for note in notes.iterdir())
+    ]
+    noted = {failure.rank for failure in failures}
+    for rank, (code, at) in ended.items():
+        if code < 0 and rank not in noted:
+            text = f"killed by {signal.Signals(-code).name}\n"
+            # One that we ended ourselves (TERM, KILL after the grace) is an echo too, unless nothing else failed.
+            failures.append(Failure(rank=rank, code=128 - code, at=at, text=text, echo=False))
+        elif code and rank not in noted:
+            failures.append(Failure(rank=rank, code=code, at=at, text=f"exit code {code}\n", echo=False))
+    if not failures:
+        return max((code for code, _ in ended.values()), default=0), None
+    first = min(failures, key=lambda failure: (failure.echo, failure.at))
+    return first.code, first
+
+
+def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start ``nproc`` fresh processes of ``command`` with torchrun's environment; the first failure ends the others.
+
+    Each rank shows its own failure (see ``report``); returns the exit code of the first that failed.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    processes = []  # kept: subprocess itself reaps a child whose Popen is gone
+    for rank in range(nproc):
+        own = dict(
+            environ,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(nproc),
+            LOCAL_WORLD_SIZE=str(nproc),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(_die_with_parent, os.getpid())))
+    ranks = {process.pid: rank for rank, process in enumerate(processes)}
+    with _forward_signals(ranks):
+        ended = _wait(ranks)
+    for process in processes:
+        process.returncode = ended[ranks[process.pid]][0]
+    failed = sorted((at, code) for code, at in ended.values() if code)
+    return (failed[0][1] if failed[0][1] > 0 else 128 - failed[0][1]) if failed else 0
+
+
+def report(failure: Failure, logs: Path, world_size: int) -> None:
+    """Show the failure that counts, once: a user's mistake as its message, a fault as its traceback.
+
+    A fault is also written to the rank's own file in ``logs``.
+    """
+    if failure.code == 2:
+        print(f"pretrain_gpt.py: {failure.text}", file=sys.stderr, flush=True)
+        return
+    own = logs / f"rank-{failure.rank:05d}.failed.log"
+    with contextlib.suppress(OSError):
+        own.write_text(failure.text)
+    where = f"rank {failure.rank} of {world_size} on {socket.gethostname()}"
+    print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}", file=sys.stderr, flush=True)
