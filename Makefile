@@ -38,10 +38,15 @@ prove-gpu: setup
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-# Nothing of the container's is replaced: only what is missing is added, and the versions are checked.
+# Nothing of the container's is replaced: every version that it has (as far as it is a PEP 440 one) is a constraint.
+# `pip list`, since `pip freeze` names what was installed from a local wheel (NVIDIA's torch) by file, not by version.
+PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check
+PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9.]+)?
 .venv-system-checked: pyproject.toml
-	python3 -m pip install --quiet --disable-pip-version-check --no-deps megatron-core==0.19.2
-	python3 -m pip install --quiet --disable-pip-version-check sentencepiece "tyro>=1.0,<2" cattrs tomli-w psutil platformdirs tqdm tensorboard wandb \
+	set -e -o pipefail; installed=$$(mktemp); trap 'rm -f "$$installed"' EXIT; \
+	python3 -m pip list --disable-pip-version-check --format=freeze | grep -iE '^[a-z0-9._-]+==$(PEP440)$$' > "$$installed"; \
+	$(PIP_INSTALL) --constraint "$$installed" --no-deps megatron-core==0.19.2; \
+	$(PIP_INSTALL) --constraint "$$installed" sentencepiece "tyro>=1.0,<2" cattrs tomli-w psutil platformdirs tqdm tensorboard wandb \
 		pytest pytest-timeout hypothesis transformers safetensors ruff mypy types-tqdm types-psutil
 	python3 -m tools.versions
 	touch $@

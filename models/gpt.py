@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.init import initialise
+from models.layers.attention import SDPAttention, check_supported
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
 from models.shapes import GPTShape, hybrid_layer_pattern, num_sublayers, recompute_num_sublayers
@@ -60,6 +61,8 @@ def build(
     """
     config = transformer_config(model, shape, parallel, precision, recompute, ranks)
     backend = backend or provider(ranks.device)
+    if backend.core_attention() is SDPAttention:
+        check_supported(config)
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         chunk = HybridModel(

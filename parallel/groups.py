@@ -47,7 +47,15 @@ class Ranks:
     def say(self, text: str) -> None:
         """One line on the console, from rank 0 only; library noise never gets there."""
         if self.console_fd is not None:
-            os.write(self.console_fd, (text + "\n").encode())
+            os.write(self.console_fd, (self._clear() + text + "\n").encode())
+
+    def show_progress(self, text: str) -> None:
+        """A line that the next one replaces, where the console is a terminal; nothing elsewhere."""
+        if self.console_fd is not None and os.isatty(self.console_fd):
+            os.write(self.console_fd, (self._clear() + text).encode())
+
+    def _clear(self) -> str:
+        return "\r\x1b[K" if self.console_fd is not None and os.isatty(self.console_fd) else ""
 
 
 @contextlib.contextmanager
@@ -58,44 +66,54 @@ def start(
     device: Literal["cpu", "cuda"],
     seed: int,
     timeout_minutes: float,
+    facts: Mapping[str, str] | None = None,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
 
-    On the CPU this installs the CPU backend in this process.
+    ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
+    since ranks with different layouts would wait for each other. On the CPU this installs the CPU backend in this
+    process.
     """
     on = _prepare_device(device, identity)
     timeout = timedelta(minutes=timeout_minutes)
-    backend = "nccl" if device == "cuda" else "gloo"
+    # No device_id: bound to a device, torch would make every later group a split of this one on all ranks, members or
+    # not, and mcore builds thousands of groups at 1,024 ranks.
     dist.init_process_group(
-        backend, rank=identity.rank, world_size=identity.world_size, timeout=timeout, store=_store(identity, timeout),
-        device_id=on if device == "cuda" else None,
-    )  # fmt: skip
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        distributed_timeout_minutes=timeout_minutes,
-        create_gloo_process_groups=False,
+        "nccl" if device == "cuda" else "gloo",
+        rank=identity.rank,
+        world_size=identity.world_size,
+        timeout=timeout,
+        store=_store(identity, timeout),
     )
-    model_parallel_cuda_manual_seed(seed)
-    pgs = ProcessGroupCollection.use_mpu_process_groups()
     try:
-        yield Ranks(
-            identity=identity,
-            layout=layout,
-            at=layout.coordinates(identity.rank),
-            device=on,
-            pgs=pgs,
-            console_fd=console_fd,
+        same_everywhere(facts or {}, identity, on)
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            distributed_timeout_minutes=timeout_minutes,
+            create_gloo_process_groups=False,
         )
+        at = layout.coordinates(identity.rank)
+        model_parallel_cuda_manual_seed(dropout_seed(seed, layout, at))
+        pgs = ProcessGroupCollection.use_mpu_process_groups()
+        yield Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:
+    """Differs over stages, context ranks and replicas, which would otherwise drop the same elements; the same over TP.
+
+    Megatron's tracker itself adds what must differ over TP.
+    """
+    return seed + 100 * (at.pp + layout.pp * (at.cp + layout.cp * at.dp))
 
 
 def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch.device:
@@ -128,30 +146,31 @@ def _store(identity: Identity, timeout: timedelta) -> dist.Store | None:
     )  # fmt: skip
 
 
-def same_everywhere(facts: Mapping[str, str], ranks: Ranks) -> None:
+def same_everywhere(facts: Mapping[str, str], identity: Identity, device: torch.device) -> None:
     """Raises SharedMistake on every rank, naming a rank that differs, unless all ranks hold the same ``facts``.
 
-    Costs two reductions of eight numbers per fact; details travel only when something differs.
+    Costs two reductions of eight bytes per fact; details travel only when something differs.
     """
-    hashes = [
-        struct.unpack("<q", hashlib.blake2b(f"{key}={value}".encode(), digest_size=8).digest())[0]
-        for key, value in facts.items()
-    ]
-    lowest, highest = (torch.tensor(hashes, dtype=torch.int64, device=ranks.device) for _ in range(2))
+    digests = [hashlib.blake2b(f"{key}={value}".encode(), digest_size=8).digest() for key, value in facts.items()]
+    numbers = [struct.unpack("<q", digest)[0] for digest in digests]
+    lowest, highest = (torch.tensor(numbers, dtype=torch.int64, device=device) for _ in range(2))
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    differing = [
-        index for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)) if low != high
-    ]
+    differing = [key for key, same in zip(facts, (lowest == highest).tolist(), strict=True) if not same]
     if not differing:
         return
-    key = list(facts)[differing[0]]
-    mine = [f"rank {ranks.rank} ({os.uname().nodename}): {facts[key]}"]
-    all_values: list[list[str]] = [[] for _ in range(ranks.identity.world_size)]
-    dist.all_gather_object(all_values, mine)
-    values = [value for each in all_values for value in each]
-    common = values[0].split(": ", 1)[1]
-    other = next(value for value in values if value.split(": ", 1)[1] != common)
+    told: list[tuple[str, str]] = [("", "")] * identity.world_size
+    dist.all_gather_object(told, (os.uname().nodename, facts[differing[0]]))
+    other = next(rank for rank, (_, value) in enumerate(told) if value != told[0][1])
+    ours, theirs = different_lines(told[0][1], told[other][1])
     raise SharedMistake(
-        f"ranks do not agree on {key}: {values[0]}, but {other}. All ranks must run the same code and configuration."
+        f"ranks do not agree on {differing[0]}: rank 0 ({told[0][0]}) has {ours}, but rank {other} ({told[other][0]}) "
+        f"has {theirs}. All ranks must run the same code and configuration."
     )
+
+
+def different_lines(first: str, second: str) -> tuple[str, str]:
+    """The lines of either text that the other lacks; "nothing" where there are none."""
+    pair = first.splitlines(), second.splitlines()
+    only = [[line for line in pair[side] if line not in pair[1 - side]] for side in (0, 1)]
+    return " | ".join(only[0]) or "nothing", " | ".join(only[1]) or "nothing"

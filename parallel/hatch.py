@@ -1,7 +1,7 @@
 """Checked hatches: ``section.megatron = ["field=value"]`` sets a field of one of mcore's config classes.
 
 Only what we have no field for goes through a hatch, so that each value has exactly one place. No torch here:
-names are checked against the mcore class later, by ``apply``, which a run calls before any group starts.
+names are checked against the mcore class by ``checked``, where a rank builds what the class configures.
 """
 
 import ast
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake
 
 
 def hatch_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
@@ -43,7 +43,7 @@ def parse(entries: Iterable[str]) -> dict[str, Any]:
 def checked(where: str, entries: Iterable[str], target: type) -> dict[str, Any]:
     """The parsed entries, each a field of the dataclass ``target``.
 
-    Raises UserError with the nearest field name otherwise.
+    Raises SharedMistake with the nearest field name otherwise.
     """
     values = parse(entries)
     known = {field.name for field in dataclasses.fields(target)}
@@ -51,5 +51,5 @@ def checked(where: str, entries: Iterable[str], target: type) -> dict[str, Any]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f' Did you mean "{near[0]}"?' if near else ""
-            raise UserError(f"{where}: {target.__name__} of megatron-core has no field {name!r}.{hint}")
+            raise SharedMistake(f"{where}: {target.__name__} of megatron-core has no field {name!r}.{hint}")
     return values

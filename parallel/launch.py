@@ -85,6 +85,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
         return 0 if visible in ("", "-1", "NoDevFiles") else len(visible.split(","))
     if environ.get("SLURM_GPUS_ON_NODE", "0").isdigit() and int(environ.get("SLURM_GPUS_ON_NODE", "0")):
         return int(environ["SLURM_GPUS_ON_NODE"])
+    if Path("/dev/dxg").exists():  # a Windows Subsystem for Linux names no single GPU
+        return 1
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 

@@ -6,6 +6,7 @@ time of one import. GPU ranks are started anew, since a forked child cannot use 
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from pathlib import Path
 from parallel.errors import SharedMistake, UserError
 from parallel.launch import Identity
 
-# Messages by which a rank reports that a *peer* has gone; such a failure is an echo, never the cause.
+# How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -36,7 +37,6 @@ ECHOES = (
     "Socket Timeout",
     "Connection refused",
     "recvValue failed",
-    "Broken pipe",
     "failed to recv",
     "store->get",
 )
@@ -45,9 +45,9 @@ GRACE_S = 3.0
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Failure:
-    """Why a rank ended: its exit code, and its message or traceback."""
+    """Why a rank ended, or, without a rank, why all did: the exit code, and a message or traceback."""
 
-    rank: int
+    rank: int | None
     code: int
     at: float
     text: str
@@ -65,7 +65,7 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         return 130, Failure(rank=identity.rank, code=130, at=time.time(), text="interrupted", echo=True)
     except BaseException as error:
         text = traceback.format_exc()
-        echo = any(mark in str(error) for mark in ECHOES)
+        echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
         return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo)
 
 
@@ -101,9 +101,9 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
             )
             ranks[_fork(run, identity, notes, os.getpid())] = rank
         listener.close()
-        with _forward_signals(ranks):
-            codes = _wait(ranks)
-        return _verdict(codes, notes)
+        with _forward_signals(ranks) as received:
+            ended = _wait(ranks)
+        return _interrupted(received[0]) if received else _verdict(ended, notes)
     finally:
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
@@ -122,7 +122,7 @@ def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, paren
         code, failure = guard(run, identity)
         if failure is not None:
             note = notes / str(identity.rank)
-            note.write_text(json.dumps([failure.rank, failure.code, failure.at, failure.text, failure.echo]))
+            note.write_text(json.dumps(dataclasses.asdict(failure)))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -138,30 +138,51 @@ def _die_with_parent(parent: int) -> None:
 
 
 @contextlib.contextmanager
-def _forward_signals(ranks: Mapping[int, int]) -> Iterator[None]:
+def _forward_signals(ranks: Mapping[int, int]) -> Iterator[list[int]]:
+    """Hand INT (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run."""
+    received: list[int] = []
+
     def forward(number: int, _frame: object) -> None:
+        if number != signal.SIGUSR2:
+            received.append(number)
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _wait(ranks: Mapping[int, int]) -> dict[int, tuple[int, float]]:
-    """Exit code and end of every rank. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL."""
-    ended: dict[int, tuple[int, float]] = {}
+def _interrupted(number: int) -> tuple[int, Failure]:
+    """The verdict on a run that somebody ended."""
+    text = f"ended by {signal.Signals(number).name}; started again, the run continues from its newest checkpoint"
+    return 128 + number, Failure(rank=None, code=128 + number, at=time.time(), text=text, echo=False)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Ended:
+    """How a rank's process ended. ``by_us``: after another one's failure, when we had begun to end the rest."""
+
+    code: int
+    at: float
+    by_us: bool
+
+
+def _wait(ranks: Mapping[int, int]) -> dict[int, Ended]:
+    """How every rank ended. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL."""
+    ended: dict[int, Ended] = {}
     left, sends, next_send = dict(ranks), [signal.SIGTERM, signal.SIGKILL], float("inf")
     while left:
         for pid in list(left):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                ended[left.pop(pid)] = os.waitstatus_to_exitcode(status), time.time()
-        if next_send == float("inf") and any(code for code, _ in ended.values()):
+                code = os.waitstatus_to_exitcode(status)
+                ended[left.pop(pid)] = Ended(code=code, at=time.time(), by_us=len(sends) < 2)
+        if next_send == float("inf") and any(rank.code for rank in ended.values()):
             next_send = time.monotonic() + GRACE_S
         if time.monotonic() > next_send and sends:
             number, next_send = sends.pop(0), time.monotonic() + GRACE_S
@@ -172,24 +193,26 @@ def _wait(ranks: Mapping[int, int]) -> dict[int, tuple[int, float]]:
     return ended
 
 
-def _verdict(ended: Mapping[int, tuple[int, float]], notes: Path) -> tuple[int, Failure | None]:
-    """The failure that caused the others: the earliest one that is not the echo of a lost peer."""
-    failures = [
-        Failure(rank=rank, code=code, at=at, text=text, echo=echo)
-        for rank, code, at, text, echo in (json.loads(note.read_text()) for note in notes.iterdir())
-    ]
-    noted = {failure.rank for failure in failures}
-    for rank, (code, at) in ended.items():
-        if code < 0 and rank not in noted:
-            text = f"killed by {signal.Signals(-code).name}\n"
-            # One that we ended ourselves (TERM, KILL after the grace) is an echo too, unless nothing else failed.
-            failures.append(Failure(rank=rank, code=128 - code, at=at, text=text, echo=False))
-        elif code and rank not in noted:
-            failures.append(Failure(rank=rank, code=code, at=at, text=f"exit code {code}\n", echo=False))
+def _verdict(ended: Mapping[int, Ended], notes: Path) -> tuple[int, Failure | None]:
+    """The failure that caused the others: the earliest one that is not the echo of a lost peer.
+
+    Where all are echoes (a peer hung, say), the first that left a word of its own tells more than one that we killed.
+    """
+    failures = {note.name: Failure(**json.loads(note.read_text())) for note in notes.iterdir()}
+    silent = {str(rank): end for rank, end in ended.items() if end.code and str(rank) not in failures}
+    for rank, end in silent.items():
+        code = end.code if end.code > 0 else 128 - end.code
+        failures[rank] = Failure(rank=int(rank), code=code, at=end.at, text=f"{_how(end)}\n", echo=end.by_us)
     if not failures:
-        return max((code for code, _ in ended.values()), default=0), None
-    first = min(failures, key=lambda failure: (failure.echo, failure.at))
+        return max((end.code for end in ended.values()), default=0), None
+    first = min(failures.values(), key=lambda failure: (failure.echo, str(failure.rank) in silent, failure.at))
+    if not first.echo:
+        first = min((failure for failure in failures.values() if not failure.echo), key=lambda failure: failure.at)
     return first.code, first
+
+
+def _how(end: Ended) -> str:
+    return f"killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"exit code {end.code}"
 
 
 def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -215,9 +238,14 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
     with _forward_signals(ranks):
         ended = _wait(ranks)
     for process in processes:
-        process.returncode = ended[ranks[process.pid]][0]
-    failed = sorted((at, code) for code, at in ended.values() if code)
-    return (failed[0][1] if failed[0][1] > 0 else 128 - failed[0][1]) if failed else 0
+        process.returncode = ended[ranks[process.pid]].code
+    failed = sorted((end.at, rank) for rank, end in ended.items() if end.code)
+    if not failed:
+        return 0
+    first = failed[0][1]
+    if ended[first].code != 2:  # a user's mistake has been shown, and says all there is to say
+        print(f"rank {first} of {nproc} failed first: {_how(ended[first])}", file=sys.stderr, flush=True)
+    return ended[first].code if ended[first].code > 0 else 128 - ended[first].code
 
 
 def report(failure: Failure, logs: Path, world_size: int) -> None:
@@ -225,7 +253,7 @@ def report(failure: Failure, logs: Path, world_size: int) -> None:
 
     A fault is also written to the rank's own file in ``logs``.
     """
-    if failure.code == 2:
+    if failure.code == 2 or failure.rank is None:
         print(f"pretrain_gpt.py: {failure.text}", file=sys.stderr, flush=True)
         return
     own = logs / f"rank-{failure.rank:05d}.failed.log"

@@ -41,15 +41,13 @@ def _pipeline(train: TrainConfig, layout: Layout) -> Iterator[str]:
         share = bubble(layout, microbatches)
         yield (
             f"{microbatches} microbatches cannot fill {layout.pp} pipeline stages: ranks idle "
-            f"{share / (1 + share):.0%} "
-            "of the time. Raise train.global_batch_size, or lower parallel.pipeline_model_parallel_size or "
-            "DP."
+            f"{share / (1 + share):.0%} of the time. Raise train.global_batch_size, or lower "
+            "parallel.pipeline_model_parallel_size or DP."
         )
 
 
 def bubble(layout: Layout, microbatches: int) -> float:
-    """Idle time of a pipeline rank over its computing time, (p - 1) / (v m): arXiv:2104.04473, section "
-    "2.2."""
+    """Idle time of a pipeline rank over its computing time, (p - 1) / (v m): arXiv:2104.04473, section 2.2."""
     return (layout.pp - 1) / (layout.vpp * microbatches)
 
 
@@ -58,8 +56,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         yield "data.paths is empty: the built-in corpus is a few million tokens, for trying things out."
     if config.data.tokenizer == "builtin":
         yield (
-            f"data.tokenizer is the built-in one of {config.data.builtin_vocab_size:,} pieces, trained on "
-            "Python "
+            f"data.tokenizer is the built-in one of {config.data.builtin_vocab_size:,} pieces, trained on Python "
             "sources; the model gets that vocabulary. Name a SentencePiece model."
         )
 
@@ -76,9 +73,8 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
     crosses = layout.tp > GPUS_PER_NODE or (layout.world_size > GPUS_PER_NODE and GPUS_PER_NODE % layout.tp)
     if crosses:
         yield (
-            f"TP {layout.tp} leaves the node (taken to have {GPUS_PER_NODE} GPUs): every layer waits for "
-            "the network "
-            "four times. Use a TP that divides the node, and more PP (arXiv:2104.04473, section 3.2)."
+            f"TP {layout.tp} leaves the node (taken to have {GPUS_PER_NODE} GPUs): every layer waits for the "
+            "network four times. Use a TP that divides the node, and more PP (arXiv:2104.04473, section 3.2)."
         )
     if layout.tp > 1 and not config.parallel.sequence_parallel:
         yield (
@@ -92,8 +88,7 @@ def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
     if layout.dp > 1 and layout.world_size >= 2 * GPUS_PER_NODE and tokens < 4096:
         yield (
             f"tiny batch: each replica computes {tokens:,} tokens between two reductions of all gradients, "
-            "which "
-            "take longer than that. Raise train.global_batch_size, or use fewer GPUs."
+            "which take longer than that. Raise train.global_batch_size, or use fewer GPUs."
         )
     if layout.dp > 1 and layout.world_size > GPUS_PER_NODE and not config.parallel.overlap_grad_reduce:
         yield "parallel.overlap_grad_reduce is off: every rank waits while gradients cross the network."
@@ -103,8 +98,7 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
     if optimizer.lr_warmup_iters == 0 and checkpoint.load is None:
         yield (
             f"no warm-up: the first iterations use the full learning rate {optimizer.lr:g}, before AdamW's "
-            "second "
-            "moment means anything. Set optimizer.lr_warmup_iters."
+            "second moment means anything. Set optimizer.lr_warmup_iters."
         )
 
 
@@ -114,9 +108,8 @@ def _memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]
     if largest > H100_BYTES:
         split = "" if config.parallel.use_distributed_optimizer else ", or parallel.use_distributed_optimizer"
         yield (
-            f"weights, gradients and optimizer take {largest / 2**30:.0f} GiB on a rank, before "
-            "activations; an H100 has "
-            f"80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}."
+            f"weights, gradients and optimizer take {largest / 2**30:.0f} GiB on a rank, before activations; "
+            f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}."
         )
 
 
@@ -125,11 +118,9 @@ def _activations(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator
         return
     largest = first_stage_activations(config, shape, layout)
     yield (
-        f"no recomputation at seq_length {config.model.seq_length}: about {largest / 2**30:.0f} GiB of "
-        "activations on a "
-        "rank of the first stage (34 s b h bytes a layer, arXiv:2205.05198, section 4). If that does not "
-        "fit, set "
-        "train.recompute_granularity, or raise parallel.context_parallel_size."
+        f"no recomputation at seq_length {config.model.seq_length}: about {largest / 2**30:.0f} GiB of activations "
+        "on a rank of the first stage (34 s b h bytes a layer, arXiv:2205.05198, section 4). If that does not fit, "
+        "set train.recompute_granularity, or raise parallel.context_parallel_size."
     )
 
 
@@ -162,7 +153,6 @@ def _saving(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]
     if every_s < 300:
         size = checkpoint_bytes(num_parameters(shape, padded_vocab=True), config.precision)
         yield (
-            f"saving too often: {size / 1e9:,.0f} GB about every {every_s:,.0f} s (at "
-            f"{ASSUMED_FLOPS / 1e12:.0f} "
+            f"saving too often: {size / 1e9:,.0f} GB about every {every_s:,.0f} s (at {ASSUMED_FLOPS / 1e12:.0f} "
             "TFLOPS per GPU). Raise checkpoint.save_interval."
         )

@@ -9,6 +9,8 @@ thresholds gives the same sizes.
 import math
 from dataclasses import dataclass
 
+from training.divisions import nearest
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class BatchSchedule:
@@ -61,7 +63,7 @@ class BatchSchedule:
         if self.global_batch_size % piece:
             return [
                 f"train.global_batch_size {self.global_batch_size} is not a multiple of {product} samples. "
-                f"Use {_nearest(self.global_batch_size, piece)}, or another train.micro_batch_size or layout."
+                f"Use {nearest(self.global_batch_size, piece)}, or another train.micro_batch_size or layout."
             ]
         listed = ", ".join(map(str, uneven[:4])) + (", ..." if len(uneven) > 4 else "")
         return [
@@ -108,9 +110,3 @@ class BatchSchedule:
         increments, samples = self._increments(), self.rampup_batch_size[2]
         grown = consumed_samples * increments // samples
         return math.ceil((grown + 1) * samples / increments) if grown < increments else None
-
-
-def _nearest(size: int, piece: int) -> str:
-    """The multiples of ``piece`` around ``size``, as text."""
-    below, above = size // piece * piece, -(-size // piece) * piece
-    return " or ".join(str(near) for near in dict.fromkeys((below, above)) if near)

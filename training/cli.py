@@ -37,7 +37,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
 def default_run_dir(recipe: Path | None) -> Path:
     """``runs/NAME`` after the recipe; a run's own ``config.toml`` continues that run.
 
-    A checkpoint's ``config.toml`` starts a new run named after the checkpoint; a run never writes into one.
+    A checkpoint's ``config.toml`` starts a new run named after its run and it; a run never writes into one.
     """
     if recipe is None:
         return Path("runs/run")
@@ -45,7 +45,8 @@ def default_run_dir(recipe: Path | None) -> Path:
         return Path("runs") / recipe.stem
     folder = recipe.resolve().parent
     if (folder / "state.json").exists():
-        return Path("runs") / f"from_{folder.name}"
+        run = folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
+        return Path("runs") / f"from_{run.name}_{folder.name}"
     return folder
 
 

@@ -101,8 +101,7 @@ def model(config: RunConfig, shape: GPTShape) -> list[str]:
     return [
         f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
         f"{shape.ffn_hidden_size} ({shape.activation}), {shape.num_attention_heads} heads in "
-        f"{shape.num_query_groups} "
-        f"groups of {shape.kv_channels} channels",
+        f"{shape.num_query_groups} groups of {shape.kv_channels} channels",
         f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); "
         f"{num_parameters(shape):,} parameters; {config.precision.dtype}"
         + (f", fp8 {config.precision.fp8}" if config.precision.fp8 else ""),
@@ -134,8 +133,7 @@ def table(found: Sequence[Stage], config: RunConfig, layout: Layout) -> list[str
     split = f" / {shards}" if shards > 1 else ""
     return [
         *lines,
-        f"  in {unit} on a rank: for each parameter {each.weights:g} + {each.gradients:g} bytes and the "
-        "optimizer's "
+        f"  in {unit} on a rank: for each parameter {each.weights:g} + {each.gradients:g} bytes and the optimizer's "
         f"{each.optimizer * shards:g}{split}. Not included: activations, communication buffers, libraries.",
     ]
 
@@ -158,8 +156,8 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         share = advice.bubble(layout, counts[-1])
         lines.append(
             f"  pipeline bubble (p - 1) / (v m) = {layout.pp - 1} / ({layout.vpp} x {counts[-1]}) = "
-            f"{share:.1%} of the "
-            f"computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, section 2.2)"
+            f"{share:.1%} of the computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, "
+            "section 2.2)"
         )
     return [*lines, f"  {learning_schedule(config.optimizer, train).describe()}"]
 

@@ -36,6 +36,7 @@ def code_digest() -> str:
     """Hex digest of every Python file that a rank may run."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+    packages = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    for path in [root / "pretrain_gpt.py", *packages]:
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

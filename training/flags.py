@@ -14,7 +14,7 @@ import tyro
 from parallel.errors import SharedMistake
 from training import help
 from training.config import RunConfig
-from training.recipe import names, nearest, type_name
+from training.recipe import did_you_mean, names, type_name
 
 HELP = frozenset({"-h", "--help", "--help_all"})
 
@@ -47,7 +47,7 @@ def _checked(arguments: Sequence[str]) -> list[str]:
         if not flag:
             problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
         elif kind is None:
-            problems.append(f"unknown flag --{flag}.{nearest(name, list(known), '--')}")
+            problems.append(f"unknown flag --{flag}.{did_you_mean(name, list(known), '--')}")
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):

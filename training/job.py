@@ -1,7 +1,6 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
 import dataclasses
-import time
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,14 +14,12 @@ from models import gpt
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
 from models.shapes import GPTShape, resolve
 from parallel import groups, replicas
-from parallel.errors import UserError
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from training import checkpoint, cli, fingerprint, loop, optimizer
+from parallel.stages import layers_per_chunk
+from training import fingerprint, loop, optimizer, run_folder
 from training.batches import BatchStream, Stream
-from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
-from training.checkpoint.state import JSON
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
@@ -52,12 +49,13 @@ def train(
         device=device,
         seed=config.train.seed,
         timeout_minutes=config.parallel.distributed_timeout_minutes,
+        facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
     ) as ranks:
-        groups.same_everywhere(fingerprint.facts(config, prepared.fingerprint), ranks)
-        announce(config, shape, ranks, run_dir)
+        announce(config, shape, ranks)
         chunks, optim = build_parts(config, shape, ranks)
-        progress = restore(config, run_dir, chunks, optim, ranks)
+        progress = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
+        run_folder.begin(config, run_dir, progress, ranks)
         open_split = partial(open_source, prepared, config)
         stream = BatchStream(
             partial(open_split, "train"),
@@ -67,7 +65,7 @@ def train(
             progress.consumed_samples,
         )
         step = partial(one_step, config, chunks, optim, stream, ranks)
-        save = partial(save_checkpoint, config, prepared, run_dir, chunks, optim, ranks)
+        save = partial(run_folder.save, config, prepared, run_dir, chunks, optim, ranks)
         recorder = build_recorder(config, shape, ranks, run_dir, progress, stream)
         evaluation = Evaluation(
             config.train, chunks, ranks, config.model.seq_length, partial(open_split, "validation"), recorder.validation
@@ -126,67 +124,6 @@ def one_step(
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
-def restore(
-    config: RunConfig, run_dir: Path, chunks: Chunks, optim: optimizer.MegatronOptimizer, ranks: Ranks
-) -> Progress:
-    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights."""
-    begin = time.monotonic()
-    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
-    schedule = learning_schedule(config.optimizer, config.train)
-    if restored is None:
-        ranks.say(f"schedule: {schedule.describe()}")
-        return Progress()
-    progress = restored.progress
-    parts = [
-        name for name, there in (("optimizer", restored.optimizer_restored), ("RNG", restored.rng_restored)) if there
-    ]
-    ranks.say(
-        f"resumed {restored.path} (layout {restored.layout_before}) at iteration {progress.iteration}, "
-        f"{progress.consumed_samples} samples; {' + '.join(['weights', *parts])}; {time.monotonic() - begin:.1f} s"
-    )
-    before = restored.entries.get("schedule")
-    changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
-    ranks.say(
-        f"schedule: {schedule.describe()}{changed}; "
-        f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}"
-    )
-    return progress
-
-
-def save_checkpoint(
-    config: RunConfig,
-    prepared: Prepared,
-    run_dir: Path,
-    chunks: Chunks,
-    optim: optimizer.MegatronOptimizer,
-    ranks: Ranks,
-    progress: Progress,
-) -> tuple[Path, float]:
-    """Write a checkpoint that carries its configuration and tokenizer; returns its folder and the seconds it took."""
-    begin = time.monotonic()
-    model = prepared.tokenizer_path
-    tokenizer = "tokenizer.model" if model else "byte"
-    own = dataclasses.replace(
-        config,
-        run_dir=None,
-        nproc=None,
-        data=dataclasses.replace(config.data, tokenizer=tokenizer),
-        checkpoint=dataclasses.replace(
-            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
-        ),
-    )
-    entries: dict[str, JSON] = {
-        "schedule": learning_schedule(config.optimizer, config.train).describe(),
-        "data": {"fingerprint": prepared.fingerprint, "seed": config.train.seed},
-        "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
-    }
-    files: dict[str, Path | str] = {"config.toml": cli.dump(own)} | ({"tokenizer.model": model} if model else {})
-    path = checkpoint.save(
-        checkpoints(run_dir), progress, chunks, optim, ranks, keep=config.checkpoint.keep, entries=entries, files=files
-    )
-    return path, time.monotonic() - begin
-
-
 def build_recorder(
     config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path, progress: Progress, stream: BatchStream
 ) -> Recorder:
@@ -203,6 +140,7 @@ def build_recorder(
             recompute_method=config.train.recompute_method,
             recompute_num_layers=config.train.recompute_num_layers,
             recompute_modules=config.train.recompute_modules,
+            layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
         ),
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )
@@ -216,14 +154,8 @@ def build_recorder(
     )
 
 
-def announce(config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path) -> None:
-    """Say what runs, and write the resolved configuration, which runs the same job again."""
-    if ranks.rank == 0:
-        text = cli.dump(dataclasses.replace(config, run_dir=None))
-        try:
-            (run_dir / "config.toml").write_text(text)
-        except OSError as error:
-            raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+def announce(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
+    """Say what runs."""
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
     ranks.say(
         f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "

@@ -1,6 +1,7 @@
 """What is made ready before any rank starts: tokenizer and shards. No torch here, so that a mistake is said at once."""
 
 from functools import partial
+from pathlib import Path
 
 from data.prepare import Prepared
 from data.prepare import prepare as prepare_data
@@ -8,18 +9,21 @@ from data.source import build_source
 from data.split import SplitName
 from models.shapes import resolve
 from parallel.launch import Identity
+from training.checkpoint.folders import checkpoints, find, latest
 from training.config import RunConfig
 
 
 def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     """Tokenizer and shards, found in the cache or made. Under torchrun and srun each process looks them up itself.
 
-    Raises UserError for missing, damaged or empty inputs, for a split too small for one sample, and for a tokenizer
-    larger than model.vocab_size.
+    Raises UserError for a checkpoint.load that leads nowhere, for missing, damaged or empty inputs, for a split too
+    small for one sample, and for a tokenizer larger than model.vocab_size.
     """
     speaks = identity is None or identity.local_rank == 0
     prepared = prepare_data(config.data, partial(print, flush=True) if speaks else lambda _: None)
     resolve(config.model, prepared.tokenizer.vocab_size)
+    if config.checkpoint.load is not None and latest(checkpoints(Path(config.run_dir or "runs/run"))) is None:
+        find(config.checkpoint.load)
     splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
     for split in splits:
         build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)

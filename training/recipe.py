@@ -52,7 +52,7 @@ def sections() -> dict[str, type]:
     return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
 
-def nearest(key: str, known: list[str], dashes: str = "") -> str:
+def did_you_mean(key: str, known: list[str], dashes: str = "") -> str:
     """``" Did you mean X?"`` for a name that is not among the known ones; empty where none is near.
 
     known: dotted names. A name that belongs to another section, or was written without one, is found too.
@@ -80,7 +80,7 @@ def _unknown_keys(table: dict[str, Any], target: type, prefix: str = "") -> Iter
     known = typing.get_type_hints(target)
     for key, value in table.items():
         if key not in known:
-            hint = nearest(f"{prefix}{key}", [*names(), *sections()]) or f" Known here: {', '.join(known)}."
+            hint = did_you_mean(f"{prefix}{key}", [*names(), *sections()]) or f" Known here: {', '.join(known)}."
             yield f"unknown key {prefix}{key}.{hint}"
         elif key in sections() and not prefix and isinstance(value, dict):
             yield from _unknown_keys(value, known[key], f"{key}.")

@@ -38,8 +38,8 @@ class StepResult:
     """Nats per token, mean over the unmasked tokens of the global batch."""
     tokens: int
     """Unmasked tokens of the global batch."""
-    grad_norm: float
-    """L2 norm of the whole model's gradient, before clipping."""
+    grad_norm: float | None
+    """L2 norm of the whole model's gradient, before clipping; None where it overflowed."""
     skipped: bool
     """fp16 gradients overflowed: the weights were left as they were, and the loss scale went down."""
     loss_scale: float
@@ -75,7 +75,7 @@ def train_step(
     return StepResult(
         loss=loss,
         tokens=tokens,
-        grad_norm=float(grad_norm or 0.0),
+        grad_norm=None if grad_norm is None else float(grad_norm),
         skipped=not updated,
         loss_scale=loss_scale,
         learning_rate=learning_rate,

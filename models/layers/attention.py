@@ -15,7 +15,18 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake
+
+
+def check_supported(config: TransformerConfig) -> None:
+    """Raises SharedMistake for what only Transformer Engine's attention does: ignoring it would be silently wrong."""
+    found = {
+        "softmax_type": config.softmax_type != "vanilla",
+        "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
+        "window_size": config.window_size is not None,
+    }
+    for name in (name for name, used in found.items() if used):
+        raise SharedMistake(f"model.megatron: {name} needs Transformer Engine's attention, which is not used here.")
 
 
 class SDPAttention(MegatronModule):
@@ -37,10 +48,6 @@ class SDPAttention(MegatronModule):
         **_: object,
     ) -> None:
         super().__init__(config=config)
-        if config.softmax_type != "vanilla" or config.apply_query_key_layer_scaling or config.window_size is not None:
-            raise UserError(
-                "model.megatron: attention without Transformer Engine has neither sinks, windows nor layer scaling."
-            )
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None

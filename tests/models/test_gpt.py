@@ -274,7 +274,7 @@ def test_what_would_be_silently_wrong_is_refused(entry: str) -> None:
 def _unknown_hatch(ranks: Any, parallel: ParallelConfig) -> None:
     with pytest.raises(UserError, match=r'no field .softmax_scal.\. Did you mean "softmax_scale"'):
         build(ranks, ModelConfig(seq_length=64, megatron=("softmax_scal=2",)), parallel)
-    with pytest.raises(UserError, match="without Transformer Engine has neither"):
+    with pytest.raises(UserError, match="apply_query_key_layer_scaling needs Transformer Engine"):
         build(ranks, ModelConfig(seq_length=64, megatron=("apply_query_key_layer_scaling=True",)), parallel)
 
 

@@ -48,17 +48,40 @@ def test_groups_match_coordinates_and_cuda_is_redirected() -> None:
 def _disagree(identity: Identity) -> None:
     from parallel import groups
 
-    with groups.start(Layout(dp=3), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
-        groups.same_everywhere(
-            {"the code": "same", "the version of torch": "2.13" if ranks.rank != 1 else "2.12"}, ranks
-        )
+    facts = {"the code": "same", "the version of torch": "2.13" if identity.rank != 1 else "2.12"}
+    with groups.start(Layout(dp=3), identity, device="cpu", seed=1, timeout_minutes=1, facts=facts):
+        pass
 
 
 def test_a_rank_that_differs_is_named() -> None:
-    with pytest.raises(
-        AssertionError, match=r"ranks do not agree on the version of torch: .*: 2.13, but rank 1 .*: 2.12"
-    ):
+    expected = r"ranks do not agree on the version of torch: rank 0 .* has 2.13, but rank 1 .* has 2.12"
+    with pytest.raises(AssertionError, match=expected):
         run_ranks(3, _disagree)
+
+
+def _other_layout(identity: Identity) -> None:
+    from parallel import groups
+
+    layout = Layout(tp=2) if identity.rank == 1 else Layout(dp=2)
+    facts = {"the configuration": f"nproc = 2\ntensor_model_parallel_size = {layout.tp}"}
+    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1, facts=facts):
+        pass
+
+
+def test_ranks_with_different_layouts_do_not_wait_for_each_other() -> None:
+    """What differs is told by its lines, and before any group is built."""
+    expected = r"rank 0 .* has tensor_model_parallel_size = 1, but rank 1 .* has tensor_model_parallel_size = 2"
+    with pytest.raises(AssertionError, match=expected):
+        run_ranks(2, _other_layout)
+
+
+def test_dropout_differs_over_all_but_tp() -> None:
+    from parallel.groups import dropout_seed
+
+    layout = Layout(tp=2, cp=2, pp=2, dp=2)
+    seeds = [dropout_seed(7, layout, layout.coordinates(rank)) for rank in range(16)]
+    assert len(set(seeds)) == 8
+    assert all(seeds[rank] == seeds[rank + 1] for rank in range(0, 16, 2))
 
 
 def test_importing_everything_patches_nothing() -> None:

@@ -101,6 +101,53 @@ def test_a_killed_rank_is_named() -> None:
     assert (failure.rank, failure.text) == (2, "killed by SIGKILL\n")
 
 
+def _ordinary_error(identity: Identity) -> int:
+    if identity.rank == 1:
+        raise OSError("Read error on /data/x.bin")
+    time.sleep(60)
+    return 0
+
+
+def test_only_torch_echoes() -> None:
+    """A disk's error reads like a network's; and ranks that we ended are never the cause."""
+    code, failure = local_ranks.fork_ranks(2, _ordinary_error)
+    assert code == 1
+    assert failure is not None
+    assert (failure.rank, failure.echo) == (1, False)
+
+
+def _hang(identity: Identity) -> int:
+    if identity.rank == 1:
+        time.sleep(60)
+    raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
+
+
+def test_where_one_hangs_the_others_words_are_kept() -> None:
+    _, failure = local_ranks.fork_ranks(2, _hang)
+    assert failure is not None
+    assert "Timed out waiting" in failure.text
+
+
+def test_a_run_that_is_interrupted_says_so(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from parallel import local_ranks
+def rank(identity):
+    Path({str(tmp_path)!r}, str(identity.rank)).touch()
+    time.sleep(60)
+    return 0
+code, failure = local_ranks.fork_ranks(2, rank)
+print(code, failure.rank, failure.text)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.02)
+    parent.send_signal(signal.SIGINT)
+    text, _ = parent.communicate(timeout=60)
+    assert text.startswith("130 None ended by SIGINT")
+
+
 def _mistake(_: Identity) -> int:
     raise UserError("what to do")
 
@@ -116,7 +163,7 @@ def test_a_killed_parent_leaves_no_rank(tmp_path: Path) -> None:
     script = f"""
 import os, time
 from pathlib import Path
-from parallel import launch
+from parallel import local_ranks
 def rank(identity):
     Path({str(tmp_path)!r}, str(identity.rank)).write_text(str(os.getpid()))
     time.sleep(60)
@@ -154,6 +201,12 @@ def test_spawned_ranks_get_torchruns_environment(tmp_path: Path) -> None:
 def test_a_spawned_rank_that_fails_ends_the_others() -> None:
     script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 7
+
+
+def test_a_spawned_rank_that_is_killed_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    script = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
+    assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 137
+    assert "rank 1 of 2 failed first: killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_output_goes_to_the_log_and_only_rank_0_has_the_console(

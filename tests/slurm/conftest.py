@@ -9,10 +9,6 @@ from tests.slurm.cluster import Cluster, missing_programs, running_cluster
 MISSING = missing_programs()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slurm: needs SLURM's programs (deselected where they are not installed)")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not MISSING:
         return

@@ -2,19 +2,21 @@
 
 from importlib.metadata import version
 
+import pytest
+
 from tools.versions import problems
 
 
 def test_what_is_missing_or_out_of_range_is_named() -> None:
     installed = version("numpy")
-    assert problems(["numpy"]) == []
-    assert problems([f"numpy>{installed}"]) == [
-        f"numpy {installed} is outside the range that has been run: numpy>{installed}"
-    ]
-    assert problems(["no-such-package>=1"]) == ["no-such-package is not installed; expected no-such-package>=1"]
+    text = f"numpy {installed} is outside the range that has been run: numpy"
+    assert problems(["numpy"]) == ([], [])
+    assert problems([f"numpy>{installed}"]) == ([], [f"{text}>{installed}"])
+    assert problems(["numpy==1.0"]) == ([f"{text}==1.0"], [])
+    assert problems(["no-such-package>=1"]) == (["no-such-package is not installed; expected no-such-package>=1"], [])
 
 
-def test_a_containers_build_suffix_does_not_count(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0a0+nv25.11")
-    assert problems(["torch>=2.11,<2.14"]) == []
-    assert problems(["torch>=2.12,<2.14"]) != []
+def test_a_containers_build_suffix_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0a0+nv26.11")
+    assert problems(["torch>=2.13,<2.14"]) == ([], [])
+    assert problems(["torch>=2.14"])[1] != []

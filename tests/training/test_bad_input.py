@@ -11,7 +11,7 @@ import pytest
 
 import pretrain_gpt
 from data.shards import ShardWriter
-from parallel import launch
+from parallel import local_ranks
 from training import cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -32,7 +32,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         folders = ["--run_dir", str(run_dir or tmp_path / "run"), "--data.cache_dir", str(tmp_path / "cache")]
         arguments = ["pretrain_gpt.py", *argv, *folders]
         monkeypatch.setattr(sys, "argv", arguments)
-        monkeypatch.setattr(launch, "ignore_termination", lambda: None)  # it would outlive the test
+        monkeypatch.setattr(local_ranks, "ignore_termination", lambda: None)  # it would outlive the test
         with pytest.raises(SystemExit) as left:
             sys.exit(pretrain_gpt.main())
         printed = capfd.readouterr()

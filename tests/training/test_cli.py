@@ -174,11 +174,15 @@ def test_a_missing_recipe_is_told_what_is_there() -> None:
 
 
 def test_the_run_folder_follows_the_recipe(tmp_path: Path) -> None:
-    (tmp_path / "state.json").touch()
-    run, checkpoint = tmp_path / "run/config.toml", tmp_path / "config.toml"
+    run = tmp_path / "run/config.toml"
+    for folder in ("run/checkpoints/iter_0000100", "copies/best"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "state.json").touch()
     assert cli.default_run_dir(Path(DEBUG)) == Path("runs/debug")
     assert cli.default_run_dir(run) == run.parent
-    assert cli.default_run_dir(checkpoint) == Path("runs") / f"from_{tmp_path.name}"
+    checkpoint = run.parent / "checkpoints/iter_0000100/config.toml"
+    assert cli.default_run_dir(checkpoint) == Path("runs/from_run_iter_0000100")
+    assert cli.default_run_dir(tmp_path / "copies/best/config.toml") == Path("runs/from_copies_best")
     assert cli.parse([DEBUG, "--run_dir", "x"]).run_dir == "x"
 
 

@@ -189,6 +189,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, t
     flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**18), "--precision.hysteresis", "1")
     metrics = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert metrics[0]["skipped"] == 1
+    assert "grad_norm" not in metrics[0]  # it overflowed: no number stands in for it
     assert metrics[1]["loss_scale"] == 2.0**17
     assert metrics[-1]["skipped"] == 0
     assert losses(metrics)[-1] < losses(metrics)[0]
@@ -336,6 +337,35 @@ def test_a_checkpoint_of_another_shape_shows_both_shapes(prepared: Prepared, tmp
     assert failure is not None
     assert "352" in failure.text
     assert "384" in failure.text
+
+
+def test_a_refused_start_damages_nothing(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, configuration(tmp_path / "run", "--train.exit_interval", "1"), 1)
+    before = (tmp_path / "run/config.toml").read_text()
+    code, _ = train_or_fail(prepared, configuration(tmp_path / "run", "--model.hidden_size", "32"), 1)
+    assert code == 2
+    assert (tmp_path / "run/config.toml").read_text() == before
+
+
+def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    train(prepared, configuration(tmp_path / "run", "--train.train_iters", "2"), 1)
+    assert (tmp_path / "run/done").exists()
+    flags = (
+        "--train.seed",
+        "7",
+        "--optimizer.lr",
+        "1e-3",
+        "--train.exit_interval",
+        "3",
+        "--checkpoint.load",
+        "elsewhere",
+    )
+    train(prepared, configuration(tmp_path / "run", *flags), 1)
+    said = capfd.readouterr().out
+    assert "data: seed is 7 (was: 1234)" in said
+    assert "(was: learning rate" in said
+    assert "checkpoint.load elsewhere is ignored" in said
+    assert not (tmp_path / "run/done").exists()
 
 
 def test_wandb_offline_continues_its_chart(prepared: Prepared, tmp_path: Path) -> None:

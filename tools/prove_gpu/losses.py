@@ -1,5 +1,6 @@
 """On a rank: the losses of a short run, in bf16 or fp8."""
 
+import math
 from typing import Any, Literal
 
 from models.config import ModelConfig
@@ -51,5 +52,5 @@ def measure(
         for _ in range(steps):
             progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
             found["loss"].append(result.loss)
-            found["grad_norm"].append(result.grad_norm)
+            found["grad_norm"].append(result.grad_norm or math.nan)
     return found

@@ -68,7 +68,7 @@ def measure(
         progress = Progress()
         for _ in range(WARMUP_STEPS + STEPS):
             began = time.perf_counter()
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())  # type: ignore[arg-type]
+            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
             torch.cuda.synchronize()
             times_s.append(time.perf_counter() - began)
         memory_bytes = torch.cuda.max_memory_allocated()

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake, UserError
 from parallel.groups import Ranks
 
 
 def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
-    """Rank 0 does it; every rank gets what came of it, or raises the same UserError or OSError.
+    """Rank 0 does it; every rank gets what came of it, or raises the same SharedMistake or OSError.
 
     Ranks go on only when it is done, so this is a barrier too. What comes of it must be small; it travels
     pickled.
@@ -19,7 +19,9 @@ def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
     if ranks.rank == 0:
         try:
             outcome[0] = action()
-        except (UserError, OSError) as error:
+        except UserError as error:
+            outcome[1] = SharedMistake(str(error))
+        except OSError as error:
             outcome[1] = error
     dist.broadcast_object_list(outcome, src=0, device=ranks.device)
     if outcome[1] is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from models.names import canonical
-from parallel.errors import UserError
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import optimizer_state, rng
 from training.checkpoint.boxes import Box
@@ -48,7 +48,7 @@ _PRESENCE: Sequence[tuple[str, str]] = (
 
 
 def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None:
-    """Raises UserError, the same on every rank, unless ``saved`` has what the boxes of all ranks need.
+    """Raises SharedMistake, the same on every rank, unless ``saved`` has what the boxes of all ranks need.
 
     ``boxes`` may be those of the weights alone. Pipeline stages exchange their names and shapes once.
     """
@@ -58,10 +58,10 @@ def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None
     found = {key: shape for key, shape in saved.items() if not key.startswith(others)}
     if problem := _difference(found, model):
         own = f"Its own configuration is {path / 'config.toml'}."
-        raise UserError(f"checkpoint {path} does not fit this model: {problem} {own}")
+        raise SharedMistake(f"checkpoint {path} does not fit this model: {problem} {own}")
     missing = sorted(key for key in needed if saved.get(key) != needed[key])
     if missing:
-        raise UserError(
+        raise SharedMistake(
             f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}). "
             "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start anew from its weights."
         )

@@ -138,9 +138,13 @@ def point_to(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Delete all but ``keep`` complete checkpoints: ``latest``, always, and the highest iterations."""
-    newest = latest(root)
-    others = [path for path in complete(root) if path != newest]
+    """Delete all but ``keep`` complete checkpoints: ``latest`` always stays, then the highest iterations below it.
+
+    Those above it are of a future that was abandoned when an earlier checkpoint was continued: they go first.
+    """
+    newest, found = latest(root), complete(root)
+    place = found.index(newest) if newest else 0
+    others = [*found[place + 1 :], *found[:place]]
     for path in others[: max(0, len(others) - (keep - 1))]:
         doomed = path.with_name(path.name + UNFINISHED)
         path.replace(doomed)  # so that a kill in the middle leaves nothing that looks complete

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from training.metrics.console import duration
+
 WARMUP_ITERATIONS = 2
 """After a start or a resume these do not count: they compile, allocate and open connections."""
 
@@ -65,6 +67,12 @@ class Rates:
             **self._throughput(tokens / max(sum(times_s), 1e-9)),
             "eta_s": statistics.median(self._recent_s) * remaining_iterations,
         }
+
+    def time_left(self, remaining_iterations: int) -> str:
+        """ ", ETA 1m 25s" from the recent median; nothing before the first iteration that counts."""
+        if not self._recent_s:
+            return ""
+        return f", ETA {duration(statistics.median(self._recent_s) * remaining_iterations)}"
 
     def _throughput(self, tokens_per_s: float) -> dict[str, float]:
         per_gpu = tokens_per_s / self.world_size

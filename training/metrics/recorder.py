@@ -1,13 +1,14 @@
 """The attachment that turns steps into logged numbers. Measured on every rank, written by rank 0."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from parallel.groups import Ranks
 from training.checkpoint.progress import Progress
-from training.loop import Attachment, Path
+from training.loop import Attachment
 from training.metrics.rates import Rates
 from training.metrics.sinks import Sinks
 from training.step import StepResult
@@ -45,6 +46,9 @@ class Recorder(Attachment):
             or progress.iteration >= self.train_iters
         ):
             self._write(progress, result)
+        else:
+            left = self.train_iters - progress.iteration
+            self.ranks.show_progress(f"iteration {progress.iteration}/{self.train_iters}{self.rates.time_left(left)}")
 
     def _write(self, progress: Progress, result: StepResult) -> None:
         memory = self._memory()
@@ -70,7 +74,6 @@ class Recorder(Attachment):
     def _values(self, progress: Progress, result: StepResult) -> dict[str, float | int]:
         values: dict[str, float | int] = {
             "loss": result.loss,
-            "grad_norm": result.grad_norm,
             "learning_rate": result.learning_rate,
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples * self.seq_length,
@@ -78,6 +81,8 @@ class Recorder(Attachment):
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
+        if result.grad_norm is not None:
+            values["grad_norm"] = result.grad_norm
         if result.loss_scale != 1.0:
             values["loss_scale"] = result.loss_scale
         return values | self.rates.report(self.train_iters - progress.iteration)

@@ -13,12 +13,12 @@ from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, read_state, write_state
 
 
-def make(root: Path, *iterations: int) -> None:
+def make(root: Path, *iterations: int, keep: int = 100) -> None:
     """Checkpoints as far as their names tell, saved one after the other."""
     for iteration in iterations:
         folder = folders.begin(root, iteration)
         folders.add_files(folder, {folders.STATE: "{}", folders.INDEX: ""})
-        folders.commit(folder, keep=100)
+        folders.commit(folder, keep)
 
 
 def names(root: Path) -> list[str]:
@@ -64,6 +64,16 @@ def test_keep_prunes_the_oldest_but_never_the_latest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["iter_0000003", "iter_0000005", "latest"]
     folders.prune(tmp_path, 1)
     assert names(tmp_path) == ["iter_0000003", "latest"]
+
+
+def test_an_abandoned_future_is_pruned_before_what_was_saved_since(tmp_path: Path) -> None:
+    make(tmp_path, 50, 100, 150)
+    folders.point_to(tmp_path / "iter_0000050")
+    for iteration in (60, 70, 80):
+        make(tmp_path, iteration, keep=3)
+        assert folders.name_of(iteration) in names(tmp_path)
+        assert len(folders.complete(tmp_path)) == 3
+    assert names(tmp_path) == ["iter_0000060", "iter_0000070", "iter_0000080", "latest"]
 
 
 def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""What a run keeps in its folder: the configuration, checkpoints that carry all they need, and the marker ``done``."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+from megatron.core.optimizer import MegatronOptimizer
+
+from data.prepare import Prepared
+from parallel.errors import UserError
+from parallel.groups import Ranks
+from training import checkpoint, cli, fingerprint
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.progress import Progress
+from training.checkpoint.state import JSON
+from training.config import RunConfig, learning_schedule
+from training.step import Chunks
+
+
+def restore(
+    config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
+) -> Progress:
+    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights."""
+    begin = time.monotonic()
+    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
+    schedule = learning_schedule(config.optimizer, config.train)
+    if restored is None:
+        ranks.say(f"schedule: {schedule.describe()}")
+        return Progress()
+    progress = restored.progress
+    parts = [
+        name for name, there in (("optimizer", restored.optimizer_restored), ("RNG", restored.rng_restored)) if there
+    ]
+    ranks.say(
+        f"resumed {restored.path} (layout {restored.layout_before}) at iteration {progress.iteration}, "
+        f"{progress.consumed_samples} samples; {' + '.join(['weights', *parts])}; {time.monotonic() - begin:.1f} s"
+    )
+    if config.checkpoint.load is not None and restored.path.parent == checkpoints(run_dir):
+        ranks.say(f"checkpoint.load {config.checkpoint.load} is ignored: this run continues its own checkpoint")
+    before = restored.entries.get("schedule")
+    changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
+    ranks.say(f"schedule: {schedule.describe()}{changed}")
+    ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
+    data, data_before = data_entry(config, prepared), restored.entries.get("data")
+    if isinstance(data_before, dict) and progress.consumed_samples:
+        for key in (key for key in data if data_before.get(key) != data[key]):
+            ranks.say(f"data: {key} is {data[key]} (was: {data_before.get(key)}): other samples, or another order")
+    return progress
+
+
+def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
+    """What decides which samples come in which order."""
+    return {"fingerprint": prepared.fingerprint, "seed": config.train.seed, "split": config.data.split}
+
+
+def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
+    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start."""
+    if ranks.rank != 0:
+        return
+    unfinished = run_dir / ".config.toml.unfinished"
+    try:
+        unfinished.write_text(cli.dump(dataclasses.replace(config, run_dir=None)))
+        unfinished.replace(run_dir / "config.toml")
+        if progress.iteration < config.train.train_iters:
+            (run_dir / "done").unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+
+
+def save(
+    config: RunConfig,
+    prepared: Prepared,
+    run_dir: Path,
+    chunks: Chunks,
+    optim: MegatronOptimizer,
+    ranks: Ranks,
+    progress: Progress,
+) -> tuple[Path, float]:
+    """Write a checkpoint that carries its configuration and tokenizer; returns its folder and the seconds it took."""
+    begin = time.monotonic()
+    model = prepared.tokenizer_path
+    tokenizer = "tokenizer.model" if model else "byte"
+    own = dataclasses.replace(
+        config,
+        run_dir=None,
+        nproc=None,
+        data=dataclasses.replace(config.data, tokenizer=tokenizer),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
+        ),
+    )
+    entries: dict[str, JSON] = {
+        "schedule": learning_schedule(config.optimizer, config.train).describe(),
+        "data": data_entry(config, prepared),
+        "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
+    }
+    files: dict[str, Path | str] = {"config.toml": cli.dump(own)} | ({"tokenizer.model": model} if model else {})
+    path = checkpoint.save(
+        checkpoints(run_dir), progress, chunks, optim, ranks, keep=config.checkpoint.keep, entries=entries, files=files
+    )
+    return path, time.monotonic() - begin
