@@ -26,7 +26,7 @@ OWNED_OPTIMIZER_FIELDS = frozenset({
     "hysteresis", "use_distributed_optimizer", "overlap_param_gather",
 })  # fmt: skip
 
-# Known to fail late, so refused before the run starts. Without a field of ours, whose description would belong there.
+# Fields of mcore's that are known to fail, one of them only at the first save: refused before anything starts.
 UNSUPPORTED_OPTIMIZER_FIELDS = {
     "use_precision_aware_optimizer": "its state cannot be written to a checkpoint, so the first save would fail",
     "optimizer_cpu_offload": "megatron-core 0.19.2 fails with it on CPU ranks, and it is untested on GPUs",
