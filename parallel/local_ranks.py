@@ -62,7 +62,8 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         ignore_termination()
         return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
     except KeyboardInterrupt:
-        return 130, Failure(rank=identity.rank, code=130, at=time.time(), text="interrupted", echo=True)
+        code, failure = _interrupted(signal.SIGINT)
+        return code, dataclasses.replace(failure, echo=True)
     except BaseException as error:
         text = traceback.format_exc()
         echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
