@@ -70,11 +70,6 @@ class GPTShape:
         return self.kv_channels
 
     @property
-    def num_groups(self) -> int:
-        """Key-value heads."""
-        return self.num_query_groups
-
-    @property
     def query_size(self) -> int:
         """Width of all queries together, and of what attention hands to its output projection."""
         return self.num_attention_heads * self.kv_channels

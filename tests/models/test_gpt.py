@@ -306,11 +306,15 @@ def _dropout(ranks: Any, parallel: ParallelConfig, model: ModelConfig) -> None:
 
     (chunk,) = build(ranks, model, parallel)
     seen = []
-    layer = chunk.decoder.layers[0] if model.attention_dropout else chunk.decoder.layers[1]
-    module = layer.self_attention.core_attention if model.attention_dropout else layer
-    module.register_forward_hook(
-        lambda _m, inputs, output: seen.append(output[0] if isinstance(output, tuple) else output)
-    )
+    if model.attention_dropout:
+        core = chunk.decoder.layers[0].self_attention.core_attention
+        core.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    else:  # which elements of the MLP's output were dropped, whatever the embedding's own dropout made of its input
+
+        def dropped(_module: object, _inputs: object, kwargs: dict[str, Any], output: Any) -> None:
+            seen.append((output[0] == kwargs["hidden_states"]).float())
+
+        chunk.decoder.layers[1].register_forward_hook(dropped, with_kwargs=True)
     with torch.no_grad():
         for param in chunk.parameters():
             param.fill_(0.02)  # every head and every position computes the same, but for dropout
