@@ -124,6 +124,9 @@ def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch
     if device == "cpu":
         cuda_redirect.install()
         mcore_spots.install()
+        # gloo would connect every two members of a group at its start and read one key of the store for each: with it,
+        # two ranks connect when they first talk. Without it the one store answers O(world^2) reads before step 1.
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         return torch.device("cpu")
     # Several ranks may share one GPU (NCCL >= 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1); else local_rank is its number.
     index = identity.local_rank % torch.cuda.device_count()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-
 from data.prepare import Prepared
 from parallel import launch, local_ranks, output
 from training import cli, job

@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import ranks  # noqa: F401  (imports torch and megatron once)
 
+import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepare import Prepared
 from parallel.errors import UserError
 from tools.parity.compare import TOLERANCE, Observed, compare, furthest, observe, worst_gradient

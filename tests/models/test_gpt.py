@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from models.config import ModelConfig
 from models.shapes import SHAPES, GPTShape, parameters, resolve
@@ -14,6 +13,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import layout_of
+from ranks import run_ranks
 
 FP32 = PrecisionConfig(dtype="fp32")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from parallel.cpu import cuda_redirect, mcore_spots
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
+from ranks import run_ranks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import ranks  # noqa: F401  (imports torch and megatron once)
 
+import ranks  # noqa: F401  (imports torch and megatron once)
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark import one_rank, startup
 from tools.benchmark.tokens import RandomTokens

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from parallel.launch import Identity
+from ranks import run_ranks
 from tools.prove_gpu import __main__ as prove_gpu
 from tools.prove_gpu import machine, observe, specs, subjects, throughput
 from tools.prove_gpu.machine import Machine

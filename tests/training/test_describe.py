@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks
 
 from data.tokenizers import ByteTokenizer
 from models import gpt
@@ -15,6 +14,7 @@ from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
+from ranks import run_ranks
 from training import advice
 from training.cli import parse
 from training.config import RunConfig

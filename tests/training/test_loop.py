@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import ranks  # noqa: F401  (imports torch and megatron once)
 
+import ranks  # noqa: F401  (imports torch and megatron once)
 from training import loop
 from training.checkpoint.progress import Progress
 from training.config import CheckpointConfig, TrainConfig

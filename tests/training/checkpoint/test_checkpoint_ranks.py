@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 
 from data.loader import Batch, to_batch
 from models.config import ModelConfig
@@ -26,6 +25,7 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.layout import Layout
 from parallel.replicas import unwrap
+from ranks import run_ranks
 from training import checkpoint, job
 from training.checkpoint import folders, optimizer_state, storage
 from training.checkpoint.progress import Progress
