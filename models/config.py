@@ -2,8 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from models.shapes import Activation, Normalization, PositionEmbedding, RopeScaling, named, unknown_shape
+from models.shapes import (
+    Activation,
+    LoadBalancing,
+    Normalization,
+    PositionEmbedding,
+    RopeScaling,
+    named,
+    unknown_shape,
+)
 from parallel.hatch import hatch_problems
 
 OWNED = frozenset(
@@ -69,7 +78,44 @@ OWNED = frozenset(
         "is_hybrid_model",
         "num_moe_experts",
         "multi_latent_attention",
+        "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
+        "moe_router_topk",
+        "moe_router_score_function",
+        "moe_router_pre_softmax",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_limited_devices",
+        "moe_router_topk_scaling_factor",
+        "moe_router_enable_expert_bias",
+        "moe_router_bias_update_rate",
+        "moe_router_load_balancing_type",
+        "moe_aux_loss_coeff",
+        "moe_z_loss_coeff",
+        "moe_expert_capacity_factor",
+        "moe_pad_expert_input_to_capacity",
+        "moe_token_drop_policy",
+        "moe_token_dispatcher_type",
+        "moe_router_dtype",
         "mtp_num_layers",
+        "mtp_loss_scaling_factor",
+        "mtp_use_repeated_layer",
+        "mtp_hybrid_override_pattern",
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_head_dim",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
+        "rope_type",
+        "rotary_base",
+        "rotary_percent",
+        "rotary_scaling_factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "cp_comm_type",
         "experimental_attention_variant",
         "window_size",
         "window_attn_skip_freq",
@@ -81,8 +127,8 @@ OWNED = frozenset(
     }
 )
 """Fields of mcore's TransformerConfig that fields of ours set, whose change our own initial weights, schedule
-or checkpoints would not follow, or that would be silently wrong: experts and MTP need symbols in the layer
-pattern, integer frequencies count sublayers, the native fused cross entropy rounds its gradient to bf16."""
+or checkpoints would not follow, or that would be silently wrong: integer frequencies count sublayers, the
+native fused cross entropy rounds its gradient to bf16."""
 
 _AT_LEAST_ONE: tuple[str, ...] = (
     "seq_length",
@@ -98,6 +144,27 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "rope_original_max_position_embeddings",
     "vocab_size",
     "make_vocab_size_divisible_by",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "moe_router_topk",
+)
+_AT_LEAST_ZERO: tuple[str, ...] = (
+    "q_lora_rank",
+    "num_moe_experts",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_bias_update_rate",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_expert_capacity_factor",
+    "mtp_num_layers",
+    "mtp_loss_scaling_factor",
+    "mscale",
+    "mscale_all_dim",
 )
 _ABOVE_ZERO: tuple[str, ...] = (
     "norm_epsilon",
@@ -106,9 +173,11 @@ _ABOVE_ZERO: tuple[str, ...] = (
     "rope_high_freq_factor",
     "yarn_beta_fast",
     "yarn_beta_slow",
+    "moe_router_topk_scaling_factor",
 )
 _RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
     (_AT_LEAST_ONE, "1 or more", lambda value: value >= 1),
+    (_AT_LEAST_ZERO, "0 or more", lambda value: value >= 0),
     (_ABOVE_ZERO, "above 0", lambda value: value > 0),
     (("hidden_dropout", "attention_dropout"), "in [0, 1)", lambda value: 0 <= value < 1),
     (("rotary_percent",), "in (0, 1]", lambda value: 0 < value <= 1),
@@ -193,6 +262,99 @@ class ModelConfig:
 
     yarn_beta_slow: float | None = None
     """yarn: channels with fewer turns than this over the original context get the whole factor."""
+
+    mscale: float | None = None
+    """yarn with latent attention: scale of rotated channels, over that of mscale_all_dim."""
+
+    mscale_all_dim: float | None = None
+    """yarn with latent attention: the softmax is scaled by (0.1 mscale_all_dim ln(rope_scaling_factor) + 1)^2."""
+
+    no_rope_freq: str | None = None
+    """Blocks without RoPE: "N" (every N-th; "0": none) or a list with 1 for such blocks, e.g. "[0,0,0,1]*4"."""
+
+    window_size: tuple[int, int] | None = None
+    """Sliding window: tokens before and after its own that a query sees. (-1, 0): all before it."""
+
+    window_attn_skip_freq: str | None = None
+    """Blocks that see everything in spite of window_size: "N" (every N-th; "0": none) or a list with 1 for windowed."""
+
+    multi_latent_attention: bool | None = None
+    """Keys and values from one narrow latent vector per token (MLA, arXiv:2405.04434, section 2.1)."""
+
+    q_lora_rank: int | None = None
+    """MLA: width of the queries' latent vector; 0: queries are projected directly."""
+
+    kv_lora_rank: int | None = None
+    """MLA: width of the latent vector of keys and values."""
+
+    qk_head_dim: int | None = None
+    """MLA: channels of a head's queries and keys that carry no position."""
+
+    qk_pos_emb_head_dim: int | None = None
+    """MLA: channels of a head's queries, and of the one key for all heads, that RoPE turns."""
+
+    v_head_dim: int | None = None
+    """MLA: channels of a head's values."""
+
+    num_moe_experts: int | None = None
+    """Experts of each mixture layer. 0: no mixture, a dense MLP everywhere."""
+
+    moe_layer_freq: str | None = None
+    """Blocks with experts: "N" (every N-th, from the first) or a list with 1 for them, e.g. "[0]*3+[1]*58"."""
+
+    moe_ffn_hidden_size: int | None = None
+    """Inner width of one expert. 0: ffn_hidden_size."""
+
+    moe_shared_expert_intermediate_size: int | None = None
+    """Inner width of all shared experts together, which every token passes through. 0: none."""
+
+    moe_router_topk: int | None = None
+    """Experts that each token is sent to."""
+
+    moe_router_score_function: Literal["softmax", "sigmoid"] | None = None
+    """What makes scores of the router's logits; sigmoid scores are normalised over the chosen experts."""
+
+    moe_router_pre_softmax: bool | None = None
+    """Softmax over all experts, before the choice, so that weights do not sum to 1. Off: over the chosen ones."""
+
+    moe_router_num_groups: int | None = None
+    """Groups that experts are divided into for group-limited routing. 0: no groups."""
+
+    moe_router_group_topk: int | None = None
+    """Groups that a token may choose experts from; a group's score is the sum of its best topk / group_topk."""
+
+    moe_router_topk_scaling_factor: float | None = None
+    """What the chosen experts' weights are multiplied by."""
+
+    moe_router_enable_expert_bias: bool | None = None
+    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664)."""
+
+    moe_router_bias_update_rate: float | None = None
+    """How far a step moves the expert bias."""
+
+    moe_router_load_balancing_type: LoadBalancing | None = None
+    """Balancing loss: over a microbatch (aux_loss), each sample, or the global batch so far (global_aux_loss)."""
+
+    moe_aux_loss_coeff: float | None = None
+    """Weight of the balancing loss."""
+
+    moe_z_loss_coeff: float | None = None
+    """Weight of the router's z loss, which keeps its logits small (arXiv:2202.08906). 0: off."""
+
+    moe_expert_capacity_factor: float | None = None
+    """An expert takes at most this many times its even share of a microbatch's tokens; more are dropped. 0: none is."""
+
+    moe_pad_expert_input_to_capacity: bool | None = None
+    """Fill every expert up to its capacity, for fixed sizes. Needs moe_expert_capacity_factor."""
+
+    moe_token_drop_policy: Literal["probs", "position"] | None = None
+    """Which tokens a full expert keeps: those with the highest weights, or the first."""
+
+    mtp_num_layers: int | None = None
+    """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""
+
+    mtp_loss_scaling_factor: float | None = None
+    """Weight of the mean loss of the multi-token-prediction depths."""
 
     untie_embeddings_and_output_weights: bool | None = None
     """Give the output layer a matrix of its own instead of the word embeddings."""

@@ -12,15 +12,16 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.hybrid.hybrid_model import HybridModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
 from models.config import ModelConfig
 from models.init import initialise
+from models.layers import mtp
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
-from models.shapes import GPTShape, hybrid_layer_pattern, num_sublayers, recompute_num_sublayers
+from models.shapes import GPTShape, hybrid_layer_pattern, num_sublayers, per_sublayer, recompute_num_sublayers
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.hatch import checked
@@ -59,10 +60,13 @@ def build(
 
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     """
-    config = transformer_config(model, shape, parallel, precision, recompute, ranks)
     backend = backend or provider(ranks.device)
+    grouped_experts = backend.fuse_layernorm_and_linear()
+    config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts)
     if backend.core_attention() is SDPAttention:
         check_supported(config)
+    if shape.mtp_num_layers:
+        mtp.install()
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         chunk = HybridModel(
@@ -80,6 +84,9 @@ def build(
             pg_collection=ranks.pgs,
             vp_stage=vp_stage if ranks.layout.vpp > 1 else None,
         )
+        if shape.tied and chunk.mtp_process and not chunk.pre_process:
+            # Its weight is the copy of the word embeddings that MTP has here; mcore makes another one, never used.
+            chunk.output_layer.register_parameter("weight", None)
         set_inv_freq(chunk, shape, ranks.device)
         mask_padded_logits(chunk, shape)
         chunk.to(ranks.device)
@@ -95,9 +102,39 @@ def transformer_config(
     precision: PrecisionConfig,
     recompute: Recompute,
     ranks: Ranks,
+    grouped_experts: bool = False,
 ) -> TransformerConfig:
-    """Everything mcore's modules read. One object serves all chunks of a rank."""
-    interleaved = ranks.layout.vpp > 1
+    """Everything mcore's modules read. One object serves all chunks of a rank.
+
+    grouped_experts: one kernel for the products of all experts of a rank (Transformer Engine's).
+    """
+    settings = {
+        **_block_settings(shape),
+        **_latent_settings(shape),
+        **_expert_settings(shape, parallel, ranks, grouped_experts),
+        **_parallel_settings(parallel, ranks),
+        **_recompute_settings(recompute),
+        **transformer_settings(precision),
+        "perform_initialization": False,  # models/init.py does it, the same in every layout
+        "use_cpu_initialization": ranks.device.type == "cpu",
+        "transformer_impl": "transformer_engine" if grouped_experts else "local",
+        "bias_activation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "gradient_accumulation_fusion": False,
+        "cross_entropy_loss_fusion": False,  # "native" casts its gradient to bf16 (fused_cross_entropy.py:82)
+    }
+    kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig
+    settings |= checked("model.megatron", model.megatron, kind)
+    config = kind(**settings)
+    if attention_factor(shape) != 1.0 and not shape.multi_latent_attention:
+        # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
+        config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
+    return config
+
+
+def _block_settings(shape: GPTShape) -> dict[str, Any]:
+    """The architecture, but for latent attention and experts. Lists have an entry for each of mcore's sublayers."""
     settings: dict[str, Any] = {
         "num_layers": num_sublayers(shape),
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
@@ -116,32 +153,87 @@ def transformer_config(
         "hidden_dropout": shape.hidden_dropout,
         "attention_dropout": shape.attention_dropout,
         "init_method_std": shape.init_method_std,
-        "perform_initialization": False,  # models/init.py does it, the same in every layout
-        "use_cpu_initialization": ranks.device.type == "cpu",
+    }
+    if any(shape.window_blocks):
+        settings |= {"window_size": shape.window_size, "window_attn_skip_freq": per_sublayer(shape.window_blocks)}
+    if any(shape.no_rope_blocks):
+        settings["no_rope_freq"] = per_sublayer(shape.no_rope_blocks)
+    if shape.mtp_num_layers:
+        settings |= {
+            "mtp_num_layers": shape.mtp_num_layers,
+            "mtp_loss_scaling_factor": shape.mtp_loss_scaling_factor,
+        }
+    return settings
+
+
+def _latent_settings(shape: GPTShape) -> dict[str, Any]:
+    """Of latent attention, which makes its own rotary embedding."""
+    if not shape.multi_latent_attention:
+        return {}
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": shape.q_lora_rank or None,
+        "kv_lora_rank": shape.kv_lora_rank,
+        "qk_head_dim": shape.qk_head_dim,
+        "qk_pos_emb_head_dim": shape.qk_pos_emb_head_dim,
+        "v_head_dim": shape.v_head_dim,
+        "rope_type": "yarn" if shape.rope_scaling == "yarn" else "rope",
+        "rotary_base": shape.rotary_base,
+        "rotary_percent": shape.rotary_percent,
+        "rotary_scaling_factor": shape.rope_scaling_factor if shape.rope_scaling == "yarn" else 1.0,
+        "original_max_position_embeddings": shape.rope_original_max_position_embeddings,
+        "beta_fast": shape.yarn_beta_fast,
+        "beta_slow": shape.yarn_beta_slow,
+        "mscale": shape.mscale,
+        "mscale_all_dim": shape.mscale_all_dim,
+    }
+
+
+def _expert_settings(shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, grouped: bool) -> dict[str, Any]:
+    if not shape.num_moe_experts:
+        return {}
+    return {
+        "num_moe_experts": shape.num_moe_experts,
+        "moe_layer_freq": [entry for moe in shape.moe_blocks for entry in (0, int(moe))],
+        "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
+        "moe_router_topk": shape.moe_router_topk,
+        "moe_router_score_function": shape.moe_router_score_function,
+        "moe_router_pre_softmax": shape.moe_router_pre_softmax,
+        "moe_router_num_groups": shape.moe_router_num_groups or None,
+        "moe_router_group_topk": shape.moe_router_group_topk or None,
+        "moe_router_topk_scaling_factor": shape.moe_router_topk_scaling_factor,
+        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias,
+        "moe_router_bias_update_rate": shape.moe_router_bias_update_rate,
+        "moe_router_load_balancing_type": shape.moe_router_load_balancing_type,
+        "moe_router_dtype": "fp32",  # which expert is best must not depend on rounding to bf16
+        "moe_aux_loss_coeff": shape.moe_aux_loss_coeff,
+        "moe_z_loss_coeff": shape.moe_z_loss_coeff or None,
+        "moe_expert_capacity_factor": shape.moe_expert_capacity_factor or None,
+        "moe_pad_expert_input_to_capacity": shape.moe_pad_expert_input_to_capacity,
+        "moe_token_drop_policy": shape.moe_token_drop_policy,
+        "moe_token_dispatcher_type": parallel.moe_token_dispatcher_type,
+        "moe_grouped_gemm": grouped,
+        "expert_model_parallel_size": ranks.layout.ep,
+        "expert_tensor_parallel_size": ranks.layout.etp,
+    }
+
+
+def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]:
+    interleaved = ranks.layout.vpp > 1
+    return {
         "tensor_model_parallel_size": ranks.layout.tp,
         "sequence_parallel": parallel.sequence_parallel,
         "pipeline_model_parallel_size": ranks.layout.pp,
         "virtual_pipeline_model_parallel_size": ranks.layout.vpp if interleaved else None,
         "context_parallel_size": ranks.layout.cp,
+        "cp_comm_type": parallel.cp_comm_type,
         # The interleaved schedule with PP 2 and no overlap matches sends to receives in the wrong order and trains
         # silently wrong (megatron-core 0.19.2 does not check); overlap is right for every PP, and faster.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
         "calculate_per_token_loss": True,
-        "bias_activation_fusion": False,
-        "masked_softmax_fusion": False,
-        "persist_layer_norm": False,
-        "gradient_accumulation_fusion": False,
-        "cross_entropy_loss_fusion": False,  # "native" casts its gradient to bf16 (fused_cross_entropy.py:82)
-        "recompute_granularity": recompute.granularity,
     }
-    settings |= _recompute_settings(recompute) | transformer_settings(precision)
-    settings |= checked("model.megatron", model.megatron, TransformerConfig)
-    config = TransformerConfig(**settings)
-    if attention_factor(shape) != 1.0:
-        # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
-        config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
-    return config
 
 
 def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
@@ -149,10 +241,13 @@ def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
     if recompute.granularity == "full":
         assert recompute.num_layers is not None
         return {
+            "recompute_granularity": "full",
             "recompute_method": recompute.method,
             "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
         }
-    return {"recompute_modules": list(recompute.modules)} if recompute.granularity == "selective" else {}
+    if recompute.granularity == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules)}
+    return {}
 
 
 def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device) -> None:
@@ -160,7 +255,7 @@ def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device) -> N
 
     A plain attribute, not a buffer: it stays fp32 under bf16 and out of the checkpoint.
     """
-    if shape.position_embedding_type == "rope":
+    if shape.position_embedding_type == "rope" and not shape.multi_latent_attention:
         chunk.rotary_pos_emb.inv_freq = inv_freq(shape, device)
         type(chunk.rotary_pos_emb).forward.cache_clear()
 

@@ -31,8 +31,9 @@ def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
         if std is None:
             entry.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
         else:
-            offset = entry.global_offset[entry.prepend_axis_num :]
-            fill_normal(entry.data, seed, name, tuple(entry.global_shape[entry.prepend_axis_num :]), tuple(offset), std)
+            # An expert is a row of one global tensor of all experts.
+            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
+            fill_normal(box, seed, name, tuple(entry.global_shape), tuple(entry.global_offset), std)
 
 
 def global_tensors(chunk: nn.Module) -> Iterator[ShardedTensor]:

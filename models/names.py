@@ -6,6 +6,9 @@
 import re
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_MTP = re.compile(r"^mtp\.layers\.(\d+)\.(?:mtp_model_layer\.layers\.\d+\.)?")
+_EXPERTS_ON_DISK, _EXPERTS = "mlp.experts.experts.", "mlp.experts."
+_MTP_OWN = ("enorm.", "hnorm.", "eh_proj.", "final_layernorm.")
 _WHOLE = {
     "embedding.word_embeddings.weight": "word_embeddings.weight",
     "embedding.position_embeddings.weight": "position_embeddings.weight",
@@ -19,16 +22,22 @@ def canonical(key: str) -> str:
     """Our name of a HybridModel checkpoint key with global sublayer numbers. Raises KeyError for one we do not know."""
     if key in _WHOLE:
         return _WHOLE[key]
-    match = _LAYER.match(key)
-    if match is None:
-        raise KeyError(f"no canonical name for {key}")
-    return f"layers.{int(match[1]) // 2}.{key[match.end() :]}"
+    if match := _LAYER.match(key):
+        return f"layers.{int(match[1]) // 2}.{key[match.end() :].replace(_EXPERTS_ON_DISK, _EXPERTS)}"
+    if match := _MTP.match(key):
+        return f"mtp.{match[1]}.{key[match.end() :].replace(_EXPERTS_ON_DISK, _EXPERTS)}"
+    raise KeyError(f"no canonical name for {key}")
 
 
 def checkpoint_key(name: str) -> str:
-    """Inverse of ``canonical``: attention is sublayer 2 i, the MLP 2 i + 1."""
+    """Inverse of ``canonical``: attention is sublayer 2 i, the MLP or the experts 2 i + 1."""
     for key, whole in _WHOLE.items():
         if whole == name:
             return key
-    _, block, rest = name.split(".", 2)
-    return f"decoder.layers.{2 * int(block) + rest.startswith('mlp.')}.{rest}"
+    kind, block, rest = name.split(".", 2)
+    sublayer = rest.startswith(("mlp.", "pre_mlp_layernorm."))
+    rest = rest.replace(_EXPERTS, _EXPERTS_ON_DISK)
+    if kind == "layers":
+        return f"decoder.layers.{2 * int(block) + sublayer}.{rest}"
+    own = rest.startswith(_MTP_OWN)
+    return f"mtp.layers.{block}.{rest}" if own else f"mtp.layers.{block}.mtp_model_layer.layers.{int(sublayer)}.{rest}"

@@ -6,12 +6,14 @@ Shape letters of parameters: h = hidden_size, f = ffn_hidden_size, n = num_atten
 g = num_query_groups, d = kv_channels, v = vocabulary.
 """
 
+import ast
 import dataclasses
 import difflib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from parallel.errors import UserError
 
@@ -22,6 +24,7 @@ Normalization = Literal["RMSNorm", "LayerNorm"]
 Activation = Literal["swiglu", "geglu", "gelu", "squared_relu"]
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -55,8 +58,63 @@ class GPTShape:
     rope_original_max_position_embeddings: int = 8192
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+    no_rope_freq: str = "0"
+    window_size: tuple[int, int] = (-1, 0)
+    window_attn_skip_freq: str = "0"
+    multi_latent_attention: bool = False
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 512
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    num_moe_experts: int = 0
+    moe_layer_freq: str = "1"
+    moe_ffn_hidden_size: int = 0
+    moe_shared_expert_intermediate_size: int = 0
+    moe_router_topk: int = 2
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_router_pre_softmax: bool = False
+    moe_router_num_groups: int = 0
+    moe_router_group_topk: int = 0
+    moe_router_topk_scaling_factor: float = 1.0
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_router_load_balancing_type: LoadBalancing = "none"
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float = 0.0
+    moe_expert_capacity_factor: float = 0.0
+    moe_pad_expert_input_to_capacity: bool = False
+    moe_token_drop_policy: Literal["probs", "position"] = "probs"
+    mtp_num_layers: int = 0
+    mtp_loss_scaling_factor: float = 0.1
     init_method_std: float = 0.02
     make_vocab_size_divisible_by: int = 128
+
+    @property
+    def moe_blocks(self) -> tuple[bool, ...]:
+        """Whether each block's MLP is a mixture of experts."""
+        if not self.num_moe_experts:
+            return (False,) * self.num_layers
+        return per_block(self.moe_layer_freq, self.num_layers, every_nth=lambda number, n: number % n == 0)
+
+    @property
+    def window_blocks(self) -> tuple[bool, ...]:
+        """Whether each block's attention sees ``window_size`` only."""
+        if self.window_size[0] < 0:
+            return (False,) * self.num_layers
+        return per_block(self.window_attn_skip_freq, self.num_layers, every_nth=_windowed)
+
+    @property
+    def no_rope_blocks(self) -> tuple[bool, ...]:
+        """Whether each block's attention goes without RoPE."""
+        return per_block(self.no_rope_freq, self.num_layers, every_nth=lambda number, n: n > 0 and not (number + 1) % n)
+
+    @property
+    def expert_ffn_hidden_size(self) -> int:
+        """Inner width of one expert."""
+        return self.moe_ffn_hidden_size or self.ffn_hidden_size
 
     @property
     def padded_vocab_size(self) -> int:
@@ -370,17 +428,30 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[Paramete
 # ---- sublayers: what mcore's HybridModel calls layers
 
 SUBLAYERS_PER_BLOCK = 2
-"""Attention ("*") and MLP ("-") are two layers to HybridModel."""
+"""Attention ("*", latent "+") and MLP ("-", experts "E") are two layers to HybridModel."""
 
 
 def hybrid_layer_pattern(shape: GPTShape, layers_per_chunk: Sequence[int]) -> str:
-    """HybridModel's pattern: one symbol per sublayer, "|" between pipeline chunks in the order given.
+    """HybridModel's pattern: one symbol per sublayer, "|" between pipeline chunks, then "/" before each MTP depth.
 
     layers_per_chunk: blocks of each chunk, in the order activations pass through them; 0 is allowed.
     """
     if sum(layers_per_chunk) != shape.num_layers:
         raise ValueError(f"{list(layers_per_chunk)} blocks per chunk do not sum to {shape.num_layers} layers")
-    return "|".join("*-" * blocks for blocks in layers_per_chunk)
+    blocks = [symbols(shape, moe) for moe in shape.moe_blocks]
+    ends = list(itertools.accumulate(layers_per_chunk))
+    chunks = ["".join(blocks[end - count : end]) for end, count in zip(ends, layers_per_chunk, strict=True)]
+    return "|".join(chunks) + ("/" + mtp_symbols(shape)) * shape.mtp_num_layers
+
+
+def symbols(shape: GPTShape, moe: bool) -> str:
+    """HybridModel's two symbols of a block."""
+    return ("+" if shape.multi_latent_attention else "*") + ("E" if moe else "-")
+
+
+def mtp_symbols(shape: GPTShape) -> str:
+    """Of the block within an MTP depth: one like the last of the model, as DeepSeek-V3 has it (arXiv:2412.19437)."""
+    return symbols(shape, shape.moe_blocks[-1])
 
 
 def num_sublayers(shape: GPTShape) -> int:
@@ -399,9 +470,60 @@ def block_of(layer_number: int) -> tuple[int, Literal["self_attention", "mlp"]]:
     return block, "mlp" if part else "self_attention"
 
 
-def per_sublayer(per_block: Sequence[int]) -> list[int]:
-    """A per-block list (no_rope_freq, window_attn_skip_freq, moe_layer_freq) as mcore reads it: by sublayer.
+def per_sublayer(per_block: Sequence[int | bool]) -> list[int]:
+    """A per-block list (no_rope_freq, window_attn_skip_freq) as mcore reads it: by sublayer.
 
     Never give mcore an integer frequency instead: it would count sublayers and hit every attention or none.
     """
-    return [value for value in per_block for _ in range(SUBLAYERS_PER_BLOCK)]
+    return [int(value) for value in per_block for _ in range(SUBLAYERS_PER_BLOCK)]
+
+
+# ---- frequencies: Megatron's "N, or a list with a 0 or 1 for each layer"
+
+
+def per_block(freq: str, num_layers: int, every_nth: Callable[[int, int], bool]) -> tuple[bool, ...]:
+    """A frequency for each block. every_nth: what a plain number N means for block ``number``, counted from 0.
+
+    Raises UserError for what is neither a whole number nor a list of num_layers zeros and ones.
+    """
+    value = parse_freq(freq)
+    if isinstance(value, int):
+        return tuple(every_nth(number, value) for number in range(num_layers))
+    if len(value) != num_layers:
+        raise UserError(f'"{freq}" has {len(value)} entries for model.num_layers {num_layers}.')
+    return tuple(bool(entry) for entry in value)
+
+
+def parse_freq(freq: str) -> int | list[int]:
+    """``"2"`` -> 2; ``"[0]*3+[1]*58"`` -> a list: lists of 0 and 1, with + and * and brackets, as Megatron has it.
+
+    Raises UserError for anything else; nothing is evaluated.
+    """
+    try:
+        value = _freq_value(ast.parse(freq.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError):
+        value = None
+    if value is None or (isinstance(value, list) and (not set(value) <= {0, 1})) or (value == []):
+        raise UserError(
+            f'"{freq}" is no layer frequency. Use a whole number such as "2", or zeros and ones: "[0]*3+[1]*5".'
+        )
+    return value
+
+
+def _freq_value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 10_000:
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_freq_value(entry) for entry in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = _freq_value(node.left), _freq_value(node.right)
+        if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+            return left + right
+        if isinstance(node.op, ast.Mult) and isinstance(left, list) != isinstance(right, list):
+            return left * right
+    raise ValueError
+
+
+def _windowed(number: int, n: int) -> bool:
+    """Megatron's rule: every n-th layer, counted from 1, sees everything; 0: none does."""
+    return n == 0 or (number + 1) % n != 0

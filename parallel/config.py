@@ -40,13 +40,28 @@ class ParallelConfig:
     """Layers of the last stage, where the output layer and the loss live too. None: an equal share."""
 
     pipeline_model_parallel_layout: str | None = None
-    """Explicit stages in Megatron's letters, e.g. "Et|t*2|tL": E embedding, t layer, L loss, | next stage."""
+    """Explicit stages in Megatron's letters, e.g. "Et|t*2|tmL": E embedding, t layer, m MTP, L loss, | next stage."""
+
+    account_for_embedding_in_pipeline_split: bool = False
+    """Count the embedding as one layer when layers are divided evenly over the stages."""
+
+    account_for_loss_in_pipeline_split: bool = False
+    """Count the output layer and the loss as one layer when layers are divided evenly over the stages."""
 
     context_parallel_size: int = 1
     """Ranks that share each sequence in attention (CP)."""
 
     expert_model_parallel_size: int = 1
-    """Ranks that share the experts of a mixture-of-experts layer (EP)."""
+    """Ranks that share the experts of a mixture-of-experts layer (EP); taken from TP x CP x DP."""
+
+    expert_tensor_parallel_size: int | None = None
+    """Ranks that share each expert's matrices (ETP). None: TP."""
+
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    """How tokens reach their experts' ranks; flex is DeepEP (GPU only; model.megatron picks another backend)."""
+
+    cp_comm_type: Literal["p2p", "a2a", "all_gather"] = "p2p"
+    """How Transformer Engine's attention exchanges keys and values over CP; without it they are all-gathered."""
 
     use_distributed_optimizer: bool = True
     """Split the optimizer's fp32 state over the DP ranks (ZeRO-1)."""
@@ -73,6 +88,7 @@ class ParallelConfig:
             "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
             "context_parallel_size": self.context_parallel_size,
             "expert_model_parallel_size": self.expert_model_parallel_size,
+            "expert_tensor_parallel_size": self.expert_tensor_parallel_size,
             "virtual_pipeline_model_parallel_size": self.virtual_pipeline_model_parallel_size,
             "num_layers_in_first_pipeline_stage": self.num_layers_in_first_pipeline_stage,
             "num_layers_in_last_pipeline_stage": self.num_layers_in_last_pipeline_stage,

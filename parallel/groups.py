@@ -94,6 +94,7 @@ def start(
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             context_parallel_size=layout.cp,
             expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
             distributed_timeout_minutes=timeout_minutes,
             create_gloo_process_groups=False,
         )

@@ -30,12 +30,18 @@ class Layout:
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int = 1
     dp: int = 1
     vpp: int = 1
 
     @property
     def world_size(self) -> int:
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same experts: within a pipeline stage, what EP x ETP leaves of TP x CP x DP."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     @property
     def chunks(self) -> int:
@@ -60,6 +66,7 @@ class Layout:
             ("PP", self.pp),
             ("VPP", self.vpp),
             ("EP", self.ep),
+            ("ETP", self.etp if self.ep > 1 else 1),
             ("DP", self.dp),
         ]
         named = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("TP", "PP", "DP")]
@@ -83,7 +90,28 @@ def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:
             f"PP {parallel.pipeline_model_parallel_size} = {replica} ranks. Launch {sizes} ranks, or change "
             "parallel.tensor_model_parallel_size, .context_parallel_size or .pipeline_model_parallel_size."
         ]
+    stage, experts = world_size // parallel.pipeline_model_parallel_size, expert_replica_size(parallel)
+    if stage % experts:
+        fits = [size for size in range(1, stage + 1) if stage % size == 0]
+        return [
+            f"parallel: the {stage} ranks of a pipeline stage (TP x CP x DP) cannot be split into replicas of the "
+            f"experts, EP {parallel.expert_model_parallel_size} x ETP {expert_tensor_parallel_size(parallel)} = "
+            f"{experts} ranks. Change parallel.expert_model_parallel_size or .expert_tensor_parallel_size: their "
+            f"product must be one of {', '.join(map(str, fits))}."
+        ]
     return []
+
+
+def expert_tensor_parallel_size(parallel: ParallelConfig) -> int:
+    """Ranks that share each expert's matrices. Not set: TP."""
+    if parallel.expert_tensor_parallel_size is not None:
+        return parallel.expert_tensor_parallel_size
+    return parallel.tensor_model_parallel_size
+
+
+def expert_replica_size(parallel: ParallelConfig) -> int:
+    """Ranks of a pipeline stage that hold one copy of its experts."""
+    return parallel.expert_model_parallel_size * expert_tensor_parallel_size(parallel)
 
 
 def layout_of(parallel: ParallelConfig, world_size: int) -> Layout:
@@ -93,6 +121,7 @@ def layout_of(parallel: ParallelConfig, world_size: int) -> Layout:
         cp=parallel.context_parallel_size,
         pp=parallel.pipeline_model_parallel_size,
         ep=parallel.expert_model_parallel_size,
+        etp=expert_tensor_parallel_size(parallel),
         dp=world_size // replica_size(parallel),
         vpp=parallel.virtual_pipeline_model_parallel_size or 1,
     )

@@ -17,7 +17,7 @@ from parallel.hatch import hatch_problems, parse
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.stages import stage_problems
 from training.batch_size import BatchSchedule
-from training.divisions import nearest, sequence_problems, split_problems
+from training.divisions import expert_problems, nearest, sequence_problems, split_problems
 from training.schedule import Schedule
 
 OWNED_OPTIMIZER_FIELDS = frozenset({
@@ -349,12 +349,10 @@ class RunConfig:
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
         found = shape.problems()
         if with_parallel:
-            found += stage_problems(self.parallel, shape.num_layers)
+            found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
             found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
             found += sequence_problems(self.model, shape, self.parallel)
-            if self.parallel.expert_model_parallel_size > 1:
-                needs = f'a model with experts; "{self.model.shape}" has none'
-                found.append(f"parallel.expert_model_parallel_size needs {needs}.")
+            found += expert_problems(shape, self.parallel)
         return found
 
 

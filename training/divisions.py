@@ -5,6 +5,7 @@ import math
 from models.config import ModelConfig
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
+from parallel.layout import expert_tensor_parallel_size
 
 
 def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
@@ -65,6 +66,44 @@ def sequence_problems(model: ModelConfig, shape: GPTShape, parallel: ParallelCon
         found.append(
             f"model.seq_length {model.seq_length} exceeds model.max_position_embeddings {positions} of "
             f"learned positions. Use model.seq_length = {positions} or less, or more positions."
+        )
+    return found
+
+
+def expert_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether experts and their matrices divide over the ranks, and whether what moves tokens can do so."""
+    ep, etp = parallel.expert_model_parallel_size, expert_tensor_parallel_size(parallel)
+    if not shape.num_moe_experts:
+        if ep == 1 and parallel.expert_tensor_parallel_size is None:
+            return []
+        return [
+            "parallel.expert_model_parallel_size and .expert_tensor_parallel_size need a model with experts: set "
+            "model.num_moe_experts, or leave them out."
+        ]
+    found = []
+    if shape.num_moe_experts % ep:
+        sizes = [size for size in range(1, shape.num_moe_experts + 1) if shape.num_moe_experts % size == 0]
+        found.append(
+            f"model.num_moe_experts {shape.num_moe_experts} is not divisible by parallel.expert_model_parallel_size "
+            f"{ep}. EP sizes that divide the experts: {', '.join(map(str, sizes))}."
+        )
+    widths = {
+        "model.moe_ffn_hidden_size": (shape.expert_ffn_hidden_size, etp, "expert_tensor_parallel_size"),
+        "model.moe_shared_expert_intermediate_size": (
+            shape.moe_shared_expert_intermediate_size,
+            parallel.tensor_model_parallel_size,
+            "tensor_model_parallel_size",
+        ),
+    }
+    found += [
+        f"{name} {width} is not divisible by parallel.{field} {size}. Use {nearest(width, size)}."
+        for name, (width, size, field) in widths.items()
+        if width % size
+    ]
+    if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
+        found.append(
+            "a model with experts on parallel.tensor_model_parallel_size > 1 needs parallel.sequence_parallel: without "
+            "it every TP rank would send the same tokens to the experts."
         )
     return found
 

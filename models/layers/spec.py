@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
 from megatron.core.ssm.mlp_layer import MLPLayer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
@@ -19,18 +20,32 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlock,
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    MoETransformerLayer,
+    TransformerLayer,
+    TransformerLayerSubmodules,
+)
 from torch import Tensor
 
 from models.layers.attention import SDPAttention
+from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
 
 # On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
-FUSED_NAMES = {
-    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+FUSED_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+FUSED_LATENT_ATTENTION = {
+    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
+    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
 }
+FUSED_MLP = {"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"}
 
 
 class PortableProvider(LocalSpecProvider):
@@ -73,41 +88,112 @@ class Stack(HybridStack):
 
 
 def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> ModuleSpec:
-    """The specification of a stack of attention and MLP layers for mcore's HybridModel."""
-    fused = backend.fuse_layernorm_and_linear()
+    """The specification of a stack of attention, latent attention, MLP and expert layers for mcore's HybridModel."""
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
+    submodules = HybridStackSubmodules(
+        attention_layer=_attention_layer(config, backend, norm),
+        mla_layer=_latent_attention_layer(config, backend, norm),
+        mlp_layer=_mlp_layer(backend, norm),
+        moe_layer=_moe_layer(config, backend, norm),
+        mtp_block_spec=_mtp_block(backend, norm),
+    )
+    return ModuleSpec(module=Stack, params={"final_norm": norm}, submodules=submodules)
+
+
+def _attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+    fused = backend.fuse_layernorm_and_linear()
     qk_norm = backend.layer_norm(for_qk=True) if config.qk_layernorm else IdentityOp
-    column = backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear()
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=column,
+            linear_qkv=backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear(),
             core_attention=backend.core_attention(),
             linear_proj=backend.row_parallel_linear(),
             q_layernorm=qk_norm,
             k_layernorm=qk_norm,
         ),
     )
-    mlp = partial(
-        MLP.as_mlp_submodule,
-        submodules=MLPSubmodules(linear_fc1=column, linear_fc2=backend.row_parallel_linear()),
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=IdentityOp if fused else norm,
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            sharded_state_dict_keys_map={} if fused else FUSED_ATTENTION,
+        ),
     )
-    names = {} if fused else FUSED_NAMES
-    alone = IdentityOp if fused else norm
-    submodules = HybridStackSubmodules(
-        attention_layer=ModuleSpec(
-            module=TransformerLayer,
-            submodules=TransformerLayerSubmodules(
-                input_layernorm=alone, self_attention=attention, self_attn_bda=get_bias_dropout_add,
-                sharded_state_dict_keys_map=names,
-            ),
+
+
+def _latent_attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+    """Its first norm stands alone in Transformer Engine's spec too: two projections read its output."""
+    fused = backend.fuse_layernorm_and_linear() and config.qk_layernorm
+    alone = norm if config.qk_layernorm and not fused else IdentityOp
+    up = backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear()
+    # Transformer Engine repeats the narrow down projections on every TP rank; ours splits them, and gathers.
+    down = backend.linear() if hasattr(backend, "linear") else backend.column_parallel_linear()
+    attention = ModuleSpec(
+        module=LatentAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=MLASelfAttentionSubmodules(
+            linear_q_proj=backend.column_parallel_linear(),
+            linear_q_down_proj=down,
+            linear_q_up_proj=up,
+            linear_kv_down_proj=down,
+            linear_kv_up_proj=up,
+            core_attention=backend.core_attention(),
+            linear_proj=backend.row_parallel_linear(),
+            q_layernorm=alone,
+            kv_layernorm=alone,
         ),
-        mlp_layer=ModuleSpec(
-            module=MLPLayer,
-            submodules=TransformerLayerSubmodules(
-                pre_mlp_layernorm=alone, mlp=mlp, mlp_bda=get_bias_dropout_add, sharded_state_dict_keys_map=names
-            ),
+    )
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            sharded_state_dict_keys_map={} if fused else FUSED_LATENT_ATTENTION,
         ),
-    )  # fmt: skip
-    return ModuleSpec(module=Stack, params={"final_norm": norm}, submodules=submodules)
+    )
+
+
+def _mlp_layer(backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+    fused = backend.fuse_layernorm_and_linear()
+    column = backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear()
+    mlp = partial(
+        MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=backend.row_parallel_linear())
+    )
+    return ModuleSpec(
+        module=MLPLayer,
+        submodules=TransformerLayerSubmodules(
+            pre_mlp_layernorm=IdentityOp if fused else norm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+            sharded_state_dict_keys_map={} if fused else FUSED_MLP,
+        ),
+    )
+
+
+def _moe_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+    """Its norm stands alone in Transformer Engine's spec too: the router and all experts read its output."""
+    experts = get_moe_module_spec_for_backend(
+        backend, num_experts=config.num_moe_experts or 1, moe_grouped_gemm=config.moe_grouped_gemm
+    )
+    return ModuleSpec(
+        module=MoETransformerLayer,
+        submodules=TransformerLayerSubmodules(pre_mlp_layernorm=norm, mlp=experts, mlp_bda=get_bias_dropout_add),
+    )
+
+
+def _mtp_block(backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+    """What surrounds the block of each multi-token-prediction depth; mcore builds that from the pattern."""
+    layer = ModuleSpec(
+        module=MultiTokenPredictionLayer,
+        submodules=MultiTokenPredictionLayerSubmodules(
+            enorm=norm, hnorm=norm, eh_proj=backend.column_parallel_linear(), mtp_model_layer=None, layer_norm=norm
+        ),
+    )
+    return ModuleSpec(
+        module=MultiTokenPredictionBlock, submodules=MultiTokenPredictionBlockSubmodules(layer_specs=[layer])
+    )

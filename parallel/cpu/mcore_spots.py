@@ -10,22 +10,31 @@ from typing import Any
 
 import torch
 
+from parallel.cpu import uneven
+
 MCORE_VERSION = "0.19.2"
 
 
 def install() -> None:
     """Replace the RNG accessors of ``tensor_parallel.random``, which ask for a CUDA generator by index.
 
-    And spare a data-parallel group of one rank its collectives.
+    And spare a data-parallel group of one rank its collectives, and give gloo what the dispatchers of experts need.
     """
     from megatron.core.distributed import param_and_grad_buffer as buffers
+    from megatron.core.tensor_parallel import mappings
     from megatron.core.tensor_parallel import random as mcore_random
+    from megatron.core.transformer.moe import token_dispatcher
 
     check()
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     buffers.dist_all_gather_func = unless_alone(buffers.dist_all_gather_func)
     buffers.dist_reduce_scatter_func = unless_alone(buffers.dist_reduce_scatter_func)
+    mappings._gather_along_first_dim = uneven.where_uneven(mappings._gather_along_first_dim, uneven.gather)
+    mappings._reduce_scatter_along_first_dim = uneven.where_uneven(
+        mappings._reduce_scatter_along_first_dim, uneven.reduce_scatter
+    )
+    token_dispatcher.maybe_move_tensor_to_cpu = counts_on_host
 
 
 def unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,6 +50,11 @@ def unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
         return collective(output, local, *args, group=group, **kwargs)
 
     return call
+
+
+def counts_on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Token counts for a collective's split sizes, as NumPy where asked; mcore's own converts CUDA tensors only."""
+    return tensor.detach().numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def check() -> None:
@@ -114,6 +128,34 @@ def _rope_cache() -> bool:
     return hasattr(RotaryEmbedding.forward, "cache_clear") and "self.inv_freq" in inspect.getsource(RotaryEmbedding)
 
 
+def _uneven_collectives() -> bool:
+    from megatron.core.tensor_parallel import mappings
+    from megatron.core.transformer.moe import token_dispatcher
+
+    return (
+        _arguments(mappings._gather_along_first_dim) == ["input_", "group", "output_split_sizes", "use_global_buffer"]
+        and _arguments(mappings._reduce_scatter_along_first_dim)[:3] == ["input_", "group", "input_split_sizes"]
+        and _arguments(token_dispatcher.maybe_move_tensor_to_cpu) == ["tensor", "as_numpy", "record_stream"]
+    )
+
+
+def _mtp_loss() -> bool:
+    from megatron.core.models.hybrid import hybrid_model
+
+    passed = "hidden_states labels loss_mask output_layer output_weight runtime_gather_output is_training".split()
+    known = _arguments(hybrid_model.process_mtp_loss)
+    return known[:10] == [*passed, "compute_language_model_loss", "config", "cp_group"]
+
+
+def _latent_down_projection() -> bool:
+    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+    source = inspect.getsource(MLASelfAttention.get_query_key_value_tensors)
+    return "self._qkv_down_projection(hidden_states)" in source and _arguments(
+        MLASelfAttention._qkv_down_projection
+    ) == ["self", "hidden_states"]
+
+
 def _checkpoint_spots() -> bool:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -136,6 +178,9 @@ PROBES = {
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
     "DistributedOptimizer.gbuf_ranges and _get_main_param_and_optimizer_states": _range_maps,
     "the optimizers' main parameters, as training/checkpoint reads them": _checkpoint_spots,
+    "mappings._gather/_reduce_scatter_along_first_dim and maybe_move_tensor_to_cpu": _uneven_collectives,
+    "hybrid_model.process_mtp_loss": _mtp_loss,
+    "MLASelfAttention._qkv_down_projection": _latent_down_projection,
     "HybridStack.final_norm": _final_norm,
     "RotaryEmbedding.inv_freq and its cache": _rope_cache,
 }

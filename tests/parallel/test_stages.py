@@ -1,5 +1,7 @@
 """Which layers live on which chunk, and splits that cannot be."""
 
+import dataclasses
+
 import pytest
 
 from parallel.config import ParallelConfig
@@ -57,7 +59,7 @@ def test_layers_of_each_chunk(parallel: ParallelConfig, num_layers: int, expecte
         (split(2, layout="Et|t|ttL"), 4, ["has 3 stages, expected PP x VPP = 2"]),
         (split(2, layout="Ett|tt"), 4, ["end with its only L"]),
         (split(2, layout="|EtttL"), 3, ["E in the first stage"]),
-        (split(2, layout="Etx|ttL"), 4, ['may hold E, t, L, |, *number and (groups), found "Etx|ttL"']),
+        (split(2, layout="Etx|ttL"), 4, ['may hold E, t, m, L, |, *number and (groups), found "Etx|ttL"']),
         (split(2, layout="E(tt|ttL"), 4, ["(groups)"]),
         (split(2, layout="Et*99999|L"), 4, ["may hold"]),
         (split(2, first=2, layout="Ett|ttL"), 4, ["remove one of the two"]),
@@ -70,3 +72,55 @@ def test_splits_that_cannot_be(parallel: ParallelConfig, num_layers: int, words:
 
 def test_megatrons_layout_letters() -> None:
     assert layout_chunks("Et*2| (t|)*3 , tL") == ["Ett", "t", "t", "t", "tL"]
+
+
+def accounted(pp: int, *, embedding: bool = False, loss: bool = False, vpp: int | None = None) -> ParallelConfig:
+    return ParallelConfig(
+        pipeline_model_parallel_size=pp,
+        virtual_pipeline_model_parallel_size=vpp,
+        account_for_embedding_in_pipeline_split=embedding,
+        account_for_loss_in_pipeline_split=loss,
+    )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_layers", "expected"),
+    [
+        (accounted(4, embedding=True, loss=True), 6, [1, 2, 2, 1]),
+        (accounted(2, loss=True), 3, [2, 1]),
+        (accounted(2, embedding=True), 3, [1, 2]),
+        (accounted(2, embedding=True, loss=True, vpp=2), 6, [1, 2, 2, 1]),
+        (accounted(2, embedding=True, loss=True), 2, [1, 1]),
+    ],
+)
+def test_embedding_and_loss_take_the_place_of_layers(
+    parallel: ParallelConfig, num_layers: int, expected: list[int]
+) -> None:
+    assert stage_problems(parallel, num_layers) == []
+    assert layers_per_chunk(parallel, num_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("parallel", "num_layers", "words"),
+    [
+        (accounted(4, loss=True), 4, ["num_layers 4 and 1 more", "account_for_loss", "Use 3 or 7 layers"]),
+        (accounted(1, loss=True), 4, ["needs parallel.pipeline_model_parallel_size > 1"]),
+        (dataclasses.replace(accounted(2, loss=True), num_layers_in_first_pipeline_stage=1), 3, ["remove one of"]),
+        (dataclasses.replace(split(2, layout="Et|tL"), account_for_loss_in_pipeline_split=True), 2, ["account_for_"]),
+    ],
+)
+def test_accounted_splits_that_cannot_be(parallel: ParallelConfig, num_layers: int, words: list[str]) -> None:
+    problems = "\n".join(stage_problems(parallel, num_layers))
+    assert all(word in problems for word in words), problems
+
+
+def test_mtp_depths_stand_before_the_loss() -> None:
+    assert stage_problems(split(2, layout="Ett|tmmL"), 3, mtp_num_layers=2) == []
+    assert stage_problems(split(2, layout="Ett|tL"), 3, mtp_num_layers=2) == []  # left out: the same place
+    (problem,) = stage_problems(split(2, layout="Ett|tmL"), 3, mtp_num_layers=2)
+    assert "1 MTP depths (m)" in problem and "model.mtp_num_layers 2" in problem
+    (problem,) = stage_problems(split(2, layout="Ettm|tL"), 3, mtp_num_layers=1)
+    assert "right before L" in problem
+    (problem,) = stage_problems(split(3, layout="Et|ttm|L"), 3, mtp_num_layers=1)
+    assert "in front of the last stage" in problem
+    assert layers_per_chunk(split(2, layout="Ett|tmmL"), 3) == [2, 1]

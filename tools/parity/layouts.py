@@ -6,6 +6,7 @@ import re
 from models.shapes import resolve
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
+from parallel.layout import expert_replica_size, replica_size
 from training.config import CheckpointConfig, RunConfig
 
 SIZES = {
@@ -13,26 +14,29 @@ SIZES = {
     "pp": "pipeline_model_parallel_size",
     "vpp": "virtual_pipeline_model_parallel_size",
     "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
     "first": "num_layers_in_first_pipeline_stage",
     "last": "num_layers_in_last_pipeline_stage",
     "bucket": "ddp_bucket_size",
 }
-WORD = re.compile(r"(vpp|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|(sp|overlap|zero0)")
+WORD = re.compile(r"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|(sp|overlap|zero0|allgather)")
 
 
 def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
     """The configuration on layout ``name``, and its world size.
 
-    A name is made of tpN, ppN, vppN, cpN, dpN, mbsN (micro-batch), firstN and lastN (layers of the first and last
-    stage), bucketN (elements), sp (sequence parallel), overlap (of both gradient reduce and parameter gather) and
-    zero0 (no distributed optimizer). Raises UserError for anything else.
+    A name is made of tpN, ppN, vppN, cpN, dpN, epN, etpN, mbsN (micro-batch), firstN and lastN (layers of the first
+    and last stage), bucketN (elements), sp (sequence parallel), overlap (of both gradient reduce and parameter gather),
+    zero0 (no distributed optimizer) and allgather (experts' dispatcher). Without dpN there is one replica, or as many
+    as the experts need. Raises UserError for anything else.
     """
     if WORD.sub("", name):
         raise UserError(
             f'layout "{name}": cannot read "{WORD.sub("", name)}". Write it like tp2sp, pp2vpp2 or tp2pp2dp2overlap.'
         )
     changes: dict[str, object] = {}
-    dp, micro_batch_size = 1, config.train.micro_batch_size
+    dp, micro_batch_size = None, config.train.micro_batch_size
     for size_name, number, switch in WORD.findall(name):
         if size_name == "dp":
             dp = int(number)
@@ -44,16 +48,17 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
             changes["sequence_parallel"] = True
         elif switch == "overlap":
             changes |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
+        elif switch == "allgather":
+            changes["moe_token_dispatcher_type"] = "allgather"
         else:
             changes["use_distributed_optimizer"] = False
     parallel = ParallelConfig(**changes)  # type: ignore[arg-type]
     changed = dataclasses.replace(
         config, parallel=parallel, train=dataclasses.replace(config.train, micro_batch_size=micro_batch_size)
     )
-    replica = (
-        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    )
-    return changed, replica * dp
+    dense = parallel.tensor_model_parallel_size * parallel.context_parallel_size
+    replicas = dp or max(1, expert_replica_size(parallel) // dense)
+    return changed, replica_size(parallel) * replicas
 
 
 def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunConfig:

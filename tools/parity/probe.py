@@ -151,11 +151,14 @@ def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, Piece]]:
         param.copy_(gradient)
     pieces = []
     for entry in global_tensors(unwrap(chunk)):
-        pre = entry.prepend_axis_num
+        if entry.key.endswith("expert_bias"):  # no parameter
+            continue
         piece = Piece(
-            offset=tuple(entry.global_offset[pre:]), global_shape=tuple(entry.global_shape[pre:]),
-            main=is_main_replica(entry.replica_id), data=entry.data.clone(),
-        )  # fmt: skip
+            offset=tuple(entry.global_offset),
+            global_shape=tuple(entry.global_shape),
+            main=is_main_replica(entry.replica_id),
+            data=entry.data.clone().view((1,) * entry.prepend_axis_num + tuple(entry.data.shape)),
+        )
         pieces.append((canonical(entry.key), piece))
     for param, weight in weights.items():
         param.copy_(weight)
@@ -165,7 +168,7 @@ def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, Piece]]:
 def whole_gradients(chunk: DistributedDataParallel) -> dict[torch.nn.Parameter, torch.Tensor]:
     """Parameter -> its gradient. With ZeRO-1 each data rank reduced only its shard of a bucket: gather the others'."""
     gradients = {}
-    for group in chunk.bucket_groups:
+    for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
         for bucket in group.buckets:
             whole = bucket.grad_data.clone()
             if chunk.ddp_config.use_distributed_optimizer:

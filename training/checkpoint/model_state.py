@@ -84,10 +84,12 @@ def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
     for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
         for region in held:
             flat = param.detach().view(-1)[region.start : region.start + math.prod(region.shape)]
-            found += region.boxes("", flat, region.start, region.is_original and is_turn_of(number, region, ranks))
+            writes = region.is_original and is_turn_of(number, param, region, ranks)
+            found += region.boxes("", flat, region.start, writes)
     return found
 
 
-def is_turn_of(number: int, region: Region, ranks: Ranks) -> bool:
+def is_turn_of(number: int, param: Tensor, region: Region, ranks: Ranks) -> bool:
     """Whether this rank, of the data ranks that all hold the ``number``-th entry, is the one to write it."""
-    return region.replica[-1] == number % ranks.pgs.dp_cp.size()
+    is_expert = not getattr(param, "allreduce", True)  # Megatron's mark
+    return region.replica[-1] == number % (ranks.pgs.expt_dp if is_expert else ranks.pgs.dp_cp).size()

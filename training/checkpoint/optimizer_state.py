@@ -56,7 +56,7 @@ def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) 
             continue
         piece = slices[param]
         for region in held:
-            turn = is_turn_of(number, region, ranks) if piece.is_shared else piece.is_main
+            turn = is_turn_of(number, param, region, ranks) if piece.is_shared else piece.is_main
             for name, tensor in piece.tensors.items():
                 found += region.boxes(f"{PREFIX}{name}.", tensor, piece.start, region.is_original and turn)
     return found

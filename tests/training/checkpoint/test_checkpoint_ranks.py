@@ -554,6 +554,6 @@ def test_what_lies_in_the_folder(llama: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     assert state["format"] == 1
     assert state["progress"] == {"iteration": 2, "consumed_samples": 16}
-    assert Layout(**state["layout"]) == Layout(tp=2, pp=2, dp=2)
+    assert Layout(**state["layout"]) == Layout(tp=2, pp=2, dp=2, etp=2)
     assert state["optimizer"]["step"] == 2
     on_ranks(1, configuration(sizes()), look_inside, llama)

@@ -1,0 +1,61 @@
+"""Multi-head latent attention (MLA, arXiv:2405.04434, section 2.1) on megatron-core's, with three mends."""
+
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from torch import Tensor
+
+
+class LatentAttention(MLASelfAttention):
+    """mcore's MLA, right under TP with down projections that are split over TP, and with our packed documents."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Megatron sums the gradients of every "q_layernorm" over TP (finalize_model_grads.py:453), since a head's norm
+        # sees its rank's heads only. This one sees all latents on every rank: their mean is its gradient, not the sum.
+        if self.config.q_lora_rank is not None and not self.config.sequence_parallel:
+            for param in self.q_layernorm.parameters():
+                param.average_gradients_across_tp_domain = True
+
+    def _qkv_down_projection(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """The queries' latents and [the keys' and values' latents, the rotary key], not split over TP.
+
+        mcore 0.19.2 (multi_latent_attention.py:739) gathers the split latents only behind this method, and uses the
+        rotary key as it comes. Every TP rank's heads read that key, so its gradient must be summed over TP; there, it
+        is cut instead (the gradient is off by some 10^-2). Gathered here, mcore takes its other branch, which sums.
+        """
+        queries, latents = super()._qkv_down_projection(hidden_states)
+        rank, rotary = self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim
+        if latents.size(-1) == rank + rotary:
+            return queries, latents
+        latents = gather_from_tensor_model_parallel_region(latents, group=self.tp_group)
+        if self.config.sequence_parallel:
+            return queries, scatter_to_sequence_parallel_region(latents, group=self.tp_group)
+        compressed, key = latents.split([rank, rotary], dim=-1)
+        return queries, torch.cat([compressed, copy_to_tensor_model_parallel_region(key, group=self.tp_group)], dim=-1)
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        inference_context: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Documents that stay in the [s, b, h] layout concern the core attention only.
+
+        mcore (line 756) would drop the batch dim of anything packed, whatever its format.
+        """
+        if packed_seq_params is not None and packed_seq_params.qkv_format != "thd":
+            packed_seq_params = None
+        return super().get_query_key_value_tensors(
+            hidden_states, key_value_states, position_ids, packed_seq_params, inference_context, **kwargs
+        )

@@ -1,0 +1,65 @@
+"""The loss of multi-token prediction (MTP, arXiv:2412.19437, section 2.2), the same under context parallelism."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.hybrid import hybrid_model
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper, roll_tensor
+from torch import Tensor
+
+
+def install() -> None:
+    """Let HybridModel, which calls it by its name in its own module, use ours."""
+    hybrid_model.process_mtp_loss = process_mtp_loss
+
+
+def process_mtp_loss(
+    hidden_states: Tensor,
+    labels: Tensor | None,
+    loss_mask: Tensor | None,
+    output_layer: Callable[..., tuple[Tensor, Tensor | None]],
+    output_weight: Tensor | None,
+    runtime_gather_output: bool | None,
+    is_training: bool,
+    compute_language_model_loss: Callable[[Tensor, Tensor], Tensor],
+    config: TransformerConfig,
+    cp_group: dist.ProcessGroup | None = None,
+    **_ignored: Any,
+) -> Tensor:
+    """Hang the loss of each depth onto the gradient of the trunk's output, and return that output.
+
+    hidden_states: [(1 + depths) s/cp, b, h], the trunk's output and each depth's one after another; labels and
+    loss_mask [b, s/cp].
+
+    The last tokens of a sample have nothing to predict at depth k, and the remaining ones make up for them. mcore's
+    own function counts both on each context rank alone, where the last rank misses all: losses then depend on CP.
+    """
+    trunk, *depths = hidden_states.chunk(1 + config.mtp_num_layers, dim=0)
+    if labels is None:
+        return trunk
+    mask = torch.ones_like(labels) if loss_mask is None else loss_mask
+    all_tokens = _over_context(mask.sum(), cp_group)
+    for number, hidden in enumerate(depths):
+        logits, _ = output_layer(hidden, weight=output_weight, runtime_gather_output=runtime_gather_output)
+        labels, _ = roll_tensor(labels, shifts=-1, dims=-1, cp_group=cp_group)
+        mask, tokens = roll_tensor(mask, shifts=-1, dims=-1, cp_group=cp_group)
+        losses = mask * compute_language_model_loss(labels, logits)
+        tokens = _over_context(tokens, cp_group).clamp(min=1)
+        if is_training:
+            unknown = torch.zeros((), device=losses.device)  # how often a depth's guess is right is not measured
+            mean = losses.sum() / tokens  # this context rank's part of the microbatch's mean
+            MTPLossLoggingHelper.save_metrics_to_tracker(mean, unknown, unknown, number, config.mtp_num_layers)
+        weight = config.mtp_loss_scaling_factor / config.mtp_num_layers
+        trunk = MTPLossAutoScaler.apply(trunk, weight * losses * (all_tokens / tokens))
+    return trunk
+
+
+def _over_context(count: Tensor, cp_group: dist.ProcessGroup | None) -> Tensor:
+    if cp_group is None or cp_group.size() == 1:
+        return count
+    total = count.clone()
+    dist.all_reduce(total, group=cp_group)
+    return total
