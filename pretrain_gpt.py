@@ -6,11 +6,12 @@ The same command runs under torchrun and srun, which start the ranks themselves,
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from parallel import launch, local_ranks, output
 from parallel.errors import UserError
-from parallel.layout import replica_size
+from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
 
@@ -37,8 +38,10 @@ def start(config: RunConfig) -> int:
     """Find out who starts the ranks, check the configuration, prepare the data, and train."""
     run_dir = Path(config.run_dir or "runs/run")
     identity = launch.detect(os.environ)
-    nproc = config.nproc or launch.count_gpus(os.environ) * (config.device != "cpu") or replica_size(config.parallel)
-    cli.check(config, identity.world_size if identity else nproc)
+    gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
+    nproc = config.nproc or gpus or smallest_world(config.parallel)
+    expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
+    cli.check(expected, identity.world_size if identity else nproc)
     if identity is not None and config.nproc not in (None, identity.world_size) and identity.rank == 0:
         print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
     device = launch.choose_device(config.device, os.environ)

@@ -1,6 +1,7 @@
 """The `data` section: which text, which tokenizer, and how documents are split."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -26,6 +27,13 @@ class DataConfig:
 
     jsonl_key: str = "text"
     """The field of a .jsonl line that holds its document (Megatron's --json-keys)."""
+
+    reset: Literal["none", "attention"] = "none"
+    """"attention": documents packed into one sample do not see one another, and positions restart with each
+    (Megatron's --reset-attention-mask with --reset-position-ids). The loss stays as it is."""
+
+    eod_mask_loss: bool = False
+    """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
 
     def problems(self) -> list[str]:
         """What cannot work whatever the files hold, one message each."""

@@ -4,17 +4,20 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data.config import DataConfig
 from data.order import global_batch_indices, rank_indices
 from data.source import TokenSource, build_source
 
 __all__ = [
     "Batch",
+    "Packing",
     "Prefetcher",
     "TokenSource",
     "build_source",
@@ -23,6 +26,23 @@ __all__ = [
     "rank_indices",
     "to_batch",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How the documents within a sample are kept apart."""
+
+    eod: int
+    """The id that ends a document; it belongs to the document it ends."""
+    reset: bool = False
+    """Documents do not see one another, and positions restart."""
+    eod_mask_loss: bool = False
+    """No loss for what is predicted from ``eod``."""
+
+    @classmethod
+    def of(cls, config: DataConfig, eod: int) -> Self:
+        """What the data section asks for, with the tokenizer's ``eod``."""
+        return cls(eod=eod, reset=config.reset != "none", eod_mask_loss=config.eod_mask_loss)
 
 
 class Batch(NamedTuple):
@@ -35,27 +55,48 @@ class Batch(NamedTuple):
     loss_mask: Tensor
     """float32; 1 where the loss counts"""
     position_ids: Tensor
-    """int64"""
+    """int64; in the sample, or in the document where documents are kept apart"""
+    starts: Tensor | None = None
+    """int64; where in the sample each token's document starts. None: documents see one another."""
 
 
-def to_batch(window: Tensor, device: torch.device) -> Batch:
-    """Derive a microbatch on `device` from its tokens [b, s+1] int32: a seventh of the bytes goes there."""
+def to_batch(window: Tensor, device: torch.device, packing: Packing | None = None) -> Batch:
+    """Derive a microbatch on `device` from its tokens [b, s+1] int32: a seventh of the bytes goes there.
+
+    Without `packing` a sample is one text. With it, Megatron's meaning: get_ltor_masks_and_position_ids.
+    """
     ids = window.to(device, non_blocking=True).long()
     tokens = ids[:, :-1].contiguous()
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens).contiguous()
+    starts = document_starts(tokens, packing.eod) if packing and packing.reset else None
+    loss_mask = torch.ones_like(tokens, dtype=torch.float32)
+    if packing and packing.eod_mask_loss:
+        loss_mask[tokens == packing.eod] = 0.0
     return Batch(
         tokens=tokens,
         labels=ids[:, 1:].contiguous(),
-        loss_mask=torch.ones_like(tokens, dtype=torch.float32),
-        position_ids=positions,
+        loss_mask=loss_mask,
+        position_ids=positions if starts is None else positions - starts,
+        starts=starts,
     )
 
 
-def needs_batch(pipeline_rank: int, pipeline_size: int, tensor_rank: int) -> bool:
-    """Whether this rank reads tokens: the first stage embeds them and the last is scored on them; the other
-    tensor ranks receive them from tensor rank 0.
+def document_starts(tokens: Tensor, eod: int) -> Tensor:
+    """Position in the sample at which each token's document starts: tokens [b, s] -> [b, s] int64.
+
+    The first document starts at 0, wherever it was cut.
     """
-    return tensor_rank == 0 and pipeline_rank in (0, pipeline_size - 1)
+    after_end = torch.zeros_like(tokens)
+    after_end[:, 1:] = tokens[:, :-1] == eod
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return (after_end * positions).cummax(dim=1).values
+
+
+def needs_batch(pipeline_rank: int, pipeline_size: int, tensor_rank: int, every_stage: bool = False) -> bool:
+    """Whether this rank reads tokens: the first stage embeds them and the last is scored on them; the other
+    tensor ranks receive them from tensor rank 0. every_stage: so do those between, to learn where documents start.
+    """
+    return tensor_rank == 0 and (every_stage or pipeline_rank in (0, pipeline_size - 1))
 
 
 class Prefetcher:

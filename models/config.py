@@ -4,15 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from models.shapes import (
-    Activation,
-    LoadBalancing,
-    Normalization,
-    PositionEmbedding,
-    RopeScaling,
-    named,
-    unknown_shape,
-)
+from models.families import named, unknown_shape
+from models.shapes import Activation, LoadBalancing, Normalization, PositionEmbedding, RopeScaling
 from parallel.hatch import hatch_problems
 
 OWNED = frozenset(

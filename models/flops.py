@@ -1,14 +1,16 @@
 """FLOPs per token of a shape, in the conventions that others publish, and what devices can do at most.
 
-Only matrix products count, two FLOPs per multiply-add; a backward pass costs twice its forward pass. Letters:
-L blocks, h hidden, s sequence, v vocabulary (without padding), n heads, d head width.
+Only matrix products count, two FLOPs per multiply-add; a backward pass costs twice its forward pass. Of experts, those
+that a token is sent to count, as if none were dropped. Letters: L blocks, h hidden, s sequence, v vocabulary (without
+padding), n heads, d head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from models.shapes import GPTShape, num_parameters
+from models.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
+from models.shapes import GPTShape
 
 DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 
@@ -18,22 +20,36 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
 
     Megatron-LM's convention: a causal query sees seq_length / 2 keys. For a GPT with a four-fold MLP this is
     equation 3 of arXiv:2104.04473 without its recomputation and with s/6h halved for causality:
-    72 L h^2 (1 + s/12h + v/12Lh).
+    72 L h^2 (1 + s/12h + v/12Lh). Each depth of multi-token prediction adds its block, and logits once more.
     """
-    return 3 * (shape.num_layers * _block(shape, seq_length) + _logits(shape))
+    blocks = sum(_block(shape, block, seq_length) for block in range(shape.num_layers))
+    return 3 * (blocks + _depths(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
 
 
 def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
     """Model FLOPs per token as PaLM defines MFU: 6 N + 12 L n d s (arXiv:2204.02311, appendix B).
 
-    Attention is not halved for causality. N is every parameter but those that are only looked up: learned
-    positions, and the word embeddings unless the output layer is tied to them.
+    Attention is not halved for causality; a sliding window counts whole. N is every active parameter but those that
+    are only looked up: learned positions, and the word embeddings unless the output layer is tied to them; the output
+    layer counts again for each depth of multi-token prediction.
     """
-    looked_up = shape.vocab_size * shape.hidden_size if shape.untie_embeddings_and_output_weights else 0
+    table = shape.vocab_size * shape.hidden_size
+    looked_up = table if shape.untie_embeddings_and_output_weights else 0
     if shape.position_embedding_type == "learned_absolute":
         looked_up += shape.max_position_embeddings * shape.hidden_size
-    attention = 12 * shape.num_layers * shape.query_size * seq_length
-    return float(6 * (num_parameters(shape) - looked_up) + attention)
+    used = active_parameters(shape) - looked_up + shape.mtp_num_layers * table
+    keys = sum(min(seq_length, _window(shape, windowed) or seq_length) for windowed in _attentions(shape))
+    return float(6 * used + 6 * _attention_width(shape) * keys)
+
+
+_RECOMPUTED_NAMES: dict[str, tuple[str, ...]] = {
+    "mlp": (".mlp.linear_",),
+    "moe": (".mlp.router.", ".mlp.experts.", ".mlp.shared_experts."),
+    "shared_experts": (".mlp.shared_experts.",),
+    "mla_up_proj": (".linear_q_up_proj.", ".linear_kv_up_proj."),
+}
+"""What is in the names of the parameters that a recomputed module multiplies by. mcore's modules that are not here,
+but for core_attn, multiply no matrices."""
 
 
 def hardware_flops_per_token(
@@ -50,37 +66,89 @@ def hardware_flops_per_token(
 
     layers_per_chunk: blocks of each pipeline chunk, needed by the block method, which recomputes the first
     recompute_num_layers of each; None: one chunk. What a flash-attention kernel recomputes inside itself is
-    not counted.
+    not counted. mcore recomputes depths of multi-token prediction by the uniform method only.
     """
     extra = 0.0
     if recompute_granularity == "full":
-        blocks = shape.num_layers
-        if recompute_method == "block":
-            chunks = [shape.num_layers] if layers_per_chunk is None else layers_per_chunk
-            blocks = sum(min(recompute_num_layers or 0, chunk) for chunk in chunks)
-        extra = blocks * _block(shape, seq_length)
+        chunks = [shape.num_layers] if layers_per_chunk is None else list(layers_per_chunk)
+        whole = recompute_method != "block"
+        most = shape.num_layers if whole else recompute_num_layers or 0
+        extra = sum(_block(shape, block, seq_length) for block in _first_blocks(chunks, most))
+        extra += _depths(shape, seq_length) if whole else 0
     elif recompute_granularity == "selective":
-        cost = {"core_attn": _core_attention(shape, seq_length), "mlp": _mlp(shape)}
-        extra = shape.num_layers * sum(cost.get(module, 0.0) for module in recompute_modules)
+        extra = _selected(shape, seq_length, recompute_modules)
     return flops_per_token(shape, seq_length) + extra
 
 
-def _block(shape: GPTShape, seq_length: int) -> float:
-    return _projections(shape) + _core_attention(shape, seq_length) + _mlp(shape)
+def _first_blocks(chunks: Sequence[int], most: int) -> Iterable[int]:
+    """Numbers of the first ``most`` blocks of each chunk."""
+    first = 0
+    for count in chunks:
+        yield from range(first, first + min(most, count))
+        first += count
 
 
-def _projections(shape: GPTShape) -> float:
-    """Queries, keys, values, and the output projection: forward FLOPs per token and block."""
-    return 2.0 * shape.hidden_size * (2 * shape.query_size + 2 * shape.kv_size)
+def _selected(shape: GPTShape, seq_length: int, modules: Sequence[str]) -> float:
+    """One more forward of these modules wherever they are: per token, in blocks and in multi-token prediction."""
+    marks = {mark for module in modules for mark in _RECOMPUTED_NAMES.get(module, ())}
+    again = (parameter for parameter in _all_blocks(shape) if any(mark in parameter.name for mark in marks))
+    attentions = _attentions(shape) if "core_attn" in modules else []
+    return _products(shape, again) + sum(_core_attention(shape, seq_length, windowed) for windowed in attentions)
 
 
-def _core_attention(shape: GPTShape, seq_length: int) -> float:
-    """Scores and weighted values over the s / 2 keys that a query sees on average."""
-    return 2.0 * shape.query_size * 2 * (seq_length / 2)
+def _all_blocks(shape: GPTShape) -> Iterable[Parameter]:
+    for block in range(shape.num_layers):
+        yield from block_parameters(shape, block)
+    for depth in range(shape.mtp_num_layers):
+        yield from mtp_parameters(shape, depth)
 
 
-def _mlp(shape: GPTShape) -> float:
-    return 2.0 * shape.hidden_size * shape.ffn_hidden_size * (3 if shape.gated else 2)
+def _block(shape: GPTShape, block: int, seq_length: int) -> float:
+    """Forward FLOPs per token of one block."""
+    products = _products(shape, block_parameters(shape, block))
+    return products + _core_attention(shape, seq_length, shape.window_blocks[block])
+
+
+def _depths(shape: GPTShape, seq_length: int) -> float:
+    """Forward FLOPs per token of all depths of multi-token prediction, without their logits."""
+    return sum(
+        _products(shape, mtp_parameters(shape, depth)) + _core_attention(shape, seq_length, _attentions(shape)[-1])
+        for depth in range(shape.mtp_num_layers)
+    )
+
+
+def _products(shape: GPTShape, listed: Iterable[Parameter]) -> float:
+    """Of the matrices among these parameters: a token is multiplied once by each that it meets."""
+    return 2.0 * sum_active(shape, (parameter for parameter in listed if len(parameter.shape) > 1))
+
+
+def _attentions(shape: GPTShape) -> list[bool]:
+    """Whether each attention of the model sees a window only: of every block, then of each multi-token depth.
+
+    mcore counts the layers of a depth from 1, so that a depth does what the first block does.
+    """
+    return [*shape.window_blocks, *shape.window_blocks[:1] * shape.mtp_num_layers]
+
+
+def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:
+    """Scores and weighted values over the keys that a query sees on average: forward FLOPs per token.
+
+    min(x, w) keys at position x, w being the window, averaged over x from 0 to s: w - w^2 / 2s, or s / 2 without one.
+    """
+    keys = min(seq_length, _window(shape, windowed) or seq_length)
+    return 2.0 * _attention_width(shape) * (keys - keys**2 / (2 * seq_length))
+
+
+def _window(shape: GPTShape, windowed: bool) -> int | None:
+    """Keys that a query sees at most, its own among them; None: all before it."""
+    return shape.window_size[0] + 1 if windowed else None
+
+
+def _attention_width(shape: GPTShape) -> int:
+    """Multiply-adds per query and key: as wide as all heads' queries for its scores, as all heads' values after."""
+    if shape.multi_latent_attention:
+        return shape.num_attention_heads * (shape.qk_head_dim + shape.qk_pos_emb_head_dim + shape.v_head_dim)
+    return 2 * shape.query_size
 
 
 def _logits(shape: GPTShape) -> float:

@@ -21,8 +21,10 @@ from models.layers import mtp
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
-from models.shapes import GPTShape, hybrid_layer_pattern, num_sublayers, per_sublayer, recompute_num_sublayers
+from models.shapes import GPTShape
+from models.sublayers import hybrid_layer_pattern, num_sublayers, per_sublayer, recompute_num_sublayers
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.hatch import checked
 from parallel.precision import transformer_settings
@@ -84,9 +86,8 @@ def build(
             pg_collection=ranks.pgs,
             vp_stage=vp_stage if ranks.layout.vpp > 1 else None,
         )
-        if shape.tied and chunk.mtp_process and not chunk.pre_process:
-            # Its weight is the copy of the word embeddings that MTP has here; mcore makes another one, never used.
-            chunk.output_layer.register_parameter("weight", None)
+        if chunk.mtp_process:
+            mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
         mask_padded_logits(chunk, shape)
         chunk.to(ranks.device)
@@ -113,7 +114,7 @@ def transformer_config(
         **_latent_settings(shape),
         **_expert_settings(shape, parallel, ranks, grouped_experts),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(recompute),
+        **_recompute_settings(recompute, grouped_experts),
         **transformer_settings(precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
@@ -126,7 +127,10 @@ def transformer_config(
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig
     settings |= checked("model.megatron", model.megatron, kind)
-    config = kind(**settings)
+    try:
+        config = kind(**settings)
+    except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
+        raise SharedMistake(f"megatron-core refuses this model: {error}") from error
     if attention_factor(shape) != 1.0 and not shape.multi_latent_attention:
         # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
         config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
@@ -236,8 +240,12 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
     }
 
 
-def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
-    """mcore counts sublayers where Megatron users count blocks."""
+def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
+    """mcore counts sublayers where Megatron users count blocks.
+
+    Raises SharedMistake for parts whose recomputation asks Transformer Engine for its fp8 state (megatron-core 0.19.2,
+    tensor_parallel/random.py:693): without it, the first forward pass would fail.
+    """
     if recompute.granularity == "full":
         assert recompute.num_layers is not None
         return {
@@ -246,6 +254,9 @@ def _recompute_settings(recompute: Recompute) -> dict[str, Any]:
             "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
         }
     if recompute.granularity == "selective":
+        missing = sorted({"moe_act", "layernorm", "mla_up_proj"} & set(recompute.modules))
+        if missing and not transformer_engine:
+            raise SharedMistake(f'train.recompute_modules "{missing[0]}" needs Transformer Engine. Leave it out.')
         return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules)}
     return {}
 

@@ -7,6 +7,7 @@ The grid is one array of ranks with Megatron's axis order (fastest first: TP, CP
 Ranks that share a layer's matrices (TP) are neighbours, hence on one node; stages are farthest apart.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,6 +77,12 @@ class Layout:
 def replica_size(parallel: ParallelConfig) -> int:
     """Ranks that hold one copy of the model."""
     return parallel.tensor_model_parallel_size * parallel.context_parallel_size * parallel.pipeline_model_parallel_size
+
+
+def smallest_world(parallel: ParallelConfig) -> int:
+    """The fewest ranks that the sizes fit: one replica of the model, or more where the experts need more ranks."""
+    dense = parallel.tensor_model_parallel_size * parallel.context_parallel_size
+    return math.lcm(dense, expert_replica_size(parallel)) * parallel.pipeline_model_parallel_size
 
 
 def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:

@@ -23,7 +23,8 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.hatch parallel.launch
     parallel.local_ranks parallel.output
-    models.config models.shapes models.flops data.config
+    models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
+    data.config
     training.config training.batch_size training.schedule training.divisions training.recipe training.flags
     training.help training.cli training.footprint training.advice training.describe pretrain_gpt
 """

@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator
 
 from models.flops import flops_per_token
-from models.shapes import GPTShape, num_parameters
+from models.parameters import num_parameters
+from models.shapes import GPTShape
 from parallel.layout import Layout
 from training.config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
-from training.footprint import bytes_per_parameter, checkpoint_bytes, stages
+from training.footprint import checkpoint_bytes, rank_bytes, stages
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9
@@ -28,6 +29,7 @@ def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     if config.device == "cpu" or size < SMALL:
         return found
     found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
+    found += _experts(config, shape, layout)
     found += _learning_rate(config.optimizer, config.checkpoint)
     if size >= LARGE:
         found += [*_memory(config, shape, layout), *_activations(config, shape, layout)]
@@ -83,6 +85,24 @@ def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
         )
 
 
+def _experts(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    """Both from what each choice sends: every rank all tokens of EP ranks, or a token to its experts' ranks only."""
+    experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    if not experts:
+        return
+    if config.parallel.moe_token_dispatcher_type == "allgather" and layout.ep > topk:
+        yield (
+            f'parallel.moe_token_dispatcher_type = "allgather" sends every token to all of EP {layout.ep} ranks, of '
+            f'which it needs at most {topk} (model.moe_router_topk). Use "alltoall".'
+        )
+    if layout.etp > 1 and experts % (layout.ep * layout.etp) == 0:
+        yield (
+            f"parallel.expert_tensor_parallel_size {layout.etp} cuts the matrices of experts, which are small already, "
+            f"and adds two collectives to each layer. Use 1, with parallel.expert_model_parallel_size "
+            f"{layout.ep * layout.etp}: a rank then holds as much."
+        )
+
+
 def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
     tokens = config.train.global_batch_size * config.model.seq_length // layout.dp
     if layout.dp > 1 and layout.world_size >= 2 * GPUS_PER_NODE and tokens < 4096:
@@ -103,13 +123,14 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
 
 
 def _memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
-    each = bytes_per_parameter(config.precision, config.parallel, layout)
-    largest = max(stage.parameters_per_rank for stage in stages(shape, config.parallel)) * each.total
+    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in stages(shape, config.parallel)]
+    largest = max(part.total for part in held)
     if largest > H100_BYTES:
         split = "" if config.parallel.use_distributed_optimizer else ", or parallel.use_distributed_optimizer"
         yield (
             f"weights, gradients and optimizer take {largest / 2**30:.0f} GiB on a rank, before activations; "
-            f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}."
+            f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}"
+            + (", or parallel.expert_model_parallel_size." if shape.num_moe_experts else ".")
         )
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.loader import Batch, Prefetcher, TokenSource, needs_batch, rank_indices, to_batch
+from data.loader import Batch, Packing, Prefetcher, TokenSource, needs_batch, rank_indices, to_batch
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 
@@ -30,8 +30,8 @@ class Stream(Protocol):
 class BatchStream:
     """Iterates over iterations: each gives this rank's microbatches, or Nones on a stage that needs no tokens.
 
-    Only TP rank 0 of the first and the last stage reads; its TP peers receive int32 ids. Context-parallel ranks read
-    the same samples and keep their zigzag slices.
+    Only TP rank 0 of the first and the last stage reads, or of every stage where documents are kept apart; its TP peers
+    receive int32 ids. Context-parallel ranks read the same samples and keep their zigzag slices.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class BatchStream:
         schedule: BatchSchedule,
         micro_batch_size: int,
         consumed_samples: int,
+        packing: Packing | None = None,
     ) -> None:
+        """packing: how documents are kept apart; None: each sample is one text."""
         at, layout = ranks.at, ranks.layout
         self.ranks, self.schedule, self.micro_batch_size, self.consumed_samples = (
             ranks,
@@ -49,9 +51,11 @@ class BatchStream:
             micro_batch_size,
             consumed_samples,
         )
-        self.has_tokens = at.pp in (0, layout.pp - 1)
+        self.packing = packing
+        every_stage = packing is not None and packing.reset
+        self.has_tokens = needs_batch(at.pp, layout.pp, 0, every_stage)
         self.reader: Prefetcher | None = None
-        if needs_batch(at.pp, layout.pp, at.tp):
+        if needs_batch(at.pp, layout.pp, at.tp, every_stage):
             source = open_source()
             self.seq_length = source.seq_length
             self.reader = Prefetcher(source, self._requests(consumed_samples))
@@ -67,7 +71,10 @@ class BatchStream:
         windows = self._share(
             next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1
         )
-        return [self._slice(to_batch(window, self.ranks.device)) for window in windows.split(self.micro_batch_size)]
+        return [
+            self._slice(to_batch(window, self.ranks.device, self.packing))
+            for window in windows.split(self.micro_batch_size)
+        ]
 
     @property
     def data_wait_s(self) -> float:
@@ -106,5 +113,10 @@ class BatchStream:
         cp, rank = self.ranks.layout.cp, self.ranks.at.cp
         if cp == 1:
             return batch
-        pieces = [tensor.chunk(2 * cp, dim=1) for tensor in batch]
-        return Batch(*(torch.cat([each[rank], each[2 * cp - 1 - rank]], dim=1) for each in pieces))
+        return Batch._make(None if tensor is None else zigzag(tensor, cp, rank) for tensor in batch)
+
+
+def zigzag(tensor: Tensor, cp: int, rank: int) -> Tensor:
+    """A context rank's two pieces of [b, s]: [b, s/cp]."""
+    pieces = tensor.chunk(2 * cp, dim=1)
+    return torch.cat([pieces[rank], pieces[2 * cp - 1 - rank]], dim=1)

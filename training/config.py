@@ -11,14 +11,24 @@ from typing import Literal
 
 from data.config import DataConfig
 from models.config import ModelConfig
-from models.shapes import resolve
+from models.families import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.hatch import hatch_problems, parse
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.stages import stage_problems
 from training.batch_size import BatchSchedule
-from training.divisions import expert_problems, nearest, sequence_problems, split_problems
+from training.combinations import dispatcher_problems, mtp_problems, recompute_problems
+from training.divisions import (
+    context_problems,
+    expert_problems,
+    latent_problems,
+    nearest,
+    sequence_problems,
+    split_problems,
+)
 from training.schedule import Schedule
+
+RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
 
 OWNED_OPTIMIZER_FIELDS = frozenset({
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
@@ -161,8 +171,9 @@ class TrainConfig:
     recompute_num_layers: int | None = None
     """full only. Transformer layers per group (uniform) or recomputed per chunk (block)."""
 
-    recompute_modules: tuple[Literal["core_attn", "mlp"], ...] = ("core_attn",)
-    """selective only. What to recompute."""
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
+    mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
 
     generate_tokens: int = 0
     """Length in tokens of a sample continuation that is printed at the end; 0: none."""
@@ -192,7 +203,7 @@ class TrainConfig:
         if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
             found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
         if self.recompute_granularity == "selective" and not self.recompute_modules:
-            found.append('train.recompute_granularity = "selective" needs recompute_modules, "core_attn" or "mlp".')
+            found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
         return found
 
 
@@ -347,11 +358,16 @@ class RunConfig:
     def _shape_problems(self, with_parallel: bool) -> list[str]:
         """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
-        found = shape.problems()
+        found = shape.problems() + mtp_problems(shape, self.data.reset)
+        if self.train.recompute_granularity == "selective":
+            found += recompute_problems(shape, self.train.recompute_modules)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
             found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
             found += sequence_problems(self.model, shape, self.parallel)
+            found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
+            found += context_problems(shape, self.parallel)
+            found += dispatcher_problems(self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
         return found
 

@@ -3,36 +3,39 @@
 The whole output is a valid recipe. Its length does not grow with the world.
 """
 
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from models.families import resolve
 from models.flops import flops_per_token, hardware_flops_per_token
-from models.shapes import GPTShape, num_parameters, resolve
+from models.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.shapes import GPTShape
 from parallel.errors import UserError
-from parallel.layout import Coordinates, Layout, replica_size
+from parallel.layout import Coordinates, Layout, smallest_world
 from parallel.stages import layers_per_chunk
 from training import advice, cli
 from training.config import RunConfig, batch_schedule, learning_schedule
-from training.footprint import Stage, bytes_per_parameter, checkpoint_bytes, stages
+from training.footprint import Stage, bytes_per_parameter, checkpoint_bytes, rank_bytes, stages
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
 
 
 def describe(config: RunConfig) -> str:
-    """The plan of ``config.world_size`` ranks (None: nproc, else one replica).
+    """The plan of ``config.world_size`` ranks (None: nproc, else the fewest that its sizes fit).
 
     Raises UserError with every problem that a run would have with it.
     """
-    world_size = config.world_size or config.nproc or replica_size(config.parallel)
+    world_size = config.world_size or config.nproc or smallest_world(config.parallel)
     cli.check(config, world_size)
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
     parts = [
         [f"plan for {world_size:,} ranks: {layout}"],
-        grid(layout),
+        grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
         model(config, shape),
         table(stages(shape, config.parallel), config, layout),
         batches(config, layout),
@@ -80,62 +83,107 @@ def missing(config: RunConfig) -> list[str]:
 
 def grid(layout: Layout) -> list[str]:
     """How rank numbers map to axes, and the first group of each axis: the others follow by the same step."""
-    factors = [("tp", layout.tp), ("cp", layout.cp), ("dp", layout.dp), ("pp", layout.pp)]
-    terms, step = [], 1
+    return _grid([("tp", layout.tp), ("cp", layout.cp), ("dp", layout.dp), ("pp", layout.pp)])
+
+
+def expert_grid(layout: Layout) -> list[str]:
+    """The same ranks as experts see them: EDP ranks hold the same ones, ETP a part of each of the same."""
+    first, *groups = _grid([("etp", layout.etp), ("ep", layout.ep), ("edp", layout.edp), ("pp", layout.pp)])
+    return [f"for experts, {first}", *(line for line in groups if not line.startswith("  PP"))]
+
+
+def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
+    """factors: each axis and its size, the fastest first."""
+    terms, groups, step = [], [], 1
+    world_size = math.prod(size for _, size in factors)
     for name, size in factors:
         if size > 1:
             terms.append(name if step == 1 else f"{step} {name}")
+            ranks = range(0, step * size, step)
+            count = _count(world_size // size, "group")
+            groups.append(f"  {name.upper()} {size}: {_series(ranks)} is the first of {count}")
         step *= size
-    origin = Coordinates(dp=0, pp=0, cp=0, tp=0)
-    lines = [f"rank = {' + '.join(terms) or '0'}"]
-    for name, size in factors:
-        if size > 1:
-            ranks = [layout.rank(origin._replace(**{name: index})) for index in range(size)]
-            count = layout.world_size // size
-            lines.append(f"  {name.upper()} {size}: {_series(ranks)} is the first of {_count(count, 'group')}")
-    return lines
+    return [f"rank = {' + '.join(terms) or '0'}", *groups]
 
 
 def model(config: RunConfig, shape: GPTShape) -> list[str]:
-    """The architecture in two lines."""
+    """The architecture, in a line for each of its parts."""
     return [
         f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
-        f"{shape.ffn_hidden_size} ({shape.activation}), {shape.num_attention_heads} heads in "
-        f"{shape.num_query_groups} groups of {shape.kv_channels} channels",
-        f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); "
-        f"{num_parameters(shape):,} parameters; {config.precision.dtype}"
-        + (f", fp8 {config.precision.fp8}" if config.precision.fp8 else ""),
+        f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
+        *_parts(shape),
+        f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "
+        f"{config.precision.dtype}" + (f", fp8 {config.precision.fp8}" if config.precision.fp8 else ""),
     ]
+
+
+def _attention(shape: GPTShape) -> str:
+    if not shape.multi_latent_attention:
+        return f"{shape.num_attention_heads} heads in {shape.num_query_groups} groups of {shape.kv_channels} channels"
+    queries = f"{shape.q_lora_rank} for queries, " if shape.q_lora_rank else ""
+    return (
+        f"{shape.num_attention_heads} heads of {shape.qk_head_dim} + {shape.qk_pos_emb_head_dim} rotary channels "
+        f"(values {shape.v_head_dim}) from latents of {queries}{shape.kv_lora_rank} for keys and values"
+    )
+
+
+def _parts(shape: GPTShape) -> Iterator[str]:
+    """What is not in every model: windows, experts, multi-token prediction."""
+    if windowed := sum(shape.window_blocks):
+        yield f"  sliding window of {shape.window_size[0] + 1:,} tokens in {_count(windowed, 'layer')}"
+    if shape.num_moe_experts:
+        shared = shape.moe_shared_expert_intermediate_size
+        yield (
+            f"  {_count(sum(shape.moe_blocks), 'layer')} with {shape.num_moe_experts} experts of "
+            f"{shape.expert_ffn_hidden_size}, of which a token meets {shape.moe_router_topk}"
+            + (f" and shared ones of {shared}" if shared else "")
+        )
+    if shape.mtp_num_layers:
+        yield (
+            f"  {_count(shape.mtp_num_layers, 'depth')} of multi-token prediction, on the last stage, with "
+            f"{mtp_only_parameters(shape):,} of the parameters"
+        )
+
+
+def _parameters(shape: GPTShape) -> str:
+    total = f"{num_parameters(shape):,} parameters"
+    return f"{total}, {active_parameters(shape):,} active for a token" if shape.num_moe_experts else total
 
 
 def table(found: Sequence[Stage], config: RunConfig, layout: Layout) -> list[str]:
     """One row a stage: ranks of the first replica, layers of each chunk, parameters and bytes of one rank."""
-    each = bytes_per_parameter(config.precision, config.parallel, layout)
-    largest = max(stage.parameters_per_rank for stage in found) * each.total
-    unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
-    parts = {
-        "weights": each.weights,
-        "gradients": each.gradients,
-        "optimizer": each.optimizer,
-        "total": each.total,
-    }
-    rows = [("stage", "ranks of dp 0", "layers", "parameters", "on a rank", *parts)]
-    for number, stage in enumerate(found):
-        first, local = layout.rank(Coordinates(dp=0, pp=number, cp=0, tp=0)), stage.parameters_per_rank
+    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in found]
+    unit, scale = ("GiB", 2**30) if max(part.total for part in held) >= 2**30 else ("MiB", 2**20)
+    rows = [
+        ("stage", "ranks of dp 0", "layers", "parameters", "on a rank", "weights", "gradients", "optimizer", "total")
+    ]
+    for number, (stage, part) in enumerate(zip(found, held, strict=True)):
+        first = layout.rank(Coordinates(dp=0, pp=number, cp=0, tp=0))
         ranks = _span(range(first, first + layout.tp * layout.cp))
         layers = _some([_span(chunk) for chunk in stage.layers])
-        sizes = [f"{local * part / scale:.2f}" for part in parts.values()]
-        rows.append((str(number), ranks, layers, f"{stage.parameters:,}", f"{local:,}", *sizes))
+        weights, gradients, optimizer, total = (
+            f"{size / scale:.2f}" for size in (part.weights, part.gradients, part.optimizer, part.total)
+        )
+        parameters = f"{stage.parameters:,}", f"{stage.parameters_per_rank:,}"
+        rows.append((str(number), ranks, layers, *parameters, weights, gradients, optimizer, total))
     lines = _columns(rows)
     if len(found) > MOST_ROWS:
         lines[1 + MOST_ROWS // 2 : -MOST_ROWS // 2] = [f"  ... {len(found) - MOST_ROWS} more stages ..."]
-    shards = layout.dp * layout.cp if config.parallel.use_distributed_optimizer else 1
-    split = f" / {shards}" if shards > 1 else ""
-    return [
-        *lines,
-        f"  in {unit} on a rank: for each parameter {each.weights:g} + {each.gradients:g} bytes and the optimizer's "
-        f"{each.optimizer * shards:g}{split}. Not included: activations, communication buffers, libraries.",
-    ]
+    return [*lines, f"  in {unit} on a rank: {_each(found, config, layout)}"]
+
+
+def _each(found: Sequence[Stage], config: RunConfig, layout: Layout) -> str:
+    """What the bytes of a rank are made of."""
+    each = bytes_per_parameter(config.precision, config.parallel, shards=1)
+    split = config.parallel.use_distributed_optimizer
+    shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
+    experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
+    return (
+        f"for each parameter {each.weights:g} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
+        + (f" / {shards}" if shards > 1 else "")
+        + (experts if shards != expert_shards else "")
+        + ". Not included: activations, communication buffers, libraries."
+    )
 
 
 def batches(config: RunConfig, layout: Layout) -> list[str]:

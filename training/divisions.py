@@ -108,6 +108,38 @@ def expert_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     return found
 
 
+def latent_problems(shape: GPTShape, tp: int) -> list[str]:
+    """Whether MLA's down projections divide over TP: without Transformer Engine they are split."""
+    if not shape.multi_latent_attention:
+        return []
+    by_tp, found = f"parallel.tensor_model_parallel_size {tp}", []
+    if shape.q_lora_rank % tp:
+        found.append(
+            f"model.q_lora_rank {shape.q_lora_rank} is not divisible by {by_tp}. Use {nearest(shape.q_lora_rank, tp)}."
+        )
+    if (shape.kv_lora_rank + shape.qk_pos_emb_head_dim) % tp:
+        found.append(
+            f"model.kv_lora_rank {shape.kv_lora_rank} + model.qk_pos_emb_head_dim {shape.qk_pos_emb_head_dim} is not "
+            f"divisible by {by_tp}. Use a sum of {nearest(shape.kv_lora_rank + shape.qk_pos_emb_head_dim, tp)}."
+        )
+    return found
+
+
+def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether every context rank gets heads of its own, where these are what is exchanged (a2a)."""
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    if cp == 1 or parallel.cp_comm_type != "a2a":
+        return []
+    name = "num_attention_heads" if shape.multi_latent_attention else "num_query_groups"
+    heads = getattr(shape, name)
+    if heads % (tp * cp) == 0:
+        return []
+    return [
+        f'parallel.cp_comm_type "a2a" deals heads to context ranks, but model.{name} {heads} is not divisible by '
+        f'TP {tp} x CP {cp} = {tp * cp}. Use "p2p" or "all_gather", or a smaller parallel.context_parallel_size.'
+    ]
+
+
 def nearest(size: int, piece: int) -> str:
     """The multiples of ``piece`` around ``size``, as text."""
     below, above = size // piece * piece, -(-size // piece) * piece

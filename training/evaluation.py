@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from data.loader import TokenSource
+from data.loader import Packing, TokenSource
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 from training.batches import BatchStream
@@ -27,16 +27,24 @@ class Evaluation(Attachment):
         seq_length: int,
         open_source: Callable[[], TokenSource],
         record: Callable[[int, float], None],
+        packing: Packing | None = None,
     ) -> None:
         self.train, self.chunks, self.ranks, self.seq_length = train, chunks, ranks, seq_length
-        self.open_source, self.record = open_source, record
+        self.open_source, self.record, self.packing = open_source, record, packing
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         interval = self.train.eval_interval
         if interval is None or (progress.iteration % interval and progress.iteration < self.train.train_iters):
             return
         schedule = BatchSchedule(global_batch_size=self.train.global_batch_size)
-        batches = BatchStream(self.open_source, self.ranks, schedule, self.train.micro_batch_size, consumed_samples=0)
+        batches = BatchStream(
+            self.open_source,
+            self.ranks,
+            schedule,
+            self.train.micro_batch_size,
+            consumed_samples=0,
+            packing=self.packing,
+        )
         with settled(self.chunks):
             loss = evaluate(
                 self.chunks, lambda: batches.next(self.seq_length), self.train.eval_iters, self.ranks,

@@ -17,10 +17,17 @@ from training.config import RunConfig
 from training.recipe import sections
 
 RARE = {
-    "parallel": "expert_model_parallel_size ddp_bucket_size distributed_timeout_minutes pipeline_model_parallel_layout",
+    "parallel": "expert_tensor_parallel_size moe_token_dispatcher_type cp_comm_type ddp_bucket_size "
+    "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
+    "account_for_loss_in_pipeline_split",
     "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
-    "yarn_beta_fast yarn_beta_slow make_vocab_size_divisible_by init_method_std",
+    "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
+    "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
+    "moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function moe_router_pre_softmax "
+    "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
+    "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
+    "moe_token_drop_policy mtp_loss_scaling_factor",
     "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
     "data": "builtin_vocab_size jsonl_key",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "

@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 
-from data.loader import TokenSource, build_source
+from data.loader import Packing, TokenSource, build_source
 from data.prepare import Prepared
 from data.split import SplitName
 from models import gpt
+from models.families import resolve
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
-from models.shapes import GPTShape, resolve
+from models.shapes import GPTShape
 from parallel import groups, replicas
 from parallel.groups import Ranks
 from parallel.launch import Identity
@@ -23,6 +24,7 @@ from training.checkpoint.progress import Progress
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
+from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
@@ -57,18 +59,26 @@ def train(
         progress = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_folder.begin(config, run_dir, progress, ranks)
         open_split = partial(open_source, prepared, config)
+        packing = Packing.of(config.data, prepared.tokenizer.eod)
         stream = BatchStream(
             partial(open_split, "train"),
             ranks,
             batch_schedule(config.train),
             config.train.micro_batch_size,
             progress.consumed_samples,
+            packing,
         )
         step = partial(one_step, config, chunks, optim, stream, ranks)
         save = partial(run_folder.save, config, prepared, run_dir, chunks, optim, ranks)
-        recorder = build_recorder(config, shape, ranks, run_dir, progress, stream)
+        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
         evaluation = Evaluation(
-            config.train, chunks, ranks, config.model.seq_length, partial(open_split, "validation"), recorder.validation
+            config.train,
+            chunks,
+            ranks,
+            config.model.seq_length,
+            partial(open_split, "validation"),
+            recorder.validation,
+            packing,
         )
         clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
         progress, reason = loop.run(
@@ -125,7 +135,13 @@ def one_step(
 
 
 def build_recorder(
-    config: RunConfig, shape: GPTShape, ranks: Ranks, run_dir: Path, progress: Progress, stream: BatchStream
+    config: RunConfig,
+    shape: GPTShape,
+    chunks: Chunks,
+    ranks: Ranks,
+    run_dir: Path,
+    progress: Progress,
+    stream: BatchStream,
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
@@ -150,7 +166,14 @@ def build_recorder(
             run_dir, config.log, dataclasses.asdict(config), config.train.train_iters, progress.iteration, ranks.say
         )
     return Recorder(
-        ranks, config.log.log_interval, config.train.train_iters, seq_length, rates, sinks, lambda: stream.data_wait_s
+        ranks,
+        config.log.log_interval,
+        config.train.train_iters,
+        seq_length,
+        rates,
+        sinks,
+        lambda: stream.data_wait_s,
+        model_meters(shape, chunks, ranks),
     )
 
 

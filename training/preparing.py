@@ -7,7 +7,7 @@ from data.prepare import Prepared
 from data.prepare import prepare as prepare_data
 from data.source import build_source
 from data.split import SplitName
-from models.shapes import resolve
+from models.families import resolve
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, find, latest
 from training.config import RunConfig

@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from data.loader import Batch
+from models.layers.documents import Documents
 from parallel.groups import Ranks
 from training.optimizer import set_schedule
 
@@ -141,7 +142,17 @@ def forward_step(
     batch = next(microbatches)
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
         return chunk(None, None, None), partial(loss_sums, loss_mask=None)
-    output = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels)
+    documents = None
+    if batch.starts is not None:  # every chunk needs them, also where it makes nothing of the tokens
+        documents = Documents(batch.starts, chunk.config.context_parallel_size)
+    output = chunk(
+        batch.tokens,
+        batch.position_ids,
+        None,
+        labels=batch.labels,
+        loss_mask=batch.loss_mask,  # multi-token prediction makes its losses within
+        packed_seq_params=documents,
+    )
     return output, partial(loss_sums, loss_mask=batch.loss_mask)
 
 

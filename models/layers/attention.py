@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from models.layers.blocks import Sight, attend, attend_in_blocks
 from parallel.errors import SharedMistake
 
 
@@ -23,7 +24,6 @@ def check_supported(config: TransformerConfig) -> None:
     found = {
         "softmax_type": config.softmax_type != "vanilla",
         "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
-        "window_size": config.window_size is not None,
     }
     for name in (name for name, used in found.items() if used):
         raise SharedMistake(f"model.megatron: {name} needs Transformer Engine's attention, which is not used here.")
@@ -32,7 +32,9 @@ def check_supported(config: TransformerConfig) -> None:
 class SDPAttention(MegatronModule):
     """Causal core attention: what mcore puts between the QKV and the output projection.
 
-    Context parallelism gathers keys and values of the whole sequence: simple, exact, and cheap with few KV groups.
+    A layer that is windowed sees ``config.window_size[0]`` tokens before each query's own, and documents see only
+    themselves (models/layers/documents.py). Context parallelism gathers keys and values of the whole sequence: simple,
+    exact, and cheap with few KV groups.
     """
 
     def __init__(
@@ -50,55 +52,39 @@ class SDPAttention(MegatronModule):
         super().__init__(config=config)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-        """query [s/cp, b, n, d], key and value [s/cp, b, g, d] -> [s/cp, b, n * d], in the input's dtype."""
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: object, **kwargs: Any) -> Tensor:
+        """query [s/cp, b, n, d], key and value [s/cp, b, g, d] -> [s/cp, b, n * d], in the input's dtype.
+
+        kwargs: of all that mcore passes, ``packed_seq_params`` counts: Documents, or None.
+        """
+        sight = Sight(left=self.left, documents=kwargs.get("packed_seq_params"))
         dropout = self.dropout if self.training else 0.0
         # Heads differ over TP, so must their dropout. Under sequence parallelism the whole stack is in this region.
         own_rng = dropout > 0 and not self.config.sequence_parallel
         with get_cuda_rng_tracker().fork() if own_rng else contextlib.nullcontext():
-            if self.cp_group is None:
-                out = _attend(query, key, value, dropout, self.softmax_scale)
-            else:
-                out = self._attend_over_context(query, key, value, dropout)
+            out = self._attend(query, key, value, sight, dropout)
         s, b = query.shape[:2]
         return out.permute(2, 0, 1, 3).reshape(s, b, -1)
 
-    def _attend_over_context(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        """This rank's two zigzag pieces (pieces r and 2 cp - 1 - r of 2 cp) against all keys that come before them."""
-        assert self.cp_group is not None
-        cp, rank = self.cp_group.size(), self.cp_group.rank()
-        keys, values = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
-        half = query.shape[0] // 2
-        pieces = []
-        for part, position in ((0, rank), (1, 2 * cp - 1 - rank)):
-            end = (position + 1) * half
-            mask = torch.ones(half, end, dtype=torch.bool, device=query.device).tril(end - half)
-            piece = query[part * half : (part + 1) * half]
-            pieces.append(_attend(piece, keys[:end], values[:end], dropout, self.softmax_scale, mask))
-        return torch.cat(pieces, dim=2)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, dropout: float) -> Tensor:
+        """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
+        s = query.shape[0]
+        if self.cp_group is not None:
+            cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
+            key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
+            pieces = (rank * half, (2 * cp - 1 - rank) * half)
+            return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, pieces=pieces)
+        if sight.documents is None and (sight.left is None or sight.left >= s - 1):
+            return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
+        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale)
 
     def sharded_state_dict(self, *_: object, **__: object) -> dict[str, object]:
         """It has no parameters; nor does it leave an ``_extra_state`` entry, unlike Transformer Engine's."""
         return {}
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None, mask: Tensor | None = None
-) -> Tensor:
-    """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [s, t] says more."""
-    q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
 
 
 class GatherZigzag(torch.autograd.Function):

@@ -1,11 +1,13 @@
 """The loss of multi-token prediction (MTP, arXiv:2412.19437, section 2.2), the same under context parallelism."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.models.hybrid import hybrid_model
+from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper, roll_tensor
 from torch import Tensor
@@ -14,6 +16,21 @@ from torch import Tensor
 def install() -> None:
     """Let HybridModel, which calls it by its name in its own module, use ours."""
     hybrid_model.process_mtp_loss = process_mtp_loss
+
+
+def mend(chunk: HybridModel) -> None:
+    """What megatron-core 0.19.2 gets wrong in a chunk that has been built with MTP.
+
+    With tied embeddings, the output layer's weight is the copy of the word embeddings that MTP has on its stage; mcore
+    makes another one, which no checkpoint can name. And full recomputation must say 1 to an MTP layer, which is one
+    unit, whatever number of layers it says to the stack.
+    """
+    if chunk.share_embeddings_and_output_weights and not chunk.pre_process:
+        chunk.output_layer.register_parameter("weight", None)
+    for layer in chunk.mtp.layers:
+        if layer.config.recompute_granularity == "full":
+            layer.config = copy.copy(layer.config)
+            layer.config.recompute_num_layers = 1
 
 
 def process_mtp_loss(

@@ -1,6 +1,8 @@
 import pytest
 
 from data.config import DataConfig, split_weights
+from parallel.errors import UserError
+from training import cli
 
 
 def test_defaults_have_no_problems():
@@ -32,3 +34,17 @@ def test_bad_split_is_one_problem_that_quotes_it(split):
 def test_bad_fields_are_named(config, field):
     (problem,) = config.problems()
     assert field in problem
+
+
+def test_documents_see_one_another_by_default_and_a_recipe_can_say_otherwise():
+    assert (DataConfig().reset, DataConfig().eod_mask_loss) == ("none", False)
+    config = cli.parse(["--data.reset", "attention", "--data.eod_mask_loss", "True"])
+    assert (config.data.reset, config.data.eod_mask_loss) == ("attention", True)
+    assert config.data.problems() == []
+
+
+def test_a_word_that_reset_does_not_have_is_refused(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[data]\nreset = "positions"\n')
+    with pytest.raises(UserError, match="data.reset.*attention"):
+        cli.load(recipe)

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.loader import Prefetcher, needs_batch, to_batch
+from data.config import DataConfig
+from data.loader import Packing, Prefetcher, needs_batch, to_batch
 from parallel.errors import UserError
 
 
@@ -26,8 +27,45 @@ def test_batch_has_the_next_token_as_label():
     assert batch.labels.tolist() == [[6, 7, 8], [2, 3, 4]]
     assert batch.loss_mask.tolist() == [[1, 1, 1]] * 2
     assert batch.position_ids.tolist() == [[0, 1, 2]] * 2
-    assert [tensor.dtype for tensor in batch] == [torch.int64, torch.int64, torch.float32, torch.int64]
-    assert all(tensor.is_contiguous() for tensor in batch)
+    assert batch.starts is None
+    tensors = batch[:-1]
+    assert [tensor.dtype for tensor in tensors] == [torch.int64, torch.int64, torch.float32, torch.int64]
+    assert all(tensor.is_contiguous() for tensor in tensors)
+
+
+WINDOW = torch.tensor([[9, 5, 0, 6, 0, 0, 7, 8], [1, 2, 3, 4, 5, 6, 0, 1]], dtype=torch.int32)
+"""Two samples of 7 tokens; 0 ends a document."""
+
+
+def test_documents_restart_after_the_token_that_ends_them():
+    batch = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, reset=True))
+    assert batch.starts.tolist() == [[0, 0, 0, 3, 3, 5, 6], [0] * 7]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]]
+    assert batch.starts.dtype == batch.position_ids.dtype == torch.int64
+    assert batch.loss_mask.tolist() == [[1] * 7] * 2
+    assert batch.labels.tolist() == WINDOW[:, 1:].tolist()
+
+
+def test_what_follows_an_end_of_document_has_no_loss_if_so_asked():
+    batch = to_batch(WINDOW, torch.device("cpu"), Packing(eod=0, eod_mask_loss=True))
+    assert batch.loss_mask.tolist() == [[1, 1, 0, 1, 0, 0, 1], [1, 1, 1, 1, 1, 1, 0]]
+    assert batch.loss_mask.dtype == torch.float32
+    assert batch.starts is None
+    assert batch.position_ids.tolist() == [list(range(7))] * 2
+
+
+def test_packing_is_what_the_data_section_asks_for():
+    assert Packing.of(DataConfig(), 3) == Packing(eod=3)
+    assert Packing.of(DataConfig(reset="attention", eod_mask_loss=True), 3) == Packing(
+        eod=3, reset=True, eod_mask_loss=True
+    )
+
+
+def test_every_stage_reads_where_documents_are_kept_apart():
+    ranks = [(pp, tp) for pp in range(4) for tp in range(2)]
+    assert {rank for rank in ranks if needs_batch(rank[0], 4, rank[1], every_stage=True)} == {
+        (pp, 0) for pp in range(4)
+    }
 
 
 @pytest.mark.parametrize("pipeline_size, expected", [(1, {(0, 0)}), (2, {(0, 0), (1, 0)}), (4, {(0, 0), (3, 0)})])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from models.families import named
 from models.flops import (
     DEVICES,
     DType,
@@ -12,7 +13,7 @@ from models.flops import (
     hardware_flops_per_token,
     peak_flops,
 )
-from models.shapes import GPTShape, named
+from models.shapes import GPTShape
 
 # h 8, f 16, 2 heads of 4 in 1 group, 3 blocks, 10 words, sequence 6. Forward, per token, in multiply-adds:
 PROJECTIONS = 8 * 8 + 2 * 8 * 4 + 8 * 8  # queries, key and value of one group, output

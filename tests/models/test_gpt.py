@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.shapes import SHAPES, GPTShape, parameters, resolve
+from models.families import SHAPES, resolve
+from models.parameters import parameters
+from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from parallel.launch import Identity

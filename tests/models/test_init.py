@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from models import init
+from models.families import SHAPES
 from models.init import fill_normal, normal, std_of
 from models.names import canonical, checkpoint_key
-from models.shapes import SHAPES, parameters
+from models.parameters import parameters
 
 SHAPE = (300, 77)
 

@@ -1,73 +1,18 @@
-"""Architectures: published parameter counts, what a configuration changes, names, and sublayer arithmetic."""
+"""Architectures: names of parameters, what a configuration changes, what cannot be, and sublayer arithmetic."""
 
 import dataclasses
-import math
 import subprocess
 import sys
 
 import pytest
 
-from models import shapes
+from models import sublayers
 from models.config import OWNED, ModelConfig
-from models.shapes import SHAPES, GPTShape, Parameter, named, parameters, resolve
+from models.families import named, resolve
+from models.frequencies import parse_freq
+from models.parameters import Parameter, parameters
+from models.shapes import GPTShape
 from parallel.errors import UserError
-
-# Elements of the published weights, tied ones once, of the repositories that shapes.py names.
-PUBLISHED = {
-    "gpt2": 124_439_808,
-    "gpt2_medium": 354_823_168,
-    "gpt2_large": 774_030_080,
-    "gpt2_xl": 1_557_611_200,
-    "llama3_8b": 8_030_261_248,
-    "llama31_8b": 8_030_261_248,
-    "llama3_70b": 70_553_706_496,
-    "llama31_70b": 70_553_706_496,
-    "llama3_405b": 405_853_388_800,
-    "llama3_1b": 1_235_814_400,
-    "llama3_3b": 3_212_749_824,
-}
-
-
-@pytest.mark.parametrize("name, count", PUBLISHED.items())
-def test_shape_has_the_published_number_of_parameters(name: str, count: int) -> None:
-    assert shapes.num_parameters(named(name)) == count
-
-
-def test_gpt3_has_the_paper_s_number_of_parameters() -> None:
-    # arXiv:2005.14165, table D.1: 174,600 million
-    assert round(shapes.num_parameters(named("gpt3_175b")) / 1e6, -2) == 174_600
-
-
-def test_every_shape_is_consistent() -> None:
-    assert {name: shape.problems() for name, shape in SHAPES.items() if shape.problems()} == {}
-    assert set(shapes.ALIASES.values()) <= set(SHAPES)
-
-
-def test_llama_releases_differ_in_rope_scaling_only_where_published() -> None:
-    assert named("llama3_8b").rope_scaling == "none"
-    for name, factor in (("llama31_8b", 8.0), ("llama3_405b", 8.0), ("llama3_1b", 32.0), ("llama3_3b", 32.0)):
-        shape = named(name)
-        low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
-        found = (
-            shape.rope_scaling,
-            shape.rope_scaling_factor,
-            low,
-            high,
-            shape.rope_original_max_position_embeddings,
-        )
-        assert found == ("llama3", factor, 1.0, 4.0, 8192), name
-
-
-def test_llama3_tiny_has_wavelengths_in_all_three_bands() -> None:
-    shape = named("llama3_tiny")
-    pairs = range(0, shape.rotary_dim, 2)
-    wavelengths = [2 * math.pi * shape.rotary_base ** (pair / shape.rotary_dim) for pair in pairs]
-    original = shape.rope_original_max_position_embeddings
-    low, high = original / shape.rope_low_freq_factor, original / shape.rope_high_freq_factor
-    assert any(length < high for length in wavelengths)
-    assert any(high < length < low for length in wavelengths)
-    assert any(length > low for length in wavelengths)
-    assert original <= 64, "a test's sequence must reach the stretched wavelengths"
 
 
 def test_names_of_a_gpt2_like_model() -> None:
@@ -109,6 +54,76 @@ def test_names_of_a_llama_like_model_with_query_key_norms_and_biases() -> None:
     }
     assert listed["word_embeddings.weight"] == listed["output_layer.weight"] == (257, 64)
     assert len(listed) == 3 + 4 * 9
+
+
+def listed(shape: GPTShape, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Parameters whose names begin so, without that beginning."""
+    found = {parameter.name: parameter.shape for parameter in parameters(shape)}
+    return {name.removeprefix(prefix): size for name, size in found.items() if name.startswith(prefix)}
+
+
+MIXTURE = {
+    "pre_mlp_layernorm.weight": (64,),
+    "mlp.router.weight": (8, 64),
+    "mlp.experts.linear_fc1.weight": (8, 64, 64),
+    "mlp.experts.linear_fc2.weight": (8, 64, 32),
+    "mlp.shared_experts.linear_fc1.weight": (64, 64),
+    "mlp.shared_experts.linear_fc2.weight": (64, 32),
+}
+LATENT = {
+    "input_layernorm.weight": (64,),
+    "self_attention.linear_q_down_proj.weight": (32, 64),
+    "self_attention.linear_q_up_proj.layer_norm_weight": (32,),
+    "self_attention.linear_q_up_proj.weight": (4 * (16 + 8), 32),
+    "self_attention.linear_kv_down_proj.weight": (32 + 8, 64),
+    "self_attention.linear_kv_up_proj.layer_norm_weight": (32,),
+    "self_attention.linear_kv_up_proj.weight": (4 * (16 + 16), 32),
+    "self_attention.linear_proj.weight": (64, 64),
+}
+
+
+def test_names_of_latent_attention_experts_and_multi_token_prediction() -> None:
+    shape = named("deepseek_v3_tiny")
+    mlp = {
+        "mlp.linear_fc1.layer_norm_weight": (64,),
+        "mlp.linear_fc1.weight": (352, 64),
+        "mlp.linear_fc2.weight": (64, 176),
+    }
+    assert listed(shape, "layers.0.") == LATENT | mlp
+    assert listed(shape, "layers.1.") == listed(shape, "layers.3.") == LATENT | MIXTURE
+    own = {f"{name}.weight": (64,) for name in ("enorm", "hnorm", "final_layernorm")}
+    assert listed(shape, "mtp.") == {
+        f"0.{name}": size for name, size in (own | {"eh_proj.weight": (64, 128)} | LATENT | MIXTURE).items()
+    }
+    assert list(listed(shape, "")) == list(dict.fromkeys(listed(shape, "")))
+
+
+def test_two_depths_and_a_dense_last_block() -> None:
+    shape = dataclasses.replace(named("gpt2_tiny"), position_embedding_type="none", mtp_num_layers=2)
+    depth = listed(shape, "mtp.1.")
+    assert depth == listed(shape, "mtp.0.")
+    assert {"enorm.bias", "hnorm.bias", "final_layernorm.bias", "mlp.linear_fc1.weight"} <= set(depth)
+    assert "eh_proj.bias" not in depth
+
+
+def test_latent_attention_without_query_latents_and_norms() -> None:
+    shape = dataclasses.replace(named("deepseek_v2_tiny"), q_lora_rank=0, qk_layernorm=False)
+    assert set(listed(shape, "layers.0.self_attention.")) == {
+        "linear_q_proj.weight",
+        "linear_kv_down_proj.weight",
+        "linear_kv_up_proj.weight",
+        "linear_proj.weight",
+    }
+    assert listed(shape, "layers.0.self_attention.linear_q_proj.") == {"weight": (4 * (16 + 8), 64)}
+
+
+def test_experts_without_gates_or_shared_ones() -> None:
+    shape = dataclasses.replace(named("mixtral_tiny"), activation="squared_relu", moe_ffn_hidden_size=0)
+    assert listed(shape, "layers.2.mlp.") == {
+        "router.weight": (4, 64),
+        "experts.linear_fc1.weight": (4, 176, 64),
+        "experts.linear_fc2.weight": (4, 64, 176),
+    }
 
 
 def test_every_shape_field_can_be_set_in_the_model_section() -> None:
@@ -203,31 +218,123 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
     assert expected in problem
 
 
-def test_owned_names_are_mcore_s() -> None:
-    from megatron.core.transformer.transformer_config import TransformerConfig
+@pytest.mark.parametrize(
+    "name, changes, expected",
+    [
+        ("debug", {"no_rope_freq": "1,2"}, 'model.no_rope_freq: "1,2" is no layer frequency'),
+        ("debug", {"no_rope_freq": "[0,1]"}, 'model.no_rope_freq: "[0,1]" has 2 entries for model.num_layers 4'),
+        ("gpt2_tiny", {"no_rope_freq": "4"}, "leaves RoPE out of blocks, but there is none"),
+        ("mistral_tiny", {"window_attn_skip_freq": "[1]*5"}, "model.window_attn_skip_freq: "),
+        ("mistral_tiny", {"window_size": (16, 16)}, "Use (4095, 0) for a window of 4,096 tokens"),
+        ("mistral_tiny", {"window_size": (-2, 0)}, "model.window_size (-2, 0) must be"),
+        ("mixtral_tiny", {"moe_layer_freq": "[0]+[1]*4"}, "model.moe_layer_freq: "),
+        ("mixtral_tiny", {"moe_layer_freq": "[0]*4"}, "makes no block a mixture of model.num_moe_experts 4"),
+        ("mixtral_tiny", {"moe_layer_freq": "0"}, "makes no block a mixture"),
+        ("mixtral_tiny", {"moe_router_topk": 5}, "model.moe_router_topk 5 exceeds model.num_moe_experts 4. Use 4"),
+        ("mixtral_tiny", {"moe_router_topk": 1}, "Set model.moe_router_pre_softmax = true"),
+        ("mixtral_tiny", {"add_bias_linear": True}, "Set model.add_bias_linear = false"),
+        ("mixtral_tiny", {"moe_router_num_groups": 2}, "group-limited routing needs both"),
+        ("mixtral_tiny", {"moe_router_group_topk": 2}, "group-limited routing needs both"),
+        ("deepseek_v2_tiny", {"moe_router_num_groups": 3}, "Groups that divide 8 experts: 1, 2, 4, 8."),
+        ("deepseek_v2_tiny", {"moe_router_group_topk": 8, "moe_router_topk": 8}, "Use 4 or less"),
+        (
+            "deepseek_v2_tiny",
+            {"moe_router_topk": 3},
+            "is the sum of its best topk / group_topk experts. Use one of 1, 3",
+        ),
+        ("deepseek_v2_tiny", {"moe_router_topk": 6}, "needs 3 experts in each, but a group has 2"),
+        ("mixtral_tiny", {"moe_router_load_balancing_type": "none"}, "model.moe_aux_loss_coeff 0.02 weighs no loss"),
+        (
+            "mixtral_tiny",
+            {"moe_router_enable_expert_bias": True},
+            'moe_router_score_function = "sigmoid", found "softmax"',
+        ),
+        ("mixtral_tiny", {"moe_pad_expert_input_to_capacity": True}, "model.moe_expert_capacity_factor is 0"),
+        ("deepseek_v3_tiny", {"rotary_percent": 0.5}, "needs position_embedding_type"),
+        ("deepseek_v3_tiny", {"qk_pos_emb_head_dim": 7}, "model.qk_pos_emb_head_dim 7 must be even"),
+        ("deepseek_v3_tiny", {"rope_scaling": "linear"}, 'model.rope_scaling "linear" is not supported with it'),
+        ("deepseek_v3_tiny", {"window_size": (15, 0)}, "model.window_size (15, 0) is not supported with it"),
+        ("deepseek_v3_tiny", {"num_query_groups": 2}, "must be model.num_attention_heads, 4"),
+        ("deepseek_v3_tiny", {"add_qkv_bias": True}, "Set model.add_qkv_bias = false"),
+        ("deepseek_v3_tiny", {"no_rope_freq": "2"}, "latent attention, which needs it"),
+        ("gpt2_tiny", {"mtp_num_layers": 1}, "where learned positions are not"),
+    ],
+)
+def test_shape_reports_what_cannot_be(name: str, changes: dict[str, object], expected: str) -> None:
+    (problem,) = dataclasses.replace(named(name), **changes).problems()  # type: ignore[arg-type]
+    assert expected in problem
 
-    assert OWNED - {field.name for field in dataclasses.fields(TransformerConfig)} == set()
+
+def test_latent_attention_needs_rope() -> None:
+    shape = dataclasses.replace(named("deepseek_v3_tiny"), position_embedding_type="none", rope_scaling="none")
+    (problem,) = shape.problems()
+    assert 'needs position_embedding_type "rope" and rotary_percent 1.0, found "none"' in problem
+
+
+def test_what_is_left_over_from_a_named_shape_does_no_harm() -> None:
+    dense = resolve(ModelConfig(shape="deepseek_v3_tiny", num_moe_experts=0, num_layers=2), None)
+    assert dense.problems() == []
+    assert dense.moe_blocks == (False, False)
+    whole = resolve(ModelConfig(shape="mistral_tiny", window_size=(-1, 0), window_attn_skip_freq="[1]"), None)
+    assert whole.problems() == []
+    assert whole.window_blocks == (False,) * 4
+
+
+def blocks(text: str) -> tuple[bool, ...]:
+    return tuple(letter == "1" for letter in text)
+
+
+def test_frequencies_of_blocks_are_megatron_s() -> None:
+    mixture = dataclasses.replace(named("mixtral_tiny"), num_layers=6)
+    window = dataclasses.replace(named("mistral_tiny"), num_layers=6)
+    for freq, moe, windowed, no_rope in (
+        ("1", "111111", "000000", "111111"),
+        ("2", "101010", "101010", "010101"),
+        ("3", "100100", "110110", "001001"),
+        ("0", "000000", "111111", "000000"),
+        ("[0]*4+[1]*2", "000011", "000011", "000011"),
+    ):
+        assert dataclasses.replace(mixture, moe_layer_freq=freq).moe_blocks == blocks(moe), freq
+        assert dataclasses.replace(window, window_attn_skip_freq=freq).window_blocks == blocks(windowed), freq
+        assert dataclasses.replace(window, no_rope_freq=freq).no_rope_blocks == blocks(no_rope), freq
+
+
+def test_frequencies_are_read_and_not_evaluated() -> None:
+    assert parse_freq("([0]+[1]*2)*2") == [0, 1, 1, 0, 1, 1]
+    assert parse_freq(" [1, 0] ") == [1, 0]
+    for text in ("", "-1", "[]", "[2]", "[1]*[1]", "2*3", "__import__('os')", "[0]*20000", "1.0", "True"):
+        with pytest.raises(UserError, match="is no layer frequency"):
+            parse_freq(text)
+
+
+def test_owned_names_are_mcore_s() -> None:
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    assert OWNED - {field.name for field in dataclasses.fields(MLATransformerConfig)} == set()
 
 
 def test_pattern_and_sublayers() -> None:
     shape = named("debug")
-    assert shapes.hybrid_layer_pattern(shape, [4]) == "*-*-*-*-"
-    assert shapes.hybrid_layer_pattern(shape, [1, 0, 3]) == "*-||*-*-*-"
-    assert shapes.num_sublayers(shape) == 8
-    assert shapes.recompute_num_sublayers(3) == 6
-    assert [shapes.block_of(number) for number in (1, 2, 8)] == [
+    assert sublayers.hybrid_layer_pattern(shape, [4]) == "*-*-*-*-"
+    assert sublayers.hybrid_layer_pattern(shape, [1, 0, 3]) == "*-||*-*-*-"
+    assert sublayers.num_sublayers(shape) == 8
+    assert sublayers.recompute_num_sublayers(3) == 6
+    assert [sublayers.block_of(number) for number in (1, 2, 8)] == [
         (0, "self_attention"),
         (0, "mlp"),
         (3, "mlp"),
     ]
-    assert shapes.per_sublayer([1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert sublayers.per_sublayer([1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
+    mixture = named("deepseek_v3_tiny")
+    assert sublayers.hybrid_layer_pattern(mixture, [2, 2]) == "+-+E|+E+E/+E"
+    assert sublayers.hybrid_layer_pattern(named("mixtral_tiny"), [4]) == "*E*E*E*E"
     with pytest.raises(ValueError, match="do not sum to 4"):
-        shapes.hybrid_layer_pattern(shape, [2, 1])
+        sublayers.hybrid_layer_pattern(shape, [2, 1])
 
 
 def test_numeric_modules_import_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, models.config, models.shapes, models.flops, training.schedule, training.batch_size\n"
+        "import sys, models.config, models.sublayers, models.flops, training.schedule, training.batch_size\n"
         "sys.exit(' '.join({'torch', 'numpy', 'megatron'} & set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

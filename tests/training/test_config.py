@@ -124,6 +124,11 @@ def test_the_debug_recipe_has_none() -> None:
             ["train.recompute_num_layers must be 1 or more"],
         ),
         ("--train.recompute_granularity selective --train.recompute_modules", 1, ["recompute_modules"]),
+        (
+            "--train.recompute_granularity selective --train.recompute_modules moe mla_up_proj",
+            1,
+            ['"moe" needs a model with model.num_moe_experts', '"mla_up_proj" needs a model with model.multi_latent'],
+        ),
         # the rest
         ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
         ("--nproc 0", 1, ["nproc must be 1 or more, found 0"]),

@@ -9,7 +9,8 @@ import torch
 
 from data.tokenizers import ByteTokenizer
 from models import gpt
-from models.shapes import num_parameters, resolve
+from models.families import resolve
+from models.parameters import num_parameters
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
@@ -130,17 +131,17 @@ def test_a_rank_holds_what_the_plan_says(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "layout", "expected"),
+    ("flags", "shards", "expected"),
     [
-        ("", Layout(dp=4), (2, 4, 12 / 4)),  # megatron-core's table: 6 + 12/d
-        ("--precision.dtype fp32", Layout(dp=2, cp=2), (4, 4, 8 / 4)),  # 8 + 8/d
-        ("--precision.dtype fp16 --precision.grad_reduce_in_fp32 False", Layout(dp=2), (2, 2, 16 / 2)),  # 4 + 16/d
-        ("--parallel.use_distributed_optimizer False", Layout(dp=4), (2, 4, 12)),  # 18
+        ("", 4, (2, 4, 12 / 4)),  # megatron-core's table: 6 + 12/d
+        ("--precision.dtype fp32", 4, (4, 4, 8 / 4)),  # 8 + 8/d
+        ("--precision.dtype fp16 --precision.grad_reduce_in_fp32 False", 2, (2, 2, 16 / 2)),  # 4 + 16/d
+        ("--parallel.use_distributed_optimizer False", 4, (2, 4, 12)),  # 18
     ],
 )
-def test_bytes_per_parameter(flags: str, layout: Layout, expected: tuple[float, float, float]) -> None:
+def test_bytes_per_parameter(flags: str, shards: int, expected: tuple[float, float, float]) -> None:
     config = parse(flags.split())
-    each = bytes_per_parameter(config.precision, config.parallel, layout)
+    each = bytes_per_parameter(config.precision, config.parallel, shards)
     assert (each.weights, each.gradients, each.optimizer) == expected
     assert each.total == sum(expected)
 

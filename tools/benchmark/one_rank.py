@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
-from models.shapes import resolve
+from models.families import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity

@@ -2,11 +2,14 @@
 
 import dataclasses
 import re
+from typing import Any
 
-from models.shapes import resolve
+from models.families import resolve
+from models.frequencies import parse_freq
+from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
-from parallel.layout import expert_replica_size, replica_size
+from parallel.layout import replica_size, smallest_world
 from training.config import CheckpointConfig, RunConfig
 
 SIZES = {
@@ -20,7 +23,7 @@ SIZES = {
     "last": "num_layers_in_last_pipeline_stage",
     "bucket": "ddp_bucket_size",
 }
-WORD = re.compile(r"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|(sp|overlap|zero0|allgather)")
+WORD = re.compile(r"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|(sp|overlap|zero0|allgather|account)")
 
 
 def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
@@ -28,8 +31,8 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
 
     A name is made of tpN, ppN, vppN, cpN, dpN, epN, etpN, mbsN (micro-batch), firstN and lastN (layers of the first
     and last stage), bucketN (elements), sp (sequence parallel), overlap (of both gradient reduce and parameter gather),
-    zero0 (no distributed optimizer) and allgather (experts' dispatcher). Without dpN there is one replica, or as many
-    as the experts need. Raises UserError for anything else.
+    zero0 (no distributed optimizer), allgather (experts' dispatcher) and account (embedding and loss count as layers).
+    Without dpN there is one replica, or as many as the experts need. Raises UserError for anything else.
     """
     if WORD.sub("", name):
         raise UserError(
@@ -50,37 +53,42 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
             changes |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
         elif switch == "allgather":
             changes["moe_token_dispatcher_type"] = "allgather"
+        elif switch == "account":
+            changes |= {f"account_for_{part}_in_pipeline_split": True for part in ("embedding", "loss")}
         else:
             changes["use_distributed_optimizer"] = False
     parallel = ParallelConfig(**changes)  # type: ignore[arg-type]
     changed = dataclasses.replace(
         config, parallel=parallel, train=dataclasses.replace(config.train, micro_batch_size=micro_batch_size)
     )
-    dense = parallel.tensor_model_parallel_size * parallel.context_parallel_size
-    replicas = dp or max(1, expert_replica_size(parallel) // dense)
-    return changed, replica_size(parallel) * replicas
+    return changed, replica_size(parallel) * dp if dp else smallest_world(parallel)
 
 
 def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunConfig:
-    """The recipe's architecture (norms, biases, activation, positions, ties) at 4 layers of width 64, in fp32.
+    """The recipe's architecture (norms, biases, activation, positions, ties, experts, latents) at width 64, in fp32.
 
     Vocabulary 257 is no multiple of 128, so padding is exercised; dropout is off, since its draws depend on the layout.
     """
     shape = resolve(config.model, None)
     grouped = shape.num_query_groups < shape.num_attention_heads
+    wide_heads = shape.query_size != shape.hidden_size and not shape.multi_latent_attention
     model = dataclasses.replace(
         config.model,
         num_layers=num_layers,
         hidden_size=64,
         num_attention_heads=4,
         num_query_groups=2 if grouped else 4,
-        kv_channels=16,
+        kv_channels=32 if wide_heads else 16,
         ffn_hidden_size=176,
         seq_length=64,
         vocab_size=None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         max_position_embeddings=max(64, min(shape.max_position_embeddings, 512)),
+        **_small_positions(shape, num_layers),
+        **_small_latents(shape),
+        **_small_experts(shape, num_layers),
+        mtp_num_layers=min(shape.mtp_num_layers, 2),
     )
     return dataclasses.replace(
         config,
@@ -103,3 +111,54 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
         ),
         checkpoint=CheckpointConfig(),
     )
+
+
+def _small_positions(shape: GPTShape, num_layers: int) -> dict[str, Any]:
+    """Windows and stretched positions that a sequence of 64 tokens reaches beyond."""
+    changes: dict[str, Any] = {
+        "window_attn_skip_freq": _cut(shape.window_attn_skip_freq, num_layers),
+        "no_rope_freq": _cut(shape.no_rope_freq, num_layers),
+    }
+    if shape.window_size[0] >= 0:
+        changes["window_size"] = (min(shape.window_size[0], 10), shape.window_size[1])
+    if shape.rope_scaling in ("llama3", "yarn"):
+        changes["rope_original_max_position_embeddings"] = 32
+    return changes
+
+
+def _small_latents(shape: GPTShape) -> dict[str, Any]:
+    if not shape.multi_latent_attention:
+        return {}
+    return {
+        "q_lora_rank": 32 if shape.q_lora_rank else 0,
+        "kv_lora_rank": 32,
+        "qk_head_dim": 16,
+        "qk_pos_emb_head_dim": 8,
+        "v_head_dim": 16,
+    }
+
+
+def _small_experts(shape: GPTShape, num_layers: int) -> dict[str, Any]:
+    """Four experts, or eight in four groups; of a dense-first pattern, one dense block."""
+    if not shape.num_moe_experts:
+        return {}
+    groups = 4 if shape.moe_router_num_groups else 0
+    return {
+        "num_moe_experts": 8 if groups else 4,
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": 2 if groups else 0,
+        "moe_router_topk": min(shape.moe_router_topk, 2),
+        "moe_ffn_hidden_size": 64,
+        "moe_shared_expert_intermediate_size": 64 if shape.moe_shared_expert_intermediate_size else 0,
+        "moe_layer_freq": _cut(shape.moe_layer_freq, num_layers)
+        if shape.moe_blocks[0]
+        else f"[0]+[1]*{num_layers - 1}",
+    }
+
+
+def _cut(freq: str, num_layers: int) -> str:
+    """A frequency for the first ``num_layers`` blocks; a plain number stays."""
+    value = parse_freq(freq)
+    if isinstance(value, int):
+        return freq
+    return str([value[number % len(value)] for number in range(num_layers)])

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from models.config import ModelConfig
-from models.shapes import resolve
+from models.families import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from models.shapes import resolve
+from models.families import resolve
 from parallel import groups
 from parallel.launch import Identity
 from tools.parity import probe

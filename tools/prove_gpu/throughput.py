@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from models.config import ModelConfig
+from models.families import resolve
 from models.flops import flops_per_token, peak_flops
-from models.shapes import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity

@@ -1,15 +1,17 @@
 """Runs a sink that training can do without: it may be slow, hang or fail, and training goes on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
+
+from training.metrics.values import Values
 
 
 class Inner(Protocol):
     """What is run in the background; see ``sinks.Sink``."""
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None: ...
+    def write(self, iteration: int, values: Values) -> None: ...
     def close(self) -> None: ...
 
 
@@ -29,13 +31,13 @@ class Background:
     ) -> None:
         """``name`` and ``say`` are for the message; ``close_timeout_s`` is all that ``close`` waits for."""
         self._name, self._say, self._close_timeout_s = name, say, close_timeout_s
-        self._lines: SimpleQueue[tuple[int, Mapping[str, float | int]] | None] = SimpleQueue()
+        self._lines: SimpleQueue[tuple[int, Values] | None] = SimpleQueue()
         # A daemon: if it hangs in the network, the process ends all the same.
         self._left_behind = False
         self._thread = Thread(target=self._work, args=(open_inner,), name=f"metrics-{name}", daemon=True)
         self._thread.start()
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Hand the line over; never blocks and never raises."""
         if self._thread.is_alive():
             self._lines.put((iteration, dict(values)))

@@ -1,7 +1,10 @@
 """The line that a person reads: one per logged iteration."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from training.metrics.values import Values
 
 
 class ConsoleSink:
@@ -12,7 +15,7 @@ class ConsoleSink:
         self._say = say
         self._train_iters = train_iters
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Say the line of ``iteration``."""
         parts = [shown(values[name]) for name, shown in SHOWN.items() if name in values]
         self._say(" | ".join([f"iteration {iteration:>6}/{self._train_iters}", *filter(None, parts)]))
@@ -51,13 +54,20 @@ def _validation(loss: float) -> str:
     return f"validation loss {loss:.3f} (perplexity {shown})"
 
 
-SHOWN: dict[str, Callable[[float], str]] = {
+def _depths(losses: Sequence[float]) -> str:
+    return "mtp " + " ".join(f"{loss:.2f}" for loss in losses)
+
+
+SHOWN: dict[str, Callable[[Any], str]] = {
     "validation_loss": _validation,
     "loss": "loss {:.4f}".format,
+    "mtp_loss": _depths,
     "skipped": _skipped,
     "grad_norm": "norm {:.2f}".format,
     "learning_rate": "lr {:.2e}".format,
     "loss_scale": "scale {:,.0f}".format,
+    "expert_load_max": "experts {:.2f}x".format,
+    "dropped_tokens": "dropped {:.1%}".format,
     "iteration_s": "{:.2f} s".format,
     "tokens_per_s": "{:,.0f} tok/s".format,
     "tokens_per_s_per_gpu": "{:,.0f} tok/s/GPU".format,

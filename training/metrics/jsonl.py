@@ -4,8 +4,10 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from parallel.errors import UserError
+from training.metrics.values import Values
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no number for these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
@@ -23,7 +25,7 @@ class JsonlSink:
         _mend_last_line(path)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Append one line and flush it."""
         record = {"iteration": iteration, **{name: _plain(value) for name, value in values.items()}}
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -34,7 +36,7 @@ class JsonlSink:
         self._file.close()
 
 
-def read_jsonl(path: Path) -> list[dict[str, float | int]]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The lines of ``path`` in order of iteration, at most one training and one validation line an iteration.
 
     A resumed run repeats iterations: of two lines of the same kind for an iteration, the later one counts.
@@ -42,7 +44,7 @@ def read_jsonl(path: Path) -> list[dict[str, float | int]]:
     line that is no object with an ``iteration``.
     """
     lines = path.read_bytes().split(b"\n")
-    latest: dict[tuple[int, bool], dict[str, float | int]] = {}
+    latest: dict[tuple[int, bool], dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if record is not None:
@@ -55,11 +57,16 @@ def read_jsonl(path: Path) -> list[dict[str, float | int]]:
     return [latest[key] for key in sorted(latest)]
 
 
-def _plain(value: float | int) -> float | int | str:
+def _plain(value: Any) -> Any:
+    """``value`` with strings for non-finite numbers, also within lists and objects."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parse(line: bytes) -> dict[str, float | int] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     """One line's object, non-finite numbers turned back from strings; None when it is not one of ours."""
     try:
         record = json.loads(line)
@@ -70,7 +77,12 @@ def _parse(line: bytes) -> dict[str, float | int] | None:
     return {name: _number(value) for name, value in record.items()}
 
 
-def _number(value: float | int | str) -> float | int:
+def _number(value: Any) -> Any:
+    """Inverse of ``_plain``."""
+    if isinstance(value, dict):
+        return {name: _number(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_number(inner) for inner in value]
     return NON_FINITE.get(value, math.nan) if isinstance(value, str) else value
 
 

@@ -1,6 +1,6 @@
 """The attachment that turns steps into logged numbers. Measured on every rank, written by rank 0."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -9,8 +9,10 @@ import torch.distributed as dist
 from parallel.groups import Ranks
 from training.checkpoint.progress import Progress
 from training.loop import Attachment
+from training.metrics.meters import Meter
 from training.metrics.rates import Rates
 from training.metrics.sinks import Sinks
+from training.metrics.values import Value
 from training.step import StepResult
 
 
@@ -26,9 +28,10 @@ class Recorder(Attachment):
         rates: Rates,
         sinks: Sinks | None,
         data_wait_s: Callable[[], float],
+        meters: Sequence[Meter],
     ) -> None:
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
-        self.rates, self.sinks, self.data_wait_s = rates, sinks, data_wait_s
+        self.rates, self.sinks, self.data_wait_s, self.meters = rates, sinks, data_wait_s, meters
         self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
         self.unwritten: StepResult | None = None
 
@@ -51,9 +54,11 @@ class Recorder(Attachment):
             self.ranks.show_progress(f"iteration {progress.iteration}/{self.train_iters}{self.rates.time_left(left)}")
 
     def _write(self, progress: Progress, result: StepResult) -> None:
-        memory = self._memory()
+        measured = self._memory()  # by all ranks, as the meters
+        for meter in self.meters:
+            measured |= meter.report()
         if self.sinks is not None:
-            self.sinks.write(progress.iteration, self._values(progress, result) | memory)
+            self.sinks.write(progress.iteration, self._values(progress, result) | measured)
         self.waited_s, self.stalled_s, self.skipped, self.unwritten = 0.0, 0.0, 0, None
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
@@ -71,8 +76,8 @@ class Recorder(Attachment):
         if self.sinks is not None:
             self.sinks.close()
 
-    def _values(self, progress: Progress, result: StepResult) -> dict[str, float | int]:
-        values: dict[str, float | int] = {
+    def _values(self, progress: Progress, result: StepResult) -> dict[str, Value]:
+        values: dict[str, Value] = {
             "loss": result.loss,
             "learning_rate": result.learning_rate,
             "consumed_samples": progress.consumed_samples,
@@ -87,7 +92,7 @@ class Recorder(Attachment):
             values["loss_scale"] = result.loss_scale
         return values | self.rates.report(self.train_iters - progress.iteration)
 
-    def _memory(self) -> dict[str, float | int]:
+    def _memory(self) -> dict[str, Value]:
         """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. Two small reductions per line."""
         if self.ranks.device.type != "cuda":
             return {}

@@ -9,13 +9,14 @@ from training.metrics.background import Background
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink
 from training.metrics.tensorboard import TensorBoardSink
+from training.metrics.values import Values
 from training.metrics.wandb import WandbSink
 
 
 class Sink(Protocol):
     """Somewhere a logged iteration's numbers go."""
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Take the numbers of ``iteration``, by their key in metrics.jsonl (design.md, "A run's folder")."""
         ...
 
@@ -43,7 +44,7 @@ class Sinks:
 
     sinks: tuple[Sink, ...]
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Hand plain numbers to every sink. The caller leaves out what it does not have."""
         for sink in self.sinks:
             sink.write(iteration, values)

@@ -1,11 +1,15 @@
 """TensorBoard curves in the run's folder."""
 
-from collections.abc import Mapping
 from pathlib import Path
+
+from training.metrics.values import Values, curves
+
+MAX_EXPERTS = 64
+"""More experts than these get no curve each: their block's fullest has one, metrics.jsonl has all."""
 
 
 class TensorBoardSink:
-    """One scalar curve per key of metrics.jsonl, over iterations.
+    """One scalar curve per number of metrics.jsonl, over iterations.
 
     TensorBoard keeps float32: the exact numbers are those of metrics.jsonl.
     """
@@ -22,9 +26,9 @@ class TensorBoardSink:
         purge_step = resumed_iteration + 1 if attempted_before else None
         self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=30)
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+    def write(self, iteration: int, values: Values) -> None:
         """Queue one point per value; the writer flushes every 30 s."""
-        for name, value in values.items():
+        for name, value in curves(values, MAX_EXPERTS):
             self._writer.add_scalar(name, value, iteration)
 
     def close(self) -> None:

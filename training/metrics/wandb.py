@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from training.metrics.redact import redacted
+from training.metrics.values import Values, curves
 
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 30.0
@@ -59,9 +60,12 @@ class WandbSink:
         where = self._run.url if mode == "online" else f"offline in {Path(self._run.dir).parent}"
         say(f"wandb: {where}")
 
-    def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
-        """Log ``values`` at ``iteration``. wandb drops those that its chart has: curves do not double."""
-        self._run.log(dict(values), step=iteration)
+    def write(self, iteration: int, values: Values) -> None:
+        """Log ``values`` at ``iteration``. wandb drops those that its chart has: curves do not double.
+
+        Of experts, each block's fullest only: wandb draws a panel per name.
+        """
+        self._run.log(dict(curves(values, max_experts=0)), step=iteration)
 
     def close(self) -> None:
         """Wait until the data is sent, at most ``FINISH_TIMEOUT_S``."""

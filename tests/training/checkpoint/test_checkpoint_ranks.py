@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from data.loader import Batch, to_batch
 from models.config import ModelConfig
+from models.families import resolve
 from models.init import global_tensors
 from models.names import canonical
-from models.shapes import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError

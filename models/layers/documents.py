@@ -1,0 +1,38 @@
+"""Documents packed into one sample that do not see one another, on their way through megatron-core's layers."""
+
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor
+
+
+class Documents:
+    """Where the documents packed into a microbatch's samples start, handed to mcore as ``packed_seq_params``.
+
+    mcore passes it to every layer untouched. It reads ``qkv_format``, where "sbhd" keeps all tensors as they are
+    without documents, and ``max_seqlen_q`` and ``max_seqlen_kv``, the length that RoPE is made for. Only SDPAttention
+    reads the rest.
+
+    RoPE does not restart with a document: scores depend on differences of positions only, whatever the frequencies
+    (arXiv:2104.09864, section 3.4.2), and those are the same within a document. Learned positions restart, in
+    ``Batch.position_ids``.
+
+    Transformer Engine would want its "thd" format: samples of a microbatch flattened into one row of documents with
+    ``cu_seqlens``, which changes the shape of all activations. Nothing here makes that: it would be a second path
+    through the model, which no CPU can run and so no test of ours could hold to one rank. Its attention has none of
+    the attributes that it would read from this object and fails rather than ignore it.
+    """
+
+    qkv_format: Literal["sbhd"] = "sbhd"
+
+    def __init__(self, starts: Tensor, context_parallel_size: int = 1) -> None:
+        """starts: [b, s/cp] int64, for each token on this rank the position in its sample at which its document
+        starts."""
+        self.starts = starts
+        self.max_seqlen_q = self.max_seqlen_kv = starts.shape[1] * context_parallel_size
+
+    @cached_property
+    def earliest(self) -> list[int]:
+        """For each of the s/cp tokens, the smallest start over the samples. On a GPU this waits for the device, once
+        a microbatch: which keys a block of queries needs must be known on the host."""
+        return self.starts.amin(dim=0).tolist()

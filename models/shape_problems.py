@@ -1,0 +1,192 @@
+"""What does not fit together within one architecture; how it divides over ranks is checked elsewhere. Imports no torch.
+
+Every sentence says the field, its value, what was expected, and the way out.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from parallel.errors import UserError
+
+if TYPE_CHECKING:  # GPTShape.problems calls this module, so the import at run time goes one way only
+    from models.shapes import GPTShape
+
+
+def shape_problems(shape: "GPTShape") -> list[str]:
+    """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
+    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window]
+    if shape.multi_latent_attention:
+        parts += [_latent_attention]
+    if shape.num_moe_experts:
+        parts += [_experts, _expert_groups, _balance, _capacity]
+    if shape.mtp_num_layers:
+        parts += [_multi_token_prediction]
+    return [problem for part in parts for problem in part(shape)]
+
+
+def _heads(shape: "GPTShape") -> Iterator[str]:
+    heads, groups = shape.num_attention_heads, shape.num_query_groups
+    if heads % groups:
+        fits = [size for size in range(1, heads + 1) if heads % size == 0]
+        yield (
+            f"model.num_attention_heads {heads} is not divisible by model.num_query_groups {groups}. "
+            f"Groups that divide {heads} heads: {', '.join(map(str, fits))}."
+        )
+
+
+def _positions(shape: "GPTShape") -> Iterator[str]:
+    if shape.multi_latent_attention or shape.position_embedding_type != "rope":
+        return
+    if shape.rotary_dim % 2 or not shape.rotary_dim:
+        yield (
+            f"model: RoPE turns pairs of channels, but kv_channels {shape.kv_channels} x rotary_percent "
+            f"{shape.rotary_percent} = {shape.rotary_dim} channels. Make that even, at least 2."
+        )
+
+
+def _rope_scaling(shape: "GPTShape") -> Iterator[str]:
+    if shape.rope_scaling != "none" and shape.position_embedding_type != "rope":
+        yield (
+            f'model.rope_scaling "{shape.rope_scaling}" needs model.position_embedding_type = "rope", '
+            f'found "{shape.position_embedding_type}".'
+        )
+    if shape.rope_scaling == "llama3" and shape.rope_low_freq_factor >= shape.rope_high_freq_factor:
+        yield (
+            f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
+            f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
+        )
+    if shape.rope_scaling == "yarn" and shape.yarn_beta_slow >= shape.yarn_beta_fast:
+        yield (
+            f"model.yarn_beta_slow {shape.yarn_beta_slow} must be below model.yarn_beta_fast {shape.yarn_beta_fast}."
+        )
+
+
+def _frequencies(shape: "GPTShape") -> Iterator[str]:
+    """Of those fields that have a meaning here: a frequency left over from a named shape does no harm."""
+    try:
+        if any(shape.no_rope_blocks) and (shape.multi_latent_attention or shape.position_embedding_type != "rope"):
+            yield (
+                f'model.no_rope_freq "{shape.no_rope_freq}" leaves RoPE out of blocks, but there is none to leave out '
+                '(or it belongs to latent attention, which needs it). Use "0".'
+            )
+    except UserError as error:
+        yield f"model.no_rope_freq: {error}"
+    try:
+        _ = shape.window_blocks
+    except UserError as error:
+        yield f"model.window_attn_skip_freq: {error}"
+    try:
+        if shape.num_moe_experts and not any(shape.moe_blocks):
+            yield (
+                f'model.moe_layer_freq "{shape.moe_layer_freq}" makes no block a mixture of model.num_moe_experts '
+                f'{shape.num_moe_experts}. Use "1" for every block, or model.num_moe_experts = 0.'
+            )
+    except UserError as error:
+        yield f"model.moe_layer_freq: {error}"
+
+
+def _window(shape: "GPTShape") -> Iterator[str]:
+    before, after = shape.window_size
+    if before < -1 or after != 0:
+        yield (
+            f"model.window_size {shape.window_size} must be (tokens before its own that a query sees, 0): attention "
+            "is causal. Use (4095, 0) for a window of 4,096 tokens, (-1, 0) for none."
+        )
+
+
+def _latent_attention(shape: "GPTShape") -> Iterator[str]:
+    where = "model.multi_latent_attention"
+    if shape.position_embedding_type != "rope" or shape.rotary_percent != 1.0:
+        yield (
+            f'{where} turns all its qk_pos_emb_head_dim channels with RoPE: it needs position_embedding_type "rope" '
+            f'and rotary_percent 1.0, found "{shape.position_embedding_type}" and {shape.rotary_percent}.'
+        )
+    if shape.qk_pos_emb_head_dim % 2:
+        yield f"model.qk_pos_emb_head_dim {shape.qk_pos_emb_head_dim} must be even: RoPE turns pairs of channels."
+    if shape.rope_scaling not in ("none", "yarn"):
+        yield f'{where}: model.rope_scaling "{shape.rope_scaling}" is not supported with it. Use "none" or "yarn".'
+    if shape.window_size[0] >= 0:
+        yield f"{where}: model.window_size {shape.window_size} is not supported with it. Use (-1, 0)."
+    if shape.num_query_groups != shape.num_attention_heads:
+        yield (
+            f"{where} gives every head its own keys and values: model.num_query_groups {shape.num_query_groups} must "
+            f"be model.num_attention_heads, {shape.num_attention_heads}."
+        )
+    if shape.add_qkv_bias:
+        yield f"{where} has no biases on queries, keys and values. Set model.add_qkv_bias = false."
+
+
+def _experts(shape: "GPTShape") -> Iterator[str]:
+    experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    if topk > experts:
+        yield f"model.moe_router_topk {topk} exceeds model.num_moe_experts {experts}. Use {experts} or less."
+    if topk == 1 and shape.moe_router_score_function == "softmax" and not shape.moe_router_pre_softmax:
+        yield (
+            "model.moe_router_topk 1 with a softmax over the chosen expert alone is always 1, so the router would "
+            "never learn. Set model.moe_router_pre_softmax = true."
+        )
+    if shape.add_bias_linear:
+        yield (
+            "model.add_bias_linear is not supported with model.num_moe_experts: megatron-core has no biases for shared "
+            "experts nor for experts whose matrices are split. Set model.add_bias_linear = false."
+        )
+
+
+def _expert_groups(shape: "GPTShape") -> Iterator[str]:
+    """Group-limited routing: the best ``moe_router_group_topk`` groups, and within them the best experts."""
+    experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    groups, chosen = shape.moe_router_num_groups, shape.moe_router_group_topk
+    names = f"model.moe_router_num_groups {groups} and model.moe_router_group_topk {chosen}"
+    if not groups and not chosen:
+        return
+    if not groups or not chosen:
+        yield f"{names}: group-limited routing needs both. Set both, or both to 0."
+        return
+    if experts % groups:
+        fits = [size for size in range(1, experts + 1) if experts % size == 0]
+        yield (
+            f"model.num_moe_experts {experts} is not divisible by model.moe_router_num_groups {groups}. "
+            f"Groups that divide {experts} experts: {', '.join(map(str, fits))}."
+        )
+    if chosen > groups:
+        yield f"{names}: a token cannot choose from more groups than there are. Use {groups} or less."
+    if topk % chosen:
+        fits = [size for size in range(1, min(topk, groups) + 1) if topk % size == 0]
+        yield (
+            f"model.moe_router_topk {topk} is not divisible by model.moe_router_group_topk {chosen}: a group's score "
+            f"is the sum of its best topk / group_topk experts. Use one of {', '.join(map(str, fits))}."
+        )
+    elif not experts % groups and topk // chosen > experts // groups:
+        yield (
+            f"model.moe_router_topk {topk} from {chosen} groups needs {topk // chosen} experts in each, but a group "
+            f"has {experts // groups}. Raise model.moe_router_group_topk, or lower model.moe_router_num_groups."
+        )
+
+
+def _balance(shape: "GPTShape") -> Iterator[str]:
+    if shape.moe_router_load_balancing_type == "none" and shape.moe_aux_loss_coeff > 0:
+        yield (
+            f"model.moe_aux_loss_coeff {shape.moe_aux_loss_coeff} weighs no loss: model.moe_router_load_balancing_type "
+            'is "none". Choose "aux_loss", "seq_aux_loss" or "global_aux_loss", or set the coefficient to 0.'
+        )
+    if shape.moe_router_enable_expert_bias and shape.moe_router_score_function != "sigmoid":
+        yield (
+            'model.moe_router_enable_expert_bias needs model.moe_router_score_function = "sigmoid", found '
+            f'"{shape.moe_router_score_function}".'
+        )
+
+
+def _capacity(shape: "GPTShape") -> Iterator[str]:
+    if shape.moe_pad_expert_input_to_capacity and not shape.moe_expert_capacity_factor:
+        yield (
+            "model.moe_pad_expert_input_to_capacity fills experts up to a capacity, but "
+            "model.moe_expert_capacity_factor is 0: there is none. Set it, for example to 1.25."
+        )
+
+
+def _multi_token_prediction(shape: "GPTShape") -> Iterator[str]:
+    if shape.position_embedding_type == "learned_absolute":
+        yield (
+            "model.mtp_num_layers embeds tokens on the last pipeline stage too, where learned positions are not: "
+            'set model.position_embedding_type to "rope" or "none", or model.mtp_num_layers = 0.'
+        )

@@ -1,0 +1,232 @@
+"""Named architectures: published parameter counts, transformers' own models, and siblings that run on a laptop."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from models.families import ALIASES, PUBLISHED, SHAPES, TINY, named
+from models.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.shapes import GPTShape
+from training.cli import parse
+
+# Elements of the published weights, tied ones once, of the repositories that families.py names.
+ELEMENTS = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama31_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama31_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
+    "llama3_1b": 1_235_814_400,
+    "llama3_3b": 3_212_749_824,
+    "mistral_7b": 7_241_732_096,
+    "mixtral_8x7b": 46_702_792_704,
+    "mixtral_8x22b": 140_620_634_112,
+    "qwen2_0_5b": 494_032_768,
+    "qwen2_1_5b": 1_543_714_304,
+    "qwen2_7b": 7_615_616_512,
+    "qwen2_72b": 72_706_203_648,
+    "qwen25_0_5b": 494_032_768,
+    "qwen25_3b": 3_085_938_688,
+    "qwen25_14b": 14_770_033_664,
+    "qwen25_32b": 32_763_876_352,
+    "qwen25_72b": 72_706_203_648,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560,
+    "deepseek_v2_lite": 15_706_484_224,
+    "deepseek_v2": 235_741_434_880,
+}
+
+# Billions of parameters that a token meets, as the papers and model cards round them.
+ACTIVE = {
+    "mixtral_8x7b": 12.9,  # arXiv:2401.04088, section 1: "13B"; the announcement: 12.9B
+    "mixtral_8x22b": 39,
+    "qwen3_30b_a3b": 3.3,  # arXiv:2505.09388, table 2 and the model cards
+    "qwen3_235b_a22b": 22,
+    "deepseek_v2_lite": 2.4,  # arXiv:2405.04434, appendix B
+    "deepseek_v2": 21,
+    "deepseek_v3": 37,
+}
+
+
+@pytest.mark.parametrize("name, count", ELEMENTS.items())
+def test_shape_has_the_published_number_of_parameters(name: str, count: int) -> None:
+    assert num_parameters(named(name)) == count
+
+
+def test_gpt3_has_the_paper_s_number_of_parameters() -> None:
+    # arXiv:2005.14165, table D.1: 174,600 million
+    assert round(num_parameters(named("gpt3_175b")) / 1e6, -2) == 174_600
+
+
+def test_deepseek_v3_has_the_published_numbers_of_parameters() -> None:
+    """The weights' README: 671 B; MTP: 11.5 B of its own. The checkpoint's total has a bias for every expert, too."""
+    whole, mtp = num_parameters(named("deepseek_v3")), mtp_only_parameters(named("deepseek_v3"))
+    assert whole - mtp + 58 * 256 == 671_026_419_200
+    assert mtp / 1e9 == pytest.approx(11.5, abs=0.2)
+
+
+@pytest.mark.parametrize("name, billions", ACTIVE.items())
+def test_active_parameters_are_the_published_ones(name: str, billions: float) -> None:
+    """DeepSeek counts the output layer, but not the embedding, of which a token looks up one row."""
+    shape = dataclasses.replace(named(name), mtp_num_layers=0)
+    looked_up = shape.vocab_size * shape.hidden_size if name.startswith("deepseek") else 0
+    digit = 1 if billions % 1 else 0
+    assert (active_parameters(shape) - looked_up) / 1e9 == pytest.approx(billions, abs=0.6 / 10**digit)
+
+
+def test_without_experts_every_parameter_is_active() -> None:
+    assert active_parameters(named("qwen3_8b")) == num_parameters(named("qwen3_8b"))
+
+
+def test_every_shape_is_consistent() -> None:
+    assert {name: shape.problems() for name, shape in SHAPES.items() if shape.problems()} == {}
+    assert set(ALIASES.values()) <= set(SHAPES)
+
+
+def test_llama_releases_differ_in_rope_scaling_only_where_published() -> None:
+    assert named("llama3_8b").rope_scaling == "none"
+    for name, factor in (("llama31_8b", 8.0), ("llama3_405b", 8.0), ("llama3_1b", 32.0), ("llama3_3b", 32.0)):
+        shape = named(name)
+        low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
+        found = (shape.rope_scaling, shape.rope_scaling_factor, low, high, shape.rope_original_max_position_embeddings)
+        assert found == ("llama3", factor, 1.0, 4.0, 8192), name
+
+
+def test_llama3_tiny_has_wavelengths_in_all_three_bands() -> None:
+    shape = named("llama3_tiny")
+    pairs = range(0, shape.rotary_dim, 2)
+    wavelengths = [2 * math.pi * shape.rotary_base ** (pair / shape.rotary_dim) for pair in pairs]
+    original = shape.rope_original_max_position_embeddings
+    low, high = original / shape.rope_low_freq_factor, original / shape.rope_high_freq_factor
+    assert any(length < high for length in wavelengths)
+    assert any(high < length < low for length in wavelengths)
+    assert any(length > low for length in wavelengths)
+    assert original <= 64, "a test's sequence must reach the stretched wavelengths"
+
+
+SIBLINGS = {
+    "gpt2_tiny": "gpt2",
+    "gpt3_tiny": "gpt3_175b",
+    "llama2_tiny": "llama2_7b",
+    "llama3_tiny": "llama31_8b",
+    "mistral_tiny": "mistral_7b",
+    "mixtral_tiny": "mixtral_8x7b",
+    "qwen2_tiny": "qwen2_7b",
+    "qwen3_tiny": "qwen3_8b",
+    "qwen3_moe_tiny": "qwen3_30b_a3b",
+    "deepseek_v2_tiny": "deepseek_v2",
+    "deepseek_v3_tiny": "deepseek_v3",
+}
+
+
+def architecture(shape: GPTShape) -> dict[str, Any]:
+    """What a shape is, without its sizes: every word and switch, and whether a part of it exists."""
+    fields = {field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)}
+    kind = {name: value for name, value in fields.items() if isinstance(value, bool | str)}
+    sizes = ("q_lora_rank", "moe_router_num_groups", "moe_shared_expert_intermediate_size", "num_moe_experts")
+    kind |= {name: fields[name] > 0 for name in sizes}
+    kind |= {name: fields[name] for name in ("mtp_num_layers", "moe_aux_loss_coeff", "moe_router_topk_scaling_factor")}
+    kind |= {name: fields[name] for name in ("rotary_base", "norm_epsilon", "rope_scaling_factor", "mscale")}
+    kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
+    kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
+    kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
+    del kind["moe_layer_freq"]
+    return kind
+
+
+@pytest.mark.parametrize("name, sibling", SIBLINGS.items())
+def test_a_tiny_one_keeps_the_architecture(name: str, sibling: str) -> None:
+    assert architecture(named(name)) == architecture(named(sibling))
+    assert (named(name).num_layers, named(name).hidden_size, named(name).vocab_size) == (4, 64, 257)
+    assert num_parameters(named(name)) < 500_000
+
+
+def test_every_family_has_a_tiny_one() -> None:
+    assert set(SIBLINGS) == set(TINY)
+    assert set(SIBLINGS.values()) <= set(PUBLISHED)
+
+
+def test_a_named_shape_needs_nothing_but_its_name() -> None:
+    config = parse(["slurm/recipes/debug.toml", "--model.shape", "deepseek_v3_tiny"])
+    for name in SHAPES:
+        model = dataclasses.replace(config.model, shape=name)
+        assert dataclasses.replace(config, model=model).problems(1) == [], name
+
+
+def transformers_config(name: str, shape: GPTShape) -> Any:
+    """The configuration of transformers' own model of the same sizes."""
+    import transformers
+
+    sizes = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_query_groups,
+        "head_dim": shape.kv_channels,
+        "tie_word_embeddings": shape.tied,
+    }
+    dense = {"llama2": "Llama", "llama3": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    family = name.removesuffix("_tiny")
+    if family in dense:
+        return getattr(transformers, dense[family] + "Config")(**sizes)
+    if family in ("gpt2", "gpt3"):
+        return transformers.GPT2Config(
+            vocab_size=shape.vocab_size,
+            n_embd=shape.hidden_size,
+            n_layer=shape.num_layers,
+            n_head=shape.num_attention_heads,
+            n_positions=shape.max_position_embeddings,
+        )
+    topk, width = shape.moe_router_topk, shape.expert_ffn_hidden_size
+    if family == "mixtral":
+        sizes |= {"intermediate_size": width}
+        return transformers.MixtralConfig(**sizes, num_local_experts=shape.num_moe_experts, num_experts_per_tok=topk)
+    if family == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(
+            **sizes, num_experts=shape.num_moe_experts, num_experts_per_tok=topk, moe_intermediate_size=width
+        )
+    del sizes["head_dim"]
+    kind = {"deepseek_v2": transformers.DeepseekV2Config, "deepseek_v3": transformers.DeepseekV3Config}[family]
+    return kind(
+        **sizes,
+        q_lora_rank=shape.q_lora_rank or None,
+        kv_lora_rank=shape.kv_lora_rank,
+        qk_nope_head_dim=shape.qk_head_dim,
+        qk_rope_head_dim=shape.qk_pos_emb_head_dim,
+        v_head_dim=shape.v_head_dim,
+        n_routed_experts=shape.num_moe_experts,
+        n_shared_experts=shape.moe_shared_expert_intermediate_size // width,
+        moe_intermediate_size=width,
+        num_experts_per_tok=topk,
+        n_group=shape.moe_router_num_groups,
+        topk_group=shape.moe_router_group_topk,
+        first_k_dense_replace=shape.moe_blocks.index(True),
+    )
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_transformers_own_model_has_as_many_parameters(name: str) -> None:
+    import transformers
+
+    shape = dataclasses.replace(named(name), mtp_num_layers=0)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers_config(name, shape))
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(shape)

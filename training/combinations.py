@@ -1,0 +1,52 @@
+"""What cannot be combined, though each part is sound by itself and divides over the ranks. No torch here."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+
+
+def mtp_problems(shape: GPTShape, reset: str) -> list[str]:
+    """Multi-token prediction with packed documents, or with blocks that attend differently."""
+    if not shape.mtp_num_layers:
+        return []
+    found = []
+    if reset != "none":
+        found.append(
+            f'model.mtp_num_layers cannot be combined with data.reset = "{reset}": its targets would reach into the '
+            "next document. Set one of them to its default (0, none)."
+        )
+    for field, blocks in (("window_attn_skip_freq", shape.window_blocks), ("no_rope_freq", shape.no_rope_blocks)):
+        if blocks[0] != blocks[-1]:
+            found.append(
+                f"model.mtp_num_layers {shape.mtp_num_layers}: an MTP depth attends as the first block does "
+                f"(megatron-core counts its layers from 1), but model.{field} lets the first and the last block "
+                "differ. Make them equal, or set model.mtp_num_layers = 0."
+            )
+    return found
+
+
+def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
+    """A dispatcher whose kernels the device lacks."""
+    if device != "cpu" or parallel.moe_token_dispatcher_type != "flex":
+        return []
+    return [
+        'parallel.moe_token_dispatcher_type "flex" needs GPUs, found device = "cpu". Use "alltoall" or "allgather".'
+    ]
+
+
+def recompute_problems(shape: GPTShape, modules: Sequence[str]) -> list[str]:
+    """Recomputation of parts that the model does not have."""
+    experts, shared = shape.num_moe_experts > 0, shape.moe_shared_expert_intermediate_size > 0
+    parts = {
+        "mla_up_proj": ("model.multi_latent_attention", shape.multi_latent_attention),
+        "moe": ("model.num_moe_experts", experts),
+        "moe_act": ("model.num_moe_experts", experts),
+        "shared_experts": ("model.moe_shared_expert_intermediate_size", shared),
+    }
+    return [
+        f'train.recompute_modules "{module}" needs a model with {parts[module][0]}, found none. Leave it out.'
+        for module in modules
+        if module in parts and not parts[module][1]
+    ]
