@@ -75,7 +75,7 @@ def test_standard_deviations_are_megatrons() -> None:
     assert std_of("layers.0.self_attention.linear_proj.bias", shape) is None
 
 
-@pytest.mark.parametrize("shape", ["debug", "gpt2_tiny"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_canonical_names_round_trip(shape: str) -> None:
     for parameter in parameters(SHAPES[shape]):
         assert canonical(checkpoint_key(parameter.name)) == parameter.name

@@ -124,6 +124,10 @@ def check_stages(identity: Identity, config: RunConfig) -> None:
         "--model.shape gpt2_tiny --parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 2",
         "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 2 "
         "--model.qk_layernorm --model.add_qkv_bias --parallel.tensor_model_parallel_size 2",
+        "--model.shape mixtral_tiny --parallel.tensor_model_parallel_size 4 --parallel.sequence_parallel "
+        "--parallel.expert_model_parallel_size 2 --parallel.expert_tensor_parallel_size 2",
+        "--model.shape deepseek_v3_tiny --parallel.pipeline_model_parallel_size 2 "
+        "--parallel.expert_model_parallel_size 2",
     ],
 )
 def test_a_rank_holds_what_the_plan_says(flags: str) -> None:

@@ -29,7 +29,8 @@ class Parity:
     """Recipe whose architecture is tried."""
 
     layouts: tuple[str, ...] = ("tp2", "pp2", "dp2", "tp2sppp2dp2")
-    """Names made of tpN ppN vppN cpN dpN mbsN firstN lastN sp overlap zero0, e.g. tp2sp, pp2vpp2, tp2pp2dp2overlap."""
+    """Names made of tpN cpN ppN vppN dpN epN etpN (sizes), mbsN (micro-batch), firstN lastN (layers of the end stages),
+    account (embedding and loss as layers), sp overlap zero0 allgather bucketN, e.g. tp2sp pp2vpp2 tp2spep2etp1."""
 
     num_layers: int = 4
     """Layers of the shrunk model; a multiple of the pipeline chunks."""
