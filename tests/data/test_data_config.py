@@ -46,5 +46,5 @@ def test_documents_see_one_another_by_default_and_a_recipe_can_say_otherwise():
 def test_a_word_that_reset_does_not_have_is_refused(tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[data]\nreset = "positions"\n')
-    with pytest.raises(UserError, match="data.reset.*attention"):
+    with pytest.raises(UserError, match=r"data\.reset.*attention"):
         cli.load(recipe)

@@ -121,7 +121,8 @@ def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], 
     """(name, global shape, offset, data) of each piece of weights, as mcore has them, and of their state."""
     for chunk in parts.chunks:
         for entry in global_tensors(unwrap(chunk)):
-            yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), entry.data
+            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))  # an expert is a row of all
+            yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), box
     for box in optimizer_state.optimizer_boxes(parts.chunks, parts.optimizer, parts.ranks):
         state, key = box.key.removeprefix(optimizer_state.PREFIX).split(".", 1)
         yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data
@@ -202,6 +203,41 @@ TARGETS: dict[str, tuple[int, ParallelConfig]] = {
 def test_any_layout_restores_every_bit(name: str, llama: Path, tmp_path: Path) -> None:
     world_size, parallel = TARGETS[name]
     on_ranks(world_size, configuration(parallel), restore_and_compare, llama, tmp_path, 1e-5)
+
+
+def deepseek_on(parallel: ParallelConfig) -> RunConfig:
+    """Latent attention, experts with a bias that no gradient moves, shared experts, multi-token prediction."""
+    return configuration(parallel, shape="deepseek_v3_tiny")
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half of the experts on each rank of a stage, whose attention is split over TP: experts and the rest differ."""
+    folder = tmp_path_factory.mktemp("deepseek")
+    parallel = sizes(tp=2, pp=2, sequence_parallel=True, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+    on_ranks(4, deepseek_on(parallel), save_and_go_on, folder)
+    return folder
+
+
+EXPERT_TARGETS: dict[str, tuple[int, ParallelConfig]] = {
+    "one rank": (1, sizes()),
+    "EP4": (4, sizes(expert_model_parallel_size=4, overlap_grad_reduce=True, ddp_bucket_size=7000)),
+    "TP2 EP2 ETP2": (4, sizes(tp=2, sequence_parallel=True, expert_model_parallel_size=2)),
+    "EP2 PP2 VPP2": (4, sizes(pp=2, vpp=2, expert_model_parallel_size=2)),
+}
+
+
+@pytest.mark.parametrize("name", EXPERT_TARGETS)
+def test_experts_move_with_their_moments_to_any_layout(name: str, deepseek: Path, tmp_path: Path) -> None:
+    """Moments included: megatron-core 0.19.2 cannot load those of its own checkpoint at another EP size."""
+    world_size, parallel = EXPERT_TARGETS[name]
+    on_ranks(world_size, deepseek_on(parallel), restore_and_compare, deepseek, tmp_path, 1e-5)
+
+
+def test_experts_saved_by_one_rank_restore_on_many(tmp_path: Path) -> None:
+    on_ranks(1, deepseek_on(sizes()), save_and_go_on, tmp_path)
+    world_size, parallel = EXPERT_TARGETS["EP2 PP2 VPP2"]
+    on_ranks(world_size, deepseek_on(parallel), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
 
 
 def test_state_that_was_not_cut_restores_where_it_is(tmp_path: Path) -> None:
