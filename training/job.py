@@ -13,6 +13,7 @@ from data.split import SplitName
 from models import gpt
 from models.families import resolve
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
+from models.layers.spec import provider
 from models.shapes import GPTShape
 from parallel import groups, replicas
 from parallel.groups import Ranks
@@ -97,7 +98,10 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         num_layers=config.train.recompute_num_layers,
         modules=config.train.recompute_modules,
     )
-    model = gpt.build(config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed)
+    backend = provider(ranks.device, documents=config.data.reset != "none")
+    model = gpt.build(
+        config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend
+    )
     chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)

@@ -19,8 +19,8 @@ class Documents:
 
     Transformer Engine would want its "thd" format: samples of a microbatch flattened into one row of documents with
     ``cu_seqlens``, which changes the shape of all activations. Nothing here makes that: it would be a second path
-    through the model, which no CPU can run and so no test of ours could hold to one rank. Its attention has none of
-    the attributes that it would read from this object and fails rather than ignore it.
+    through the model, which no CPU can run and so no test of ours could hold to one rank. With packed documents,
+    attention is ours among Transformer Engine's other modules too (models/layers/spec.py).
     """
 
     qkv_format: Literal["sbhd"] = "sbhd"

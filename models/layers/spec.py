@@ -58,12 +58,18 @@ class PortableProvider(LocalSpecProvider):
         return SDPAttention
 
 
-def provider(device: torch.device) -> BackendSpecProvider:
-    """Transformer Engine's modules where there are CUDA and Transformer Engine, else ours."""
+def provider(device: torch.device, documents: bool = False) -> BackendSpecProvider:
+    """Transformer Engine's modules where there are CUDA and Transformer Engine, else ours.
+
+    documents: those packed into a sample are kept apart, which our attention alone does (models/layers/documents.py).
+    """
     if device.type == "cuda" and importlib.util.find_spec("transformer_engine"):
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
-        return TESpecProvider()
+        backend = TESpecProvider()
+        if documents:
+            backend.core_attention = lambda: SDPAttention
+        return backend
     return PortableProvider()
 
 

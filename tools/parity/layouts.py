@@ -23,7 +23,14 @@ SIZES = {
     "last": "num_layers_in_last_pipeline_stage",
     "bucket": "ddp_bucket_size",
 }
-WORD = re.compile(r"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|(sp|overlap|zero0|allgather|account)")
+SWITCHES: dict[str, dict[str, object]] = {
+    "sp": {"sequence_parallel": True},
+    "overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
+    "zero0": {"use_distributed_optimizer": False},
+    "allgather": {"moe_token_dispatcher_type": "allgather"},
+    "account": {f"account_for_{part}_in_pipeline_split": True for part in ("embedding", "loss")},
+}
+WORD = re.compile(rf"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|({'|'.join(SWITCHES)})|\[([^\]]+)\]")
 
 
 def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
@@ -31,8 +38,9 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
 
     A name is made of tpN, ppN, vppN, cpN, dpN, epN, etpN, mbsN (micro-batch), firstN and lastN (layers of the first
     and last stage), bucketN (elements), sp (sequence parallel), overlap (of both gradient reduce and parameter gather),
-    zero0 (no distributed optimizer), allgather (experts' dispatcher) and account (embedding and loss count as layers).
-    Without dpN there is one replica, or as many as the experts need. Raises UserError for anything else.
+    zero0 (no distributed optimizer), allgather (experts' dispatcher), account (embedding and loss count as layers) and
+    [Et|tt|tL] (pipeline_model_parallel_layout). Without dpN there is one replica, or as many as the experts need.
+    Raises UserError for anything else.
     """
     if WORD.sub("", name):
         raise UserError(
@@ -40,23 +48,17 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
         )
     changes: dict[str, object] = {}
     dp, micro_batch_size = None, config.train.micro_batch_size
-    for size_name, number, switch in WORD.findall(name):
+    for size_name, number, switch, stages in WORD.findall(name):
         if size_name == "dp":
             dp = int(number)
         elif size_name == "mbs":
             micro_batch_size = int(number)
         elif size_name:
             changes[SIZES[size_name]] = int(number)
-        elif switch == "sp":
-            changes["sequence_parallel"] = True
-        elif switch == "overlap":
-            changes |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
-        elif switch == "allgather":
-            changes["moe_token_dispatcher_type"] = "allgather"
-        elif switch == "account":
-            changes |= {f"account_for_{part}_in_pipeline_split": True for part in ("embedding", "loss")}
+        elif switch:
+            changes |= SWITCHES[switch]
         else:
-            changes["use_distributed_optimizer"] = False
+            changes["pipeline_model_parallel_layout"] = stages
     parallel = ParallelConfig(**changes)  # type: ignore[arg-type]
     changed = dataclasses.replace(
         config, parallel=parallel, train=dataclasses.replace(config.train, micro_batch_size=micro_batch_size)

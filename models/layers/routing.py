@@ -1,0 +1,64 @@
+"""Group-limited routing by each group's best expert, as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2)."""
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe import router
+from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function as route
+from torch import Tensor
+
+
+def install() -> None:
+    """Let mcore's router, which calls it by its name in its own module, use ours."""
+    router.topk_routing_with_score_function = topk_routing_with_score_function
+
+
+def topk_routing_with_score_function(
+    logits: Tensor,
+    topk: int,
+    *,
+    num_groups: int | None = None,
+    group_topk: int | None = None,
+    score_function: str = "softmax",
+    router_replay: Any = None,
+    fused: bool = False,
+    **settings: Any,
+) -> tuple[Tensor, Tensor]:
+    """Weights and map [tokens, E] of the experts that each token is sent to; logits [tokens, E].
+
+    mcore 0.19.2 rates a group by the sum of its best topk / group_topk experts, whatever the scores. That is
+    DeepSeek-V3's rule for its sigmoid scores (the best two of 8 from 4 groups, arXiv:2412.19437, section 2.1.2). V2, with
+    a softmax, takes "the highest affinity scores among them"; for its 6 from 3 groups, mcore would send about one token
+    in five elsewhere. A softmax with groups is chosen for here, so mcore's (Transformer Engine's) fused routing is off.
+    """
+    if score_function != "softmax" or not group_topk:
+        return route(
+            logits,
+            topk,
+            num_groups=num_groups,
+            group_topk=group_topk,
+            score_function=score_function,
+            router_replay=router_replay,
+            fused=fused,
+            **settings,
+        )
+    scores = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    if router_replay is None:
+        _, indices = best_of_best_groups(scores, topk, num_groups, group_topk)
+    else:
+        _, indices = router_replay.get_replay_topk(scores, topk, num_groups, group_topk, best_of_best_groups)
+    return route(logits, topk, score_function=score_function, precomputed_indices=indices, **settings)
+
+
+def best_of_best_groups(
+    scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None
+) -> tuple[Tensor, Tensor]:
+    """The ``topk`` best scores, and their experts [tokens, topk], of the ``group_topk`` groups that hold the best ones.
+
+    scores: [tokens, E], not negative; groups are runs of E / num_groups experts.
+    """
+    assert num_groups and group_topk
+    groups = scores.unflatten(-1, (num_groups, -1))
+    chosen = groups.amax(dim=-1).topk(group_topk, dim=-1).indices
+    kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, chosen, True)
+    return groups.masked_fill(~kept[..., None], -1.0).flatten(-2).topk(topk, dim=-1)
