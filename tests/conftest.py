@@ -12,6 +12,11 @@ from data.prepare import Prepared, prepare
 from parallel.launch import count_gpus
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--write_layouts``: see tests/test_layouts.py."""
+    parser.addoption("--write_layouts", action="store_true", help="write docs/layouts.md from what this run proves")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect, never pass, what needs a GPU."""
     if count_gpus(os.environ):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from models.families import SHAPES
 from training import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/layouts.md"]
 
 
 def commands(page: str) -> list[str]:
@@ -33,6 +34,11 @@ def test_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = next(index for index, word in enumerate(words) if word.endswith(("pretrain_gpt.py", "pretrain.sbatch")))
     assert (ROOT / words[script]).exists()
     cli.parse(words[script + 1 :])
+
+
+def test_every_family_is_listed() -> None:
+    named = set(re.findall(r"`(\w+_tiny)`", (ROOT / "README.md").read_text()))
+    assert named == {name for name in SHAPES if name.endswith("_tiny")}
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:

@@ -105,17 +105,17 @@ def run(command: list[str], environ: Mapping[str, str], limit_s: float) -> str:
 
 
 def specs(machine: Machine) -> Outcome:
-    """Logits and every gradient of both models on the same weights, in fp32 and bf16."""
+    """Logits and every gradient of both on the same weights: several architectures in fp32, one in bf16."""
     if not machine.has_te:
         raise UnrunError("transformer-engine is not installed (pip install '.[te]')")
     (found,) = ranks_of("specs", environ=FP32)
     outcome = Outcome(lines=[], numbers=found)
     for dtype, bounds in SPEC_BOUNDS.items():
-        row = found[dtype]
-        outcome.lines.append(
-            f"{dtype}: logits {row['logits']:.1e}, worst gradient {row['gradient']:.1e} ({row['worst']})"
-        )
-        outcome.problems += beyond(row, bounds, dtype)
+        for model, row in found[dtype].items():
+            what = f"{dtype}, {model}"
+            gradient = f"worst gradient {row['gradient']:.1e} ({row['worst']})"
+            outcome.lines.append(f"{what}: logits {row['logits']:.1e}, {gradient}")
+            outcome.problems += beyond(row, bounds, what)
     return outcome
 
 

@@ -1,0 +1,240 @@
+"""Which models are tried on which layouts, what is refused, and what only a GPU can show: docs/layouts.md as data."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.parity.layouts import shrink
+from training import cli
+from training.config import RunConfig
+
+RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
+MOE: dict[str, Any] = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
+MLA: dict[str, Any] = {
+    "multi_latent_attention": True,
+    "num_query_groups": 4,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One architecture, and the layouts on which it must train as one rank does."""
+
+    name: str
+    layouts: tuple[str, ...]
+    shape: str = "debug"
+    num_layers: int = 4
+    global_batch_size: int = 4
+    overrides: tuple[tuple[str, Any], ...] = ()
+    reset: str = "none"
+
+    def config(self) -> RunConfig:
+        """Laptop-sized, one rank."""
+        config = shrink(cli.load(RECIPE), num_layers=self.num_layers)
+        model = dataclasses.replace(config.model, shape=self.shape, **dict(self.overrides))
+        train = dataclasses.replace(config.train, global_batch_size=self.global_batch_size)
+        changed = dataclasses.replace(config, model=model, train=train)
+        if self.reset == "none":
+            return changed
+        return dataclasses.replace(changed, data=dataclasses.replace(config.data, reset=self.reset))
+
+
+def model(name: str, layouts: str, *, num_layers: int = 2, **rest: Any) -> Model:
+    """A model whose fields beyond ``Model``'s own are those of the model section."""
+    own = {field.name for field in dataclasses.fields(Model)}
+    overrides = tuple((key, value) for key, value in rest.items() if key not in own)
+    fields = {key: value for key, value in rest.items() if key in own}
+    return Model(name=name, layouts=tuple(layouts.split()), num_layers=num_layers, overrides=overrides, **fields)
+
+
+MODELS = [
+    model(
+        "Llama: RMSNorm, SwiGLU, RoPE, 2 query groups",
+        "tp2 tp4 tp2sp pp2 pp4 pp2vpp2 dp2 dp4overlapbucket20000 dp2zero0 tp2sppp2dp2 tp2pp2vpp2dp2 cp2 cp4 "
+        "cp2tp2sppp2 mbs2 mbs8 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL]",
+        num_layers=4,
+        global_batch_size=8,
+    ),
+    model("Llama of 6 layers: uneven stages", "pp4first1last1 pp4account", num_layers=6),
+    model("GPT-2: LayerNorm, biases, learned positions, tied", "pp2 cp2 tp2sppp2dp2", shape="gpt2_tiny"),
+    model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
+    model("packed documents", "tp2sp pp2 cp2", reset="attention"),
+    model("packed documents and a window", "cp2tp2", reset="attention", window_size=(10, 0)),
+    model("no RoPE in every other block", "pp2", no_rope_freq="2"),
+    model("MoE: all-gather dispatcher", "dp2ep2allgather tp2spep2etp2allgather", **MOE),
+    model(
+        "MoE: balancing and z loss, shared expert",
+        "dp2 cp2 ep2 ep4 tp2spep2etp1 tp2spep2etp2 dp2ep2pp2 ep2pp2vpp2 dp4ep2overlap",
+        num_layers=4,
+        **MOE,
+        moe_router_load_balancing_type="aux_loss",
+        moe_aux_loss_coeff=0.05,
+        moe_z_loss_coeff=1e-3,
+        moe_shared_expert_intermediate_size=64,
+    ),
+    model(
+        "MoE: sequence-wise balancing loss",
+        "dp2 tp2spep2etp1",
+        **MOE,
+        moe_router_load_balancing_type="seq_aux_loss",
+        moe_aux_loss_coeff=0.05,
+    ),
+    model(
+        "MoE: global balancing loss",
+        "tp2sp pp2",
+        **MOE,
+        moe_router_load_balancing_type="global_aux_loss",
+        moe_aux_loss_coeff=0.05,
+    ),
+    model(
+        "MoE: sigmoid router with expert bias, dense first block, shared expert",
+        "ep2 tp2spep2etp1 ep2pp2 cp2ep2",
+        **MOE,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_topk_scaling_factor=2.5,
+        moe_layer_freq="[0,1]",
+        moe_shared_expert_intermediate_size=64,
+    ),
+    model(
+        "MoE: group-limited routing",
+        "ep4 tp2sp",
+        **MOE | {"num_moe_experts": 8},
+        moe_router_num_groups=4,
+        moe_router_group_topk=2,
+    ),
+    model(
+        "MoE: capacity factor, dropping by position",
+        "ep2 dp2ep2pp2",
+        **MOE,
+        moe_expert_capacity_factor=0.75,
+        moe_token_drop_policy="position",
+    ),
+    model("MLA with query latents", "tp2 tp2sp pp2 cp2", **MLA, q_lora_rank=32, qk_layernorm=True),
+    model(
+        "MLA without query latents, YaRN",
+        "tp2sp cp2tp2",
+        **MLA,
+        rope_scaling="yarn",
+        rope_scaling_factor=4.0,
+        rope_original_max_position_embeddings=32,
+        mscale=0.707,
+        mscale_all_dim=0.707,
+    ),
+    model("MTP, one depth", "tp2sp pp2 cp2 dp2", mtp_num_layers=1),
+    model("MTP, two depths", "pp2vpp2", num_layers=4, mtp_num_layers=2),
+    model("MTP, tied embeddings", "pp2", mtp_num_layers=1, untie_embeddings_and_output_weights=False),
+    model(
+        "DeepSeek-V3: MLA, sigmoid router with bias, shared expert, dense first, MTP",
+        "tp2spetp1ep2pp2 cp2ep2",
+        **MLA | MOE,
+        q_lora_rank=32,
+        qk_layernorm=True,
+        moe_layer_freq="[0,1]",
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        moe_router_load_balancing_type="seq_aux_loss",
+        moe_aux_loss_coeff=1e-2,
+        moe_shared_expert_intermediate_size=64,
+        mtp_num_layers=1,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A combination that cannot be, the flags that ask for it, and words of the answer."""
+
+    what: str
+    world_size: int
+    flags: str
+    words: str
+
+
+MOE_FLAGS = "--model.num_moe_experts 4 --model.moe_ffn_hidden_size 64 "
+MLA_FLAGS = "--model.multi_latent_attention True --model.num_query_groups 4 "
+REFUSED = [
+    Refused("experts on ranks, of a model without", 2, "--parallel.expert_model_parallel_size 2", "need a model with"),
+    Refused("4 experts on EP 3", 3, MOE_FLAGS + "--parallel.expert_model_parallel_size 3", "not divisible by"),
+    Refused(
+        "EP x ETP does not divide TP x CP x DP",
+        6,
+        MOE_FLAGS + "--parallel.expert_model_parallel_size 4",
+        "cannot be split into replicas of the experts",
+    ),
+    Refused(
+        "an expert's width by ETP",
+        3,
+        MOE_FLAGS + "--parallel.expert_tensor_parallel_size 3",
+        "model.moe_ffn_hidden_size 64 is not divisible",
+    ),
+    Refused(
+        "experts and TP without sequence parallelism",
+        2,
+        MOE_FLAGS + "--parallel.tensor_model_parallel_size 2",
+        "needs parallel.sequence_parallel",
+    ),
+    Refused("DeepEP on a CPU", 1, MOE_FLAGS + "--device cpu --parallel.moe_token_dispatcher_type flex", "needs GPUs"),
+    Refused(
+        "MTP and packed documents",
+        1,
+        "--model.mtp_num_layers 1 --data.reset attention",
+        "model.mtp_num_layers cannot be combined with data.reset",
+    ),
+    Refused(
+        "MTP and windows that differ between the first and the last block",
+        1,
+        "--model.mtp_num_layers 1 --model.window_size 8 0 --model.window_attn_skip_freq 2",
+        "model.mtp_num_layers",
+    ),
+    Refused(
+        "MLA's latents by TP",
+        4,
+        MLA_FLAGS + "--model.kv_lora_rank 30 --parallel.tensor_model_parallel_size 4",
+        "model.kv_lora_rank 30",
+    ),
+    Refused(
+        "exchange of heads (a2a) over more context ranks than there are",
+        8,
+        "--parallel.tensor_model_parallel_size 2 --parallel.context_parallel_size 4 --parallel.cp_comm_type a2a",
+        "a2a",
+    ),
+    Refused("heads by TP", 3, "--parallel.tensor_model_parallel_size 3", "num_attention_heads 4 is not divisible"),
+    Refused("the sequence by 2 x CP", 3, "--parallel.context_parallel_size 3", "not divisible by 2 x CP 3"),
+    Refused(
+        "layers by PP x VPP",
+        2,
+        "--parallel.pipeline_model_parallel_size 2 --parallel.virtual_pipeline_model_parallel_size 4",
+        "not a multiple of PP 2 x VPP 4",
+    ),
+    Refused(
+        "MTP in front of the last stage",
+        2,
+        "--parallel.pipeline_model_parallel_size 2 --parallel.pipeline_model_parallel_layout Etm|tttL "
+        "--model.mtp_num_layers 1",
+        "right before L",
+    ),
+]
+
+GPU_ONLY = [
+    (
+        "Transformer Engine's attention: `cp_comm_type` p2p, a2a, all_gather",
+        "on a CPU keys and values are all-gathered",
+    ),
+    ('`moe_token_dispatcher_type = "flex"` (DeepEP)', "its kernels are CUDA"),
+    ("one grouped matrix product for all experts of a rank", "Transformer Engine's"),
+    ("fp8", "Transformer Engine's"),
+    (
+        "packed documents among Transformer Engine's modules",
+        "attention is ours there too: proven on a CPU, unrun on CUDA",
+    ),
+    (
+        "recomputation of `layernorm`, `mla_up_proj`, `moe_act`",
+        "megatron-core asks Transformer Engine for its fp8 state there",
+    ),
+]
