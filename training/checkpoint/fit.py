@@ -1,5 +1,6 @@
 """Whether a checkpoint is one of this model: known from names and shapes before a parameter is touched."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +15,36 @@ from training.checkpoint.boxes import Box
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+_BLOCK = re.compile(r"(layers|mtp)\.\d+\.")
+_NUMBER_OF_BLOCKS = {"layers": "model.num_layers", "mtp": "model.mtp_num_layers"}
+
 _VOCABULARY = "the tokenizer, model.vocab_size or model.make_vocab_size_divisible_by"
 _HEADS = "model.num_attention_heads, model.num_query_groups or model.kv_channels"
 _NORM = "model.normalization"
 _WIDTH = "model.ffn_hidden_size"
 _GATE = "model.activation"  # a gated one makes fc1 twice as high
-# End of a parameter's name -> the fields that its dims come from.
+_EXPERTS, _EXPERT_WIDTH = "model.num_moe_experts", "model.moe_ffn_hidden_size"
+_MIXTURES = "model.num_moe_experts or model.moe_layer_freq"
+_SHARED_WIDTH = "model.moe_shared_expert_intermediate_size"
+_LATENT_HEADS = "model.num_attention_heads, model.qk_head_dim, model.qk_pos_emb_head_dim or model.v_head_dim"
+# End of a parameter's name -> the fields that its dims come from. The first fits.
 _DIMS: Mapping[str, tuple[str, ...]] = {
     "word_embeddings.weight": (_VOCABULARY, "model.hidden_size"),
     "position_embeddings.weight": ("model.max_position_embeddings", "model.hidden_size"),
     "output_layer.weight": (_VOCABULARY, "model.hidden_size"),
+    "mlp.router.weight": (_EXPERTS, "model.hidden_size"),
+    "mlp.router.expert_bias": (_EXPERTS,),
+    "mlp.experts.linear_fc1.weight": (_EXPERTS, f"{_EXPERT_WIDTH} or {_GATE}", "model.hidden_size"),
+    "mlp.experts.linear_fc2.weight": (_EXPERTS, "model.hidden_size", _EXPERT_WIDTH),
+    "mlp.shared_experts.linear_fc1.weight": (f"{_SHARED_WIDTH} or {_GATE}", "model.hidden_size"),
+    "mlp.shared_experts.linear_fc2.weight": ("model.hidden_size", _SHARED_WIDTH),
+    "linear_q_proj.weight": (_LATENT_HEADS, "model.hidden_size"),
+    "linear_q_down_proj.weight": ("model.q_lora_rank", "model.hidden_size"),
+    "linear_q_up_proj.weight": (_LATENT_HEADS, "model.q_lora_rank"),
+    "linear_q_up_proj.layer_norm_weight": ("model.q_lora_rank",),
+    "linear_kv_down_proj.weight": ("model.kv_lora_rank or model.qk_pos_emb_head_dim", "model.hidden_size"),
+    "linear_kv_up_proj.weight": (_LATENT_HEADS, "model.kv_lora_rank"),
+    "linear_kv_up_proj.layer_norm_weight": ("model.kv_lora_rank",),
     "linear_qkv.weight": (_HEADS, "model.hidden_size"),
     "linear_qkv.bias": (_HEADS,),
     "q_layernorm.weight": ("model.kv_channels",),
@@ -33,16 +54,21 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "linear_fc1.bias": (f"{_WIDTH} or {_GATE}",),
     "linear_fc2.weight": ("model.hidden_size", _WIDTH),
 }
-# End of the name of a parameter that only one of the two has -> the field that decides it. The first fits.
+# A part of the name of a parameter that only one of the two has -> the field that decides it. The first fits.
 _PRESENCE: Sequence[tuple[str, str]] = (
-    ("position_embeddings.weight", "model.position_embedding_type"),
-    ("output_layer.weight", "model.untie_embeddings_and_output_weights"),
-    ("q_layernorm.weight", "model.qk_layernorm"),
-    ("k_layernorm.weight", "model.qk_layernorm"),
-    ("norm_bias", _NORM),
-    ("norm.bias", _NORM),
-    ("linear_qkv.bias", "model.add_qkv_bias or model.add_bias_linear"),
-    (".bias", "model.add_bias_linear"),
+    (r"shared_experts\.", _SHARED_WIDTH),
+    (r"router\.expert_bias$", "model.moe_router_enable_expert_bias"),
+    (r"router\.|experts\.|pre_mlp_layernorm\.|mlp\.linear_fc[12]\.(layer_norm_)?weight$", _MIXTURES),
+    (r"linear_q_(down|up)_proj|linear_q_proj", "model.multi_latent_attention or model.q_lora_rank"),
+    (r"linear_kv_(down|up)_proj|input_layernorm\.|linear_qkv\.(layer_norm_)?weight$", "model.multi_latent_attention"),
+    (r"position_embeddings\.weight$", "model.position_embedding_type"),
+    (r"output_layer\.weight$", "model.untie_embeddings_and_output_weights"),
+    (r"q_layernorm\.weight$", "model.qk_layernorm"),
+    (r"k_layernorm\.weight$", "model.qk_layernorm"),
+    (r"norm_bias$", _NORM),
+    (r"norm\.bias$", _NORM),
+    (r"linear_qkv\.bias$", "model.add_qkv_bias or model.add_bias_linear"),
+    (r"\.bias$", "model.add_bias_linear"),
     ("", "model.num_layers"),
 )
 
@@ -90,12 +116,25 @@ def _difference(saved: Shapes, model: Shapes) -> str | None:
         sentences.append(f"The checkpoint has {_name(extra[0])}, which this model lacks{_more(extra)}.")
     if not sentences:
         return None
+    blocks = _blocks(saved) & _blocks(model)
     fields = Counter(field for key in reshaped for field in _fields(_name(key), saved[key], model[key]))
     if _WIDTH in fields:
         del fields[f"{_WIDTH} or {_GATE}"]
     for key in missing + extra:
-        fields[next(field for end, field in _PRESENCE if _name(key).endswith(end))] += 1
+        fields[_deciding(_name(key), blocks)] += 1
     return f"{' '.join(sentences)} Probably different: {'; '.join(field for field, _ in fields.most_common())}."
+
+
+def _blocks(shapes: Shapes) -> set[str]:
+    """``layers.3.``, ``mtp.0.``, ... of every block that has parameters."""
+    return {match[0] for key in shapes if (match := _BLOCK.match(_name(key)))}
+
+
+def _deciding(name: str, blocks_of_both: set[str]) -> str:
+    """The field that decides whether a model has the parameter ``name``."""
+    if (block := _BLOCK.match(name)) and block[0] not in blocks_of_both:
+        return _NUMBER_OF_BLOCKS[block[1]]
+    return next(field for part, field in _PRESENCE if re.search(part, name))
 
 
 def _fields(name: str, saved: tuple[int, ...], here: tuple[int, ...]) -> list[str]:

@@ -450,6 +450,32 @@ def test_another_model_is_refused_by_every_rank_before_a_parameter_is_touched(na
     on_ranks(2, configuration(sizes(pp=2), **model), refuse, llama, expected)
 
 
+EXPERT_MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "experts": ({"num_moe_experts": 4, "moe_router_num_groups": 2}, ["Probably different: model.num_moe_experts."]),
+    "width of experts": ({"moe_ffn_hidden_size": 64}, ["Probably different: model.moe_ffn_hidden_size"]),
+    "latents": ({"kv_lora_rank": 16}, ["Probably different: model.kv_lora_rank"]),
+    "depths": ({"mtp_num_layers": 0}, ["has mtp.0.", "Probably different: model.mtp_num_layers."]),
+    "no shared expert": (
+        {"moe_shared_expert_intermediate_size": 0},
+        ["shared_experts.linear_fc", "Probably different: model.moe_shared_expert_intermediate_size."],
+    ),
+    "dense": (
+        {"moe_layer_freq": "[0]*2+[1]*2"},
+        ["Probably different: model.num_moe_experts or model.moe_layer_freq;"],
+    ),
+    "fewer layers": (
+        {"num_layers": 2, "moe_layer_freq": "[0,1]"},
+        ["has layers.2.", "Probably different: model.num_layers."],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERT_MISFITS)
+def test_another_mixture_is_refused_with_the_field_that_differs(name: str, deepseek: Path) -> None:
+    model, expected = EXPERT_MISFITS[name]
+    on_ranks(1, configuration(sizes(), **{"shape": "deepseek_v3_tiny", **model}), refuse, deepseek, expected)
+
+
 def without_optimizer(parts: Parts, root: Path) -> None:
     complete = optimizer_state.optimizer_boxes
     optimizer_state.optimizer_boxes = lambda *_: []  # type: ignore[assignment]
