@@ -314,7 +314,8 @@ class ModelConfig:
     """Groups that experts are divided into for group-limited routing. 0: no groups."""
 
     moe_router_group_topk: int | None = None
-    """Groups that a token may choose experts from; a group's score is the sum of its best topk / group_topk."""
+    """Groups that a token may choose experts from: with softmax those with the best expert (DeepSeek-V2), with sigmoid
+    those whose best topk / group_topk experts add up to most (V3)."""
 
     moe_router_topk_scaling_factor: float | None = None
     """What the chosen experts' weights are multiplied by."""

@@ -170,8 +170,7 @@ def _deepseek(
     """What DeepSeek-V2 and V3 share: latent attention, experts beside shared ones, positions stretched by YaRN.
 
     The weights of chosen experts are those of a softmax over all, so they do not sum to 1, and each sequence is
-    balanced. (V2's further balancing losses, over devices and their communication, are not in megatron-core; and
-    where V2 rates a group of experts by its best one, megatron-core sums the best topk / group_topk.)
+    balanced. (V2's further balancing losses, over devices and their communication, are not in megatron-core.)
     Source: "DeepSeek-V2" (arXiv:2405.04434), sections 2.1, 2.2 and 3.1.2 and appendix B, and each config.json.
     """
     shape = dataclasses.replace(
@@ -238,8 +237,9 @@ def _tiny_deepseek(shape: GPTShape, **changes: Any) -> GPTShape:
         moe_layer_freq="[0]*1+[1]*3",
         moe_ffn_hidden_size=32,
         moe_shared_expert_intermediate_size=32,
-        moe_router_num_groups=4,
-        moe_router_group_topk=2,
+        moe_router_topk=2,
+        moe_router_num_groups=2,
+        moe_router_group_topk=1,
         **changes,
     )
 
@@ -366,9 +366,8 @@ TINY: dict[str, GPTShape] = {
     "qwen2_tiny": _tiny(PUBLISHED["qwen2_7b"]),
     "qwen3_tiny": _tiny(PUBLISHED["qwen3_8b"]),
     "qwen3_moe_tiny": _tiny(PUBLISHED["qwen3_30b_a3b"], num_moe_experts=4, moe_ffn_hidden_size=64, moe_router_topk=2),
-    # One expert from each of two groups: then megatron-core rates groups as DeepSeek-V2 does.
-    "deepseek_v2_tiny": _tiny_deepseek(PUBLISHED["deepseek_v2"], moe_router_topk=2),
-    "deepseek_v3_tiny": _tiny_deepseek(PUBLISHED["deepseek_v3"], moe_router_topk=4),
+    "deepseek_v2_tiny": _tiny_deepseek(PUBLISHED["deepseek_v2"]),
+    "deepseek_v3_tiny": _tiny_deepseek(PUBLISHED["deepseek_v3"]),
 }
 """One sibling of each family that runs on a laptop in seconds."""
 

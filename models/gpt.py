@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.init import initialise
-from models.layers import mtp
+from models.layers import mtp, routing
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
@@ -69,6 +69,8 @@ def build(
         check_supported(config)
     if shape.mtp_num_layers:
         mtp.install()
+    if shape.moe_router_group_topk:
+        routing.install()
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         chunk = HybridModel(

@@ -150,16 +150,16 @@ def _expert_groups(shape: "GPTShape") -> Iterator[str]:
         )
     if chosen > groups:
         yield f"{names}: a token cannot choose from more groups than there are. Use {groups} or less."
-    if topk % chosen:
+    if shape.moe_router_score_function == "sigmoid" and topk % chosen:
         fits = [size for size in range(1, min(topk, groups) + 1) if topk % size == 0]
         yield (
             f"model.moe_router_topk {topk} is not divisible by model.moe_router_group_topk {chosen}: a group's score "
             f"is the sum of its best topk / group_topk experts. Use one of {', '.join(map(str, fits))}."
         )
-    elif not experts % groups and topk // chosen > experts // groups:
+    elif not experts % groups and topk > chosen * (experts // groups):
         yield (
-            f"model.moe_router_topk {topk} from {chosen} groups needs {topk // chosen} experts in each, but a group "
-            f"has {experts // groups}. Raise model.moe_router_group_topk, or lower model.moe_router_num_groups."
+            f"model.moe_router_topk {topk} from {chosen} groups needs {-(-topk // chosen)} experts in each, but a "
+            f"group has {experts // groups}. Raise model.moe_router_group_topk, or lower model.moe_router_num_groups."
         )
 
 

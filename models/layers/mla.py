@@ -9,7 +9,8 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
-from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
 from torch import Tensor
 
 
@@ -23,6 +24,22 @@ class LatentAttention(MLASelfAttention):
         if self.config.q_lora_rank is not None and not self.config.sequence_parallel:
             for param in self.q_layernorm.parameters():
                 param.average_gradients_across_tp_domain = True
+
+    def _resolve_qk_norm_config(self, submodules: MLASelfAttentionSubmodules) -> dict[str, Any]:
+        """Queries that come straight from the hidden state have no norm of their own (DeepSeek-V2-Lite).
+
+        mcore 0.19.2 (mla_qk_norm_config.py:134) wants Transformer Engine's fused norm for their projection as soon as
+        latents are normed, and would so norm the hidden state, normed already, a second time.
+        """
+        if self.config.q_lora_rank is not None:
+            return super()._resolve_qk_norm_config(submodules)
+        return {
+            "linear_q_proj": submodules.linear_q_proj,
+            "linear_q_up_proj": IdentityOp,
+            "linear_kv_up_proj": submodules.linear_kv_up_proj,
+            "q_layernorm": IdentityOp,
+            "kv_layernorm": submodules.kv_layernorm,
+        }
 
     def _qkv_down_projection(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """The queries' latents and [the keys' and values' latents, the rotary key], not split over TP.

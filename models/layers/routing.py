@@ -27,9 +27,10 @@ def topk_routing_with_score_function(
     """Weights and map [tokens, E] of the experts that each token is sent to; logits [tokens, E].
 
     mcore 0.19.2 rates a group by the sum of its best topk / group_topk experts, whatever the scores. That is
-    DeepSeek-V3's rule for its sigmoid scores (the best two of 8 from 4 groups, arXiv:2412.19437, section 2.1.2). V2, with
-    a softmax, takes "the highest affinity scores among them"; for its 6 from 3 groups, mcore would send about one token
-    in five elsewhere. A softmax with groups is chosen for here, so mcore's (Transformer Engine's) fused routing is off.
+    DeepSeek-V3's rule for its sigmoid scores (arXiv:2412.19437, section 2.1.2: the best 2, as 8 experts come from 4
+    groups). V2, with a softmax, takes the groups that hold the highest scores: for its 6 of 160 experts from 3 of 8
+    groups, mcore would send one token in three (of normal logits) to other experts. Softmax scores with groups are
+    rated here, so Transformer Engine's fused routing, which sums too, is off for them.
     """
     if score_function != "softmax" or not group_topk:
         return route(

@@ -1,11 +1,10 @@
-"""Named architectures: published parameter counts, transformers' own models, and siblings that run on a laptop."""
+"""Named architectures: published parameter counts, and siblings that run on a laptop."""
 
 import dataclasses
 import math
 from typing import Any
 
 import pytest
-import torch
 
 from models.families import ALIASES, PUBLISHED, SHAPES, TINY, named
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
@@ -167,66 +166,3 @@ def test_a_named_shape_needs_nothing_but_its_name() -> None:
     for name in SHAPES:
         model = dataclasses.replace(config.model, shape=name)
         assert dataclasses.replace(config, model=model).problems(1) == [], name
-
-
-def transformers_config(name: str, shape: GPTShape) -> Any:
-    """The configuration of transformers' own model of the same sizes."""
-    import transformers
-
-    sizes = {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_query_groups,
-        "head_dim": shape.kv_channels,
-        "tie_word_embeddings": shape.tied,
-    }
-    dense = {"llama2": "Llama", "llama3": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    family = name.removesuffix("_tiny")
-    if family in dense:
-        return getattr(transformers, dense[family] + "Config")(**sizes)
-    if family in ("gpt2", "gpt3"):
-        return transformers.GPT2Config(
-            vocab_size=shape.vocab_size,
-            n_embd=shape.hidden_size,
-            n_layer=shape.num_layers,
-            n_head=shape.num_attention_heads,
-            n_positions=shape.max_position_embeddings,
-        )
-    topk, width = shape.moe_router_topk, shape.expert_ffn_hidden_size
-    if family == "mixtral":
-        sizes |= {"intermediate_size": width}
-        return transformers.MixtralConfig(**sizes, num_local_experts=shape.num_moe_experts, num_experts_per_tok=topk)
-    if family == "qwen3_moe":
-        return transformers.Qwen3MoeConfig(
-            **sizes, num_experts=shape.num_moe_experts, num_experts_per_tok=topk, moe_intermediate_size=width
-        )
-    del sizes["head_dim"]
-    kind = {"deepseek_v2": transformers.DeepseekV2Config, "deepseek_v3": transformers.DeepseekV3Config}[family]
-    return kind(
-        **sizes,
-        q_lora_rank=shape.q_lora_rank or None,
-        kv_lora_rank=shape.kv_lora_rank,
-        qk_nope_head_dim=shape.qk_head_dim,
-        qk_rope_head_dim=shape.qk_pos_emb_head_dim,
-        v_head_dim=shape.v_head_dim,
-        n_routed_experts=shape.num_moe_experts,
-        n_shared_experts=shape.moe_shared_expert_intermediate_size // width,
-        moe_intermediate_size=width,
-        num_experts_per_tok=topk,
-        n_group=shape.moe_router_num_groups,
-        topk_group=shape.moe_router_group_topk,
-        first_k_dense_replace=shape.moe_blocks.index(True),
-    )
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_transformers_own_model_has_as_many_parameters(name: str) -> None:
-    import transformers
-
-    shape = dataclasses.replace(named(name), mtp_num_layers=0)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(transformers_config(name, shape))
-    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(shape)

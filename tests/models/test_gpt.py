@@ -12,7 +12,6 @@ from models.families import SHAPES, resolve
 from models.init import fill_normal, global_tensors, std_of
 from models.names import canonical
 from models.parameters import parameters
-from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
@@ -136,109 +135,6 @@ def test_padding_does_not_depend_on_the_layout() -> None:
 
 
 # ---- rotary positions
-
-
-def _rope_parameters(shape: GPTShape) -> dict[str, Any]:
-    kind = {"none": "default", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}[shape.rope_scaling]
-    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": float(shape.rotary_base)}
-    if kind != "default":
-        parameters |= {
-            "factor": shape.rope_scaling_factor,
-            "original_max_position_embeddings": shape.rope_original_max_position_embeddings,
-        }
-    if kind == "llama3":
-        parameters |= {"low_freq_factor": shape.rope_low_freq_factor, "high_freq_factor": shape.rope_high_freq_factor}
-    if kind == "yarn":
-        parameters |= {"beta_fast": shape.yarn_beta_fast, "beta_slow": shape.yarn_beta_slow}
-    return parameters
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rope_scaling": "none"},
-        {"rope_scaling": "linear", "rope_scaling_factor": 2.5},
-        {
-            "rope_scaling": "llama3",
-            "rope_scaling_factor": 5.0,
-            "rope_low_freq_factor": 1.5,
-            "rope_high_freq_factor": 3.0,
-            "rope_original_max_position_embeddings": 40,
-        },
-        {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32},
-    ],
-    ids=lambda changes: changes["rope_scaling"],
-)
-def test_a_whole_model_matches_transformers(changes: dict[str, Any]) -> None:
-    """Same weights, logits to 1e-5: RoPE with every scaling, GQA, SwiGLU, RMSNorm; mcore alone drops most of these."""
-    shape = dataclasses.replace(SHAPES["debug"], max_position_embeddings=128, **changes)
-    on_ranks(1, ParallelConfig(), _against_llama, changes | {"max_position_embeddings": 128}, _rope_parameters(shape))
-
-
-def _against_llama(ranks: Any, parallel: ParallelConfig, changes: dict[str, Any], rope: dict[str, Any]) -> None:
-    import transformers
-
-    model = ModelConfig(shape="debug", seq_length=64, **changes)
-    shape = resolve(model, 257)
-    (chunk,) = build(ranks, model, parallel)
-    with torch.no_grad():
-        for param in chunk.parameters():
-            param.mul_(1 + 3 * (param.dim() > 1))  # larger weights, so that attention is far from uniform
-    ours: dict[str, torch.Tensor] = {}
-    for entry in global_tensors(chunk):
-        name = canonical(entry.key)
-        ours[name] = torch.cat([ours[name], entry.data]) if name in ours else entry.data.clone()
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=384,
-            hidden_size=64,
-            intermediate_size=176,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            rms_norm_eps=1e-5,
-            max_position_embeddings=128,
-            rope_parameters=rope,
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-        )
-    ).float()
-    theirs.load_state_dict(llama_weights(ours, shape))
-    theirs.eval()
-    chunk.eval()
-    tokens = torch.randint(0, 257, (2, 64), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        difference = chunk(tokens, torch.arange(64)[None], None)[..., :257] - theirs(tokens).logits[..., :257]
-    assert difference.abs().max().item() < 1e-5
-
-
-def llama_weights(ours: dict[str, torch.Tensor], shape: GPTShape) -> dict[str, torch.Tensor]:
-    """Our canonical tensors under transformers' names; a group's queries, key and value lie together in ours."""
-    weights = {
-        "model.embed_tokens.weight": ours["word_embeddings.weight"],
-        "model.norm.weight": ours["final_layernorm.weight"],
-        "lm_head.weight": ours["output_layer.weight"],
-    }
-    d, groups = shape.kv_channels, shape.num_query_groups
-    per_group = shape.num_attention_heads // groups
-    for block in range(shape.num_layers):
-        mine, target = f"layers.{block}.", f"model.layers.{block}."
-        qkv = ours[mine + "self_attention.linear_qkv.weight"].view(groups, (per_group + 2) * d, shape.hidden_size)
-        q, k, v = (part.reshape(-1, shape.hidden_size) for part in qkv.split([per_group * d, d, d], dim=1))
-        gate, up = ours[mine + "mlp.linear_fc1.weight"].chunk(2)
-        weights |= {
-            target + "self_attn.q_proj.weight": q,
-            target + "self_attn.k_proj.weight": k,
-            target + "self_attn.v_proj.weight": v,
-            target + "self_attn.o_proj.weight": ours[mine + "self_attention.linear_proj.weight"],
-            target + "input_layernorm.weight": ours[mine + "self_attention.linear_qkv.layer_norm_weight"],
-            target + "post_attention_layernorm.weight": ours[mine + "mlp.linear_fc1.layer_norm_weight"],
-            target + "mlp.gate_proj.weight": gate,
-            target + "mlp.up_proj.weight": up,
-            target + "mlp.down_proj.weight": ours[mine + "mlp.linear_fc2.weight"],
-        }
-    return weights
 
 
 def _late_rope(ranks: Any, parallel: ParallelConfig) -> None:

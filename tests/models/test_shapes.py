@@ -236,13 +236,13 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
         ("mixtral_tiny", {"moe_router_num_groups": 2}, "group-limited routing needs both"),
         ("mixtral_tiny", {"moe_router_group_topk": 2}, "group-limited routing needs both"),
         ("deepseek_v2_tiny", {"moe_router_num_groups": 3}, "Groups that divide 8 experts: 1, 2, 4, 8."),
-        ("deepseek_v2_tiny", {"moe_router_group_topk": 8, "moe_router_topk": 8}, "Use 4 or less"),
+        ("deepseek_v2_tiny", {"moe_router_group_topk": 8, "moe_router_topk": 8}, "Use 2 or less"),
         (
-            "deepseek_v2_tiny",
-            {"moe_router_topk": 3},
-            "is the sum of its best topk / group_topk experts. Use one of 1, 3",
+            "deepseek_v3_tiny",
+            {"moe_router_topk": 3, "moe_router_group_topk": 2},
+            "is the sum of its best topk / group_topk experts. Use one of 1",
         ),
-        ("deepseek_v2_tiny", {"moe_router_topk": 6}, "needs 3 experts in each, but a group has 2"),
+        ("deepseek_v2_tiny", {"moe_router_topk": 6}, "needs 6 experts in each, but a group has 4"),
         ("mixtral_tiny", {"moe_router_load_balancing_type": "none"}, "model.moe_aux_loss_coeff 0.02 weighs no loss"),
         (
             "mixtral_tiny",

@@ -141,14 +141,14 @@ def _small_latents(shape: GPTShape) -> dict[str, Any]:
 
 
 def _small_experts(shape: GPTShape, num_layers: int) -> dict[str, Any]:
-    """Four experts, or eight in four groups; of a dense-first pattern, one dense block."""
+    """Four experts, or eight in two groups; of a dense-first pattern, one dense block."""
     if not shape.num_moe_experts:
         return {}
-    groups = 4 if shape.moe_router_num_groups else 0
+    groups = 2 if shape.moe_router_num_groups else 0
     return {
         "num_moe_experts": 8 if groups else 4,
         "moe_router_num_groups": groups,
-        "moe_router_group_topk": 2 if groups else 0,
+        "moe_router_group_topk": 1 if groups else 0,
         "moe_router_topk": min(shape.moe_router_topk, 2),
         "moe_ffn_hidden_size": 64,
         "moe_shared_expert_intermediate_size": 64 if shape.moe_shared_expert_intermediate_size else 0,

@@ -1,0 +1,154 @@
+"""Forward parity with transformers' own implementations: the same random weights, the same logits, in fp32."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from models.config import ModelConfig
+from models.families import TINY, named, resolve
+from models.parameters import num_parameters
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.launch import Identity
+from parallel.layout import layout_of
+from ranks import run_ranks
+from tests.models.hf_weights import (
+    canonical_mtp_weights,
+    canonical_weights,
+    copy_into,
+    hf_config,
+    hf_model,
+    hf_mtp_model,
+    randomise,
+)
+
+VOCAB, SAMPLES, SEQ = 257, 2, 96
+
+NO_GROUPS = {"moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_router_topk_scaling_factor": 1.0}
+YARN = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2_tiny", {}),
+    "gpt3": ("gpt3_tiny", {}),
+    "llama2": ("llama2_tiny", {}),
+    "llama2 linear": ("llama2_tiny", {"rope_scaling": "linear", "rope_scaling_factor": 2.5}),
+    "llama2 yarn": ("llama2_tiny", YARN),
+    "llama3.1": ("llama3_tiny", {}),
+    "llama3.2 tied": ("llama3_tiny", {"untie_embeddings_and_output_weights": False}),
+    "mistral": ("mistral_tiny", {}),
+    "mixtral": ("mixtral_tiny", {}),
+    "qwen2": ("qwen2_tiny", {}),
+    "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
+    "qwen3": ("qwen3_tiny", {}),
+    "qwen3_moe": ("qwen3_moe_tiny", {}),
+    "deepseek_v2": ("deepseek_v2_tiny", {}),
+    "deepseek_v2 three of two groups": (
+        "deepseek_v2_tiny",
+        {"moe_router_topk": 3, "moe_router_num_groups": 4, "moe_router_group_topk": 2},
+    ),
+    "deepseek_v2 mscales differ": ("deepseek_v2_tiny", {"mscale": 1.0, "mscale_all_dim": 0.5}),
+    "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
+    "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
+    "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import transformers' models once, here, and not in every forked rank."""
+    import transformers
+    import transformers.modeling_layers
+
+    for shape, changes in CASES.values():
+        getattr(transformers, type(hf_config(resolve(ModelConfig(shape=shape, **changes), VOCAB))).__name__)
+
+
+def on_one_rank(check: Any, *args: Any) -> None:
+    """Call ``check(ranks, *args)`` on a rank of its own."""
+
+    def run(identity: Identity) -> None:
+        from parallel import groups
+
+        with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+            check(ranks, *args)
+
+    run_ranks(1, run)
+
+
+def build(ranks: Any, model: ModelConfig, shape: GPTShape) -> Any:
+    from models import gpt
+
+    fp32 = PrecisionConfig(dtype="fp32")
+    (chunk,) = gpt.build(model, shape, ParallelConfig(), fp32, gpt.Recompute(), ranks, seed=1)
+    return chunk.eval()
+
+
+def some_tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and their positions, both [b, s]."""
+    tokens = torch.randint(0, VOCAB, (SAMPLES, SEQ), generator=torch.Generator().manual_seed(2))
+    return tokens, torch.arange(SEQ)[None].expand(SAMPLES, -1)
+
+
+@torch.no_grad()
+def _same_logits(ranks: Any, model: ModelConfig) -> None:
+    shape = resolve(model, VOCAB)
+    theirs = hf_model(shape)
+    randomise(theirs, seed=1)
+    ours = build(ranks, model, shape)
+    copy_into(ours, canonical_weights(theirs, shape))
+    tokens, positions = some_tokens()
+    expected = theirs(tokens).logits
+    torch.testing.assert_close(ours(tokens, positions, None)[..., :VOCAB], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    shape, changes = CASES[name]
+    on_one_rank(_same_logits, ModelConfig(shape=shape, seq_length=SEQ, **changes))
+
+
+@torch.no_grad()
+def _same_predictions_of_later_tokens(ranks: Any, model: ModelConfig) -> None:
+    """Depth k embeds the tokens k places on; where there are none, megatron-core embeds token 0."""
+    shape = resolve(model, VOCAB)
+    theirs = hf_model(shape)
+    mtp = hf_mtp_model(theirs, shape)
+    randomise(theirs, seed=1)
+    randomise(mtp.layers, seed=3)
+    ours = build(ranks, model, shape)
+    copy_into(ours, canonical_weights(theirs, shape) | canonical_mtp_weights(mtp, shape))
+    found: list[torch.Tensor] = []  # of each depth, then of the model itself; copies: the loss is made in place
+    ours.output_layer.register_forward_hook(
+        lambda _module, _inputs, output: found.append(output[0].transpose(0, 1).clone())
+    )
+    tokens, positions = some_tokens()
+    ours(tokens, positions, None, labels=tokens)
+    hidden, ahead = theirs.model(tokens).last_hidden_state, tokens
+    assert len(found) == shape.mtp_num_layers + 1
+    for depth in range(shape.mtp_num_layers):
+        ahead = torch.cat([ahead[:, 1:], torch.zeros_like(ahead[:, :1])], dim=1)
+        hidden = mtp.forward_layer(depth, hidden, positions, None, input_ids=ahead)
+        torch.testing.assert_close(found[depth][..., :VOCAB], theirs.lm_head(hidden), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[-1][..., :VOCAB], theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_multi_token_prediction_is_that_of_transformers() -> None:
+    on_one_rank(
+        _same_predictions_of_later_tokens, ModelConfig(shape="deepseek_v3_tiny", seq_length=SEQ, mtp_num_layers=2)
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
+     "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", *TINY],
+)  # fmt: skip
+def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
+    import transformers
+
+    shape = dataclasses.replace(named(name), mtp_num_layers=0)  # theirs keeps it apart
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(hf_config(shape))
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == num_parameters(shape)
