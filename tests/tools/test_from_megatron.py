@@ -1,0 +1,484 @@
+"""Flags of Megatron-LM as fields of a recipe: each translated, irrelevant or unsupported; Megatron's defaults."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.families import named, resolve
+from models.parameters import num_parameters
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from tools.from_megatron import flags_translated as table
+from tools.from_megatron.__main__ import main
+from tools.from_megatron.convert import check, convert, read_back
+from tools.from_megatron.draft import Draft
+from tools.from_megatron.flags import known
+from tools.from_megatron.translate import translate
+from training.config import RunConfig
+from training.describe import describe
+from training.recipe import names
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALLEST = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+    "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --lr 1e-3"
+)
+EXPERTS = "--num-experts 4 --disable-bias-linear"
+GPT3_175B = """
+    --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --micro-batch-size 1 --global-batch-size 1536
+    --rampup-batch-size 16 16 5859375 --train-samples 146484375 --lr-warmup-samples 183105 --lr-decay-samples 126953125
+    --lr 6e-5 --min-lr 6e-6 --lr-decay-style cosine --weight-decay 0.1 --adam-beta2 0.95 --init-method-std 0.006
+    --fp16 --data-path /data/pile --split 949,50,1 --vocab-file vocab.json --merge-file merges.txt
+"""
+LLAMA3_8B = """
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+    --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope
+    --rotary-base 500000 --swiglu --normalization RMSNorm --disable-bias-linear --attention-dropout 0
+    --hidden-dropout 0 --untie-embeddings-and-output-weights --vocab-size 128256 --tokenizer-type NullTokenizer
+    --mock-data --micro-batch-size 1 --global-batch-size 128 --train-iters 1000 --lr 3e-4 --bf16
+    --fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max --use-distributed-optimizer
+"""
+MIXTRAL_8X7B = """
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+    --num-query-groups 8 --seq-length 4096 --max-position-embeddings 32768 --use-rotary-position-embeddings
+    --no-position-embedding --rotary-base 1000000 --swiglu --normalization RMSNorm --disable-bias-linear
+    --attention-dropout 0 --hidden-dropout 0 --untie-embeddings-and-output-weights --vocab-size 32000
+    --num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 2e-2
+    --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8
+    --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --train-iters 1000 --lr 1e-4 --bf16
+    --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --data-path /data/text_document
+"""
+DEEPSEEK_V3 = """
+    --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
+    --seq-length 4096 --max-position-embeddings 163840 --position-embedding-type rope --swiglu --normalization RMSNorm
+    --norm-epsilon 1e-6 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --qk-layernorm
+    --untie-embeddings-and-output-weights --vocab-size 129280 --multi-latent-attention --q-lora-rank 1536
+    --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --rotary-scaling-factor 40
+    --mscale 1.0 --mscale-all-dim 1.0 --num-experts 256 --moe-layer-freq '([0]*3+[1]*58)' --moe-ffn-hidden-size 2048
+    --moe-shared-expert-intermediate-size 2048 --moe-router-topk 8 --moe-router-score-function sigmoid
+    --moe-router-num-groups 8 --moe-router-group-topk 4 --moe-router-topk-scaling-factor 2.5 --moe-router-pre-softmax
+    --moe-router-enable-expert-bias --moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4
+    --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3 --expert-model-parallel-size 64 --pipeline-model-parallel-size 16
+    --pipeline-model-parallel-layout 'Ett|(tt|)*29t|mL' --micro-batch-size 1 --global-batch-size 15360
+    --train-iters 1000 --lr 2.2e-4 --bf16 --mock-data --recompute-granularity selective
+    --recompute-modules mla_up_proj layernorm --moe-permute-fusion
+"""
+
+
+def drafted(flags: str, world: int | None = None) -> Draft:
+    return translate(shlex.split(flags), world)
+
+
+def recipe_of(flags: str) -> RunConfig:
+    return read_back(convert(flags, "", {})[0])
+
+
+def shape_of(flags: str) -> GPTShape:
+    return resolve(recipe_of(flags).model, None)
+
+
+def listed() -> Iterator[str]:
+    lines = (ROOT / "tests/tools/megatron_flags.txt").read_text().splitlines()
+    return (line for line in lines if not line.startswith("#"))
+
+
+def test_every_flag_of_megatron_has_one_fate_and_no_other_flag_has() -> None:
+    assert sorted(known()) == sorted(listed())
+    assert all(flag.reason for flag in known().values() if flag.fate != "translated")
+
+
+def test_every_field_that_tables_name_exists() -> None:
+    tables = (table.FIELDS, table.EXPERT_FIELDS, table.LATENT_FIELDS, table.PREDICTION_FIELDS, table.SWITCHES)
+    fields = {field for entries in (*tables, table.EXPERT_SWITCHES) for field, _ in entries.values()}
+    assert fields <= set(names())
+
+
+def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:
+    from megatron.core.transformer import TransformerConfig
+
+    from models.config import OWNED
+
+    fields = {entry.partition("=")[0] for entry in table.HATCH.values()}
+    assert fields <= {field.name for field in dataclasses.fields(TransformerConfig)} - OWNED
+
+
+def test_rules_look_at_every_flag_that_is_said_to_be_translated() -> None:
+    drafts = [drafted(flags) for flags in (SMALLEST, f"{SMALLEST} {EXPERTS}", GPT3_175B, DEEPSEEK_V3, LLAMA3_8B)]
+    drafts.append(drafted(f"{SMALLEST} --lr-warmup-fraction 0.1 --wandb-project p"))
+    looked = set().union(*(draft.arguments.asked for draft in drafts))
+    assert looked >= {name for name, flag in known().items() if flag.fate == "translated"}
+
+
+def test_a_flag_that_is_not_translated_is_named() -> None:
+    silent = []
+    for name in (name for name in listed() if known()[name].fate != "translated"):
+        values = {"0": 0, "1": 1, "3": 3, "+": 2, "*": 2}[known()[name].arity]
+        draft = drafted(" ".join([SMALLEST, f"--{name}", *["7"] * values]))
+        said = any(f"--{name}" in line for line in draft.irrelevant + draft.unsupported)
+        silent += [] if said and not draft.arguments.strays else [name]
+    assert silent == []
+
+
+# Beside which flags a flag shows, and with which value; others show alone with the value 7.
+SHOWS: dict[str, tuple[str, str]] = {
+    "bf16": ("", ""),
+    "accumulate-allreduce-grads-in-fp32": ("--fp16", ""),
+    "grad-reduce-in-bf16": ("--bf16", ""),
+    "fp8-format": ("--bf16", "hybrid"),
+    "fp8-recipe": ("--bf16 --fp8-format hybrid", "mxfp8"),
+    "lr-decay-style": ("", "constant"),
+    "lr-wsd-decay-style": ("", "linear"),
+    "weight-decay-incr-style": ("", "cosine"),
+    "normalization": ("", "RMSNorm"),
+    "position-embedding-type": ("", "none"),
+    "rope-type": ("--multi-latent-attention --rotary-scaling-factor 40", "rope"),
+    "rope-scaling-factor": ("--use-rope-scaling", "7"),
+    "yarn-beta-fast": ("--position-embedding-type yarn", "7"),
+    "yarn-beta-slow": ("--position-embedding-type yarn", "7"),
+    "yarn-original-max-position-embeddings": ("--position-embedding-type yarn", "7"),
+    "rotary-scaling-factor": ("--multi-latent-attention", "7"),
+    "no-bias-gelu-fusion": ("--swiglu", ""),
+    "group-query-attention": ("--num-query-groups 2", ""),
+    "num-query-groups": ("--group-query-attention", "2"),
+    "window-size": ("", "7,0"),
+    "moe-layer-freq": ("--num-experts 4", "2"),
+    "moe-router-score-function": ("--num-experts 4", "sigmoid"),
+    "moe-token-drop-policy": ("--num-experts 4", "position"),
+    "moe-token-dispatcher-type": ("--num-experts 4", "alltoall"),
+    "moe-router-load-balancing-type": ("--num-experts 4", "none"),
+    "mtp-loss-scaling-factor": ("--mtp-num-layers 1", "7"),
+    "cp-comm-type": ("", "a2a"),
+    "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
+    "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
+    "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),
+    "recompute-granularity": ("", "full"),
+    "recompute-method": ("", "block"),
+    "recompute-modules": ("--recompute-activations", "mlp"),
+    "train-samples": ("--train-iters", "160"),
+    "lr-warmup-samples": ("", "16"),
+    "lr-decay-samples": ("", "160"),
+    "lr-wsd-decay-samples": ("", "16"),
+    "reset-attention-mask": ("--reset-position-ids", ""),
+    "reset-position-ids": ("--reset-attention-mask", ""),
+    "global-batch-size": ("--global-batch-size", "16"),
+    "step-batch-size-schedule": ("", "0:2"),
+    "tokenizer-type": ("", "NullTokenizer"),
+    "tokenizer-model": ("--tokenizer-type SentencePieceTokenizer", "a.model"),
+    "no-load-rng": ("--load there", ""),
+    "no-load-optim": ("--load there", ""),
+    "finetune": ("--load there", ""),
+    "wandb-exp-name": ("--wandb-project p", "name"),
+    "encoder-num-layers": ("--num-layers", "7"),
+    "encoder-seq-length": ("--seq-length", "7"),
+    "moe-aux-loss-coeff": ("--num-experts 4", "7"),
+    **dict.fromkeys(table.LATENT_FIELDS, ("--multi-latent-attention", "7")),
+    **dict.fromkeys(table.EXPERT_SWITCHES, ("--num-experts 4", "")),
+}
+
+
+def test_a_translated_flag_changes_the_recipe() -> None:
+    """A context that is a flag of SMALLEST stands for that flag being left out."""
+    silent = []
+    for name in (name for name in listed() if known()[name].fate == "translated"):
+        default = ("--num-experts 4", "7") if name in table.EXPERT_FIELDS else ("", "7")
+        context, value = SHOWS.get(name, default)
+        base = re.sub(rf"{context} \S+", "", SMALLEST) if context and context in SMALLEST else f"{SMALLEST} {context}"
+        values = {"0": 0, "3": 3}.get(known()[name].arity, 1)
+        after = drafted(f"{base} --{name} " + " ".join([value] * values)).values
+        try:
+            before = drafted(base).values
+        except UserError:  # what is missing before is there after
+            before = {}
+        silent += [name] if before == after else []
+    assert silent == EXPLAINED_ONLY
+
+
+EXPLAINED_ONLY = ["mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
+"""What the recipe has without them, too; that they were given is said in words (tests of their own)."""
+
+
+def test_defaults_are_megatrons() -> None:
+    config = recipe_of(SMALLEST)
+    model = config.model
+    assert (model.normalization, model.activation, model.add_bias_linear) == ("LayerNorm", "gelu", True)
+    assert (model.position_embedding_type, model.untie_embeddings_and_output_weights) == ("learned_absolute", False)
+    assert (model.hidden_dropout, model.attention_dropout, model.init_method_std) == (0.1, 0.1, 0.02)
+    assert (model.ffn_hidden_size, model.kv_channels, model.num_query_groups, model.norm_epsilon) == (256, 16, 4, 1e-5)
+    assert (model.rotary_base, model.rotary_percent, model.make_vocab_size_divisible_by) == (10000, 1.0, 128)
+    optimizer = config.optimizer
+    assert (optimizer.adam_beta1, optimizer.adam_beta2, optimizer.adam_eps) == (0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.clip_grad, optimizer.min_lr) == (0.01, 1.0, 0.0)
+    assert (optimizer.lr_decay_style, optimizer.lr_warmup_iters) == ("linear", 0)
+    assert (config.train.seed, config.train.eval_iters, config.train.eval_interval) == (1234, 100, None)
+    assert (config.precision.dtype, config.log.tensorboard, config.log.log_interval) == ("fp32", False, 100)
+    assert not config.parallel.use_distributed_optimizer
+
+
+def test_the_recipe_leaves_no_part_of_a_plain_model_to_a_named_shape() -> None:
+    open_fields = {"vocab_size", "num_moe_experts", "mtp_num_layers", "window_size", "window_attn_skip_freq"}
+    open_fields |= {"no_rope_freq", "mscale", "mscale_all_dim", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"}
+    model = recipe_of(SMALLEST).model
+    left = {field.name for field in dataclasses.fields(GPTShape) if getattr(model, field.name) is None} - open_fields
+    assert all(name.startswith(("moe_", "rope_", "yarn_", "mtp_", "q_lora", "kv_lora")) for name in left), left
+    base = named(model.shape)
+    assert (base.num_moe_experts, base.mtp_num_layers, base.window_size, base.no_rope_freq) == (0, 0, (-1, 0), "0")
+
+
+def test_a_gated_mlp_is_two_thirds_as_wide() -> None:
+    assert recipe_of(f"{SMALLEST} --swiglu --hidden-size 4096").model.ffn_hidden_size == 10880
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [(GPT3_175B, "gpt3_175b"), (LLAMA3_8B, "llama3_8b"), (MIXTRAL_8X7B, "mixtral_8x7b"), (DEEPSEEK_V3, "deepseek_v3")],
+    ids=["gpt3_175b", "llama3_8b", "mixtral_8x7b", "deepseek_v3"],
+)
+def test_published_models_have_their_published_parameters(flags: str, name: str) -> None:
+    assert num_parameters(shape_of(flags)) == num_parameters(named(name))
+
+
+@pytest.mark.parametrize("flags", [GPT3_175B, LLAMA3_8B, MIXTRAL_8X7B, DEEPSEEK_V3])
+def test_a_dry_run_of_the_recipe_plans_the_model(flags: str) -> None:
+    assert check(drafted(flags)) == []
+    assert "plan for" in describe(recipe_of(flags))
+
+
+def test_published_shapes_come_out_whole() -> None:
+    assert shape_of(LLAMA3_8B) == named("llama3_8b")
+    assert shape_of(MIXTRAL_8X7B) == named("mixtral_8x7b")
+
+
+def test_latent_attention_experts_and_depths() -> None:
+    shape, config = shape_of(DEEPSEEK_V3), recipe_of(DEEPSEEK_V3)
+    assert (shape.rope_scaling, shape.rope_scaling_factor) == ("yarn", 40.0)
+    assert (shape.rope_original_max_position_embeddings, shape.mscale_all_dim) == (4096, 1.0)
+    assert (sum(shape.moe_blocks), shape.mtp_num_layers, shape.mtp_loss_scaling_factor) == (58, 1, 0.3)
+    assert (config.train.recompute_granularity, config.train.recompute_modules) == (
+        "selective",
+        ("mla_up_proj", "layernorm"),
+    )
+    assert config.model.megatron == ("moe_permute_fusion=True",)
+    assert (
+        config.parallel.virtual_pipeline_model_parallel_size is None or config.parallel.pipeline_model_parallel_layout
+    )
+
+
+def test_fp8_and_megatron_cores_own_fields() -> None:
+    config = recipe_of(LLAMA3_8B)
+    assert (config.precision.dtype, config.precision.fp8, config.precision.fp8_recipe) == ("bf16", "hybrid", "delayed")
+    assert config.precision.grad_reduce_in_fp32
+    assert config.model.megatron == ("fp8_amax_history_len=1024", "fp8_amax_compute_algo=max")
+    assert not recipe_of(f"{LLAMA3_8B} --grad-reduce-in-bf16").precision.grad_reduce_in_fp32
+
+
+def test_samples_become_the_iterations_that_a_ramp_takes() -> None:
+    config = recipe_of(GPT3_175B)
+    assert config.train.rampup_batch_size == (16, 16, 5859375)
+    from training.config import learning_schedule
+
+    schedule = learning_schedule(config.optimizer, config.train)
+    assert abs(schedule.warmup_samples - 183105) < 1536 and abs(schedule.decay_samples - 126953125) < 1536
+
+
+def test_samples_that_are_whole_iterations_need_no_word() -> None:
+    draft = drafted(SMALLEST.replace("--train-iters 100", "--train-samples 160"))
+    assert draft.values["train.train_iters"] == 20
+    assert not any("--train-samples" in line for line in draft.notes)
+
+
+def test_a_warm_up_fraction_is_of_the_decay() -> None:
+    config = recipe_of(f"{SMALLEST} --lr-decay-iters 80 --lr-warmup-fraction 0.1")
+    assert (config.optimizer.lr_decay_iters, config.optimizer.lr_warmup_iters) == (80, 8)
+
+
+def test_an_even_schedule_of_batch_sizes_is_a_ramp() -> None:
+    flags = SMALLEST.replace("--global-batch-size 8", "") + " --step-batch-size-schedule"
+    even = translate([*flags.split(), "0:2 1.28K:4 2560:6"])
+    assert even.values["train.rampup_batch_size"] == [2, 2, 20] and even.values["train.global_batch_size"] == 6
+    uneven = translate([*flags.split(), "0:2 1.28K:4 9K:6"])
+    assert "train.rampup_batch_size" not in uneven.values
+    assert any("uneven" in line for line in uneven.unsupported)
+
+
+def test_a_batch_that_is_not_given_is_the_ranks() -> None:
+    flags = SMALLEST.replace("--global-batch-size 8", "--tensor-model-parallel-size 2")
+    assert drafted(flags, world=16).values["train.global_batch_size"] == 8
+    assert any("--global-batch-size" in line for line in drafted(flags).unsupported)
+
+
+@pytest.mark.parametrize(
+    ("flags", "chunks"),
+    [
+        ("--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2", 4),
+        (
+            "--num-layers 30 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4 "
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            2,
+        ),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2", 2),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|t|t|tL", 2),
+    ],
+)
+def test_virtual_stages(flags: str, chunks: int) -> None:
+    draft = drafted(f"{SMALLEST} {flags}")
+    assert draft.values["parallel.virtual_pipeline_model_parallel_size"] == chunks
+    assert check(draft) == []
+
+
+def test_sequence_parallelism_needs_tensor_parallelism() -> None:
+    assert not drafted(f"{SMALLEST} --sequence-parallel").values["parallel.sequence_parallel"]
+    both = f"{SMALLEST} --sequence-parallel --tensor-model-parallel-size 2"
+    assert drafted(both).values["parallel.sequence_parallel"]
+
+
+def test_rows_of_the_embedding_are_padded_as_by_megatron() -> None:
+    flags = f"{SMALLEST} --vocab-size 50257 --tokenizer-type NullTokenizer --tensor-model-parallel-size 8"
+    assert shape_of(flags).padded_vocab_size == 51200
+    assert shape_of(f"{flags} --padded-vocab-size 50304").padded_vocab_size == 50304
+
+
+def test_rope_stretched_as_llama_3_is() -> None:
+    rope = f"{SMALLEST} --position-embedding-type rope"
+    shape = shape_of(f"{rope} --use-rope-scaling --rope-scaling-factor 32")
+    assert (shape.rope_scaling, shape.rope_scaling_factor) == ("llama3", 32.0)
+    assert (shape.rope_low_freq_factor, shape.rope_high_freq_factor) == (1.0, 4.0)
+    assert shape.rope_original_max_position_embeddings == 8192
+    assert recipe_of(f"{rope} --use-rope-scaling").model.rope_low_freq_factor == 1.0
+    linear = shape_of(f"{rope} --rotary-seq-len-interpolation-factor 4")
+    assert (linear.rope_scaling, linear.rope_scaling_factor) == ("linear", 4.0)
+
+
+def test_windows_and_blocks_without_rope() -> None:
+    draft = translate([*SMALLEST.split(), "--window-size", "(127, 0)", "--window-attn-skip-freq", "[1,0]*2"])
+    config = read_back_of(draft)
+    assert (config.model.window_size, config.model.window_attn_skip_freq) == ((127, 0), "[1,0]*2")
+
+
+def read_back_of(draft: Draft) -> RunConfig:
+    from tools.from_megatron.text import toml
+
+    return read_back(toml(draft, "", []))
+
+
+def test_key_value_heads_count_only_with_grouped_queries() -> None:
+    assert recipe_of(f"{SMALLEST} --num-query-groups 2").model.num_query_groups == 4
+    assert recipe_of(f"{SMALLEST} --num-query-groups 2 --group-query-attention").model.num_query_groups == 2
+
+
+def test_packed_documents_are_kept_apart() -> None:
+    both = drafted(f"{SMALLEST} --reset-attention-mask --reset-position-ids --eod-mask-loss")
+    assert (both.values["data.reset"], both.values["data.eod_mask_loss"]) == ("attention", True)
+    one = drafted(f"{SMALLEST} --reset-position-ids")
+    assert "data.reset" not in one.values and any("--reset-position-ids" in line for line in one.unsupported)
+
+
+def test_data_with_weights_is_read_whole_and_said_so() -> None:
+    single = drafted(f"{SMALLEST} --data-path 1.0 a")
+    assert single.values["data.paths"] == ["a"] and not any("data-path" in line for line in single.unsupported)
+    blend = drafted(f"{SMALLEST} --data-path 0.3 a 0.7 b")
+    assert blend.values["data.paths"] == ["a", "b"] and any("0.3, 0.7" in line for line in blend.unsupported)
+    plain = drafted(f"{SMALLEST} --data-path a b")
+    assert plain.values["data.paths"] == ["a", "b"] and plain.values["data.split"] == "969,30,1"
+
+
+@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "GPT2BPETokenizer", "TikTokenizer"])
+def test_a_tokenizer_that_is_not_sentencepiece_is_listed(kind: str) -> None:
+    draft = drafted(f"{SMALLEST} --tokenizer-type {kind} --tokenizer-model x")
+    assert any(kind in line and "data.tokenizer" in line for line in draft.unsupported)
+    assert "data.tokenizer" not in draft.values
+
+
+def test_saving_and_starting() -> None:
+    same = drafted(f"{SMALLEST} --save here --load here --save-interval 5")
+    assert same.values["run_dir"] == "here" and "checkpoint.load" not in same.values
+    assert same.values["checkpoint.save_interval"] == 5 and same.values["checkpoint.keep"] > 1000
+    other = drafted(f"{SMALLEST} --save here --load there --finetune --no-load-rng")
+    assert other.values["checkpoint.load"] == "there" and other.values["checkpoint.finetune"]
+    assert other.values["checkpoint.no_load_rng"] and "checkpoint.no_load_optim" not in other.values
+    pretrained = drafted(f"{SMALLEST} --save here --load here --pretrained-checkpoint base")
+    assert pretrained.values["checkpoint.load"] == "base" and pretrained.values["checkpoint.finetune"]
+    assert any("--no-load-optim" in line for line in drafted(f"{SMALLEST} --no-load-optim").unsupported)
+
+
+def test_gelu_by_erf_is_said_to_differ() -> None:
+    assert not any("GELU" in line for line in drafted(SMALLEST).unsupported)
+    assert any("GELU" in line for line in drafted(f"{SMALLEST} --disable-bias-linear").unsupported)
+    assert not any("GELU" in line for line in drafted(f"{SMALLEST} --disable-bias-linear --swiglu").unsupported)
+
+
+def test_flags_of_experts_change_nothing_without_experts() -> None:
+    draft = drafted(f"{SMALLEST} --moe-router-topk 4")
+    assert "model.moe_router_topk" not in draft.values
+    assert any("without --num-experts" in line for line in draft.irrelevant)
+
+
+def test_a_value_that_is_the_default_anyway_is_not_a_problem() -> None:
+    assert drafted(f"{SMALLEST} --optimizer adam --lr-warmup-init 0.0").unsupported == []
+    assert len(drafted(f"{SMALLEST} --optimizer sgd --lr-warmup-init 0.1").unsupported) == 2
+
+
+def test_an_unknown_flag_is_named_with_the_nearest_and_its_values() -> None:
+    strays = drafted(f"{SMALLEST} --num-layer 4 5 --swiglu").arguments.strays
+    assert strays == ["--num-layer 4 5 is no flag of Megatron-LM 0.19.2. Did you mean --num-layers?"]
+
+
+def test_a_value_with_an_equals_sign_and_the_last_of_several() -> None:
+    draft = drafted(f"{SMALLEST} --seed=5 --seed 6")
+    assert draft.values["train.seed"] == 6
+    assert drafted(f"{SMALLEST} --seed=7").values["train.seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--num-layers 4", "--num-layers four"), '--num-layers: expected a whole number, found "four"'),
+        (("--num-layers 4", "--num-layers"), "--num-layers takes 1 value, found 0"),
+        (("--num-layers 4", ""), "--num-layers is missing"),
+        (("--train-iters 100", ""), "--train-iters (or --train-samples) is missing"),
+    ],
+)
+def test_what_megatron_would_not_start_with_is_an_error(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        drafted(SMALLEST.replace(*change))
+    assert message in str(caught.value)
+
+
+def test_a_word_that_we_do_not_know_is_listed_with_those_that_we_do() -> None:
+    draft = drafted(f"{SMALLEST} {EXPERTS} --moe-router-score-function sqrtsoftplus")
+    assert any("sqrtsoftplus" in line and '"sigmoid"' in line for line in draft.unsupported)
+
+
+def test_what_a_run_would_refuse_is_said() -> None:
+    assert any("divisible" in line or "multiple" in line for line in check(drafted(f"{SMALLEST} --hidden-size 66")))
+
+
+def test_exit_codes_and_both_streams(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([f"{SMALLEST} --save x --tokenizer-type NullTokenizer --vocab-size 256 --data-path a"]) == 0
+    assert "[model]" in capsys.readouterr().out
+    assert main([f"{SMALLEST} --decoupled-lr 1"]) == 1
+    both = capsys.readouterr()
+    assert "--decoupled-lr" in both.err and "# - --decoupled-lr" in both.out and "[train]" in both.out
+    assert main([f"{SMALLEST} --no-such-flag"]) == 1
+    assert "--no-such-flag" in capsys.readouterr().err
+    assert main([str(tmp_path / "absent.sh")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert main([SMALLEST, "--set", "NAME"]) == 2
+
+
+def test_the_recipe_runs_and_the_tool_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys; from tools.from_megatron.__main__ import main; code = main(sys.argv[1:]); "
+    code += "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules); raise SystemExit(code)"
+    flags = f"{SMALLEST} --swiglu --tokenizer-type NullTokenizer"
+    made = subprocess.run([sys.executable, "-c", code, flags], capture_output=True, text=True, cwd=ROOT)
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "recipe.toml").write_text(made.stdout)
+    command = [sys.executable, "pretrain_gpt.py", str(tmp_path / "recipe.toml"), "--dry_run"]
+    planned = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert planned.returncode == 0 and "plan for 1 ranks" in planned.stdout, planned.stderr

@@ -1,0 +1,350 @@
+"""Launch scripts as people write them: which command starts Megatron-LM, with which flags, on how many ranks."""
+
+import io
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from parallel.errors import UserError
+from tools.from_megatron.__main__ import main
+from tools.from_megatron.convert import convert, find, read_back
+from tools.from_megatron.gaps import readable
+from tools.from_megatron.launch import ranks
+
+RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
+RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer"
+
+CLUSTER = r"""#!/bin/bash
+#SBATCH --job-name=pretrain
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+
+# What every node needs
+export CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL_DEBUG=WARN
+set -euo pipefail
+
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-1}
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=${MASTER_PORT:-29500}   # any free one
+WORLD=$((GPUS_PER_NODE * NNODES))
+MICRO=2
+LAYERS="24"; HIDDEN=1024
+USE_MOE=${USE_MOE:-no}
+
+mkdir -p logs 2>/dev/null || echo "no logs folder"
+if [ $# -lt 1 ]; then
+  echo "usage: $0 CHECKPOINTS"
+  exit 1
+fi
+CHECKPOINTS=$1
+
+DISTRIBUTED=(
+    --nproc-per-node $GPUS_PER_NODE
+    --nnodes $NNODES   # all of them
+    --rdzv-endpoint "${MASTER_ADDR}:${MASTER_PORT}"
+)
+
+MODEL=(
+    --num-layers ${LAYERS}   # deep
+    # --hidden-size 2048
+    --hidden-size "$HIDDEN"
+    --num-attention-heads 16 --seq-length 2048
+    --max-position-embeddings 2048
+    --no-such-thing "two words"
+)
+TRAIN="--micro-batch-size $MICRO \
+       --global-batch-size $((MICRO * WORLD * 4)) \
+       --lr 3e-4 --train-iters 5000 --bf16"
+
+if [[ "$USE_MOE" == "yes" && -n "$LAYERS" ]]; then
+    MODEL+=(--num-experts 8)
+elif [[ $LAYERS -gt 12 ]]; then
+    MODEL+=(--swiglu)
+    if [ "$HIDDEN" = 512 ]; then MODEL+=(--seed 1); else MODEL+=(--seed 99); fi
+else
+    MODEL+=(--squared-relu)
+fi
+[ "$MICRO" -eq 2 ] && TRAIN+=" --eval-interval 7"
+[ "$MICRO" -eq 3 ] && TRAIN+=" --eval-interval 8"
+
+torchrun "${DISTRIBUTED[@]}" \
+    pretrain_gpt.py \
+    "${MODEL[@]}" \
+    $TRAIN \
+    --save "$CHECKPOINTS" \
+    --data-path /data/my_text_document 2>&1 | tee logs/$SLURM_JOB_ID.log
+"""
+
+
+def flags(script: str, **given: str) -> list[str]:
+    return find(script, given)[0].flags
+
+
+def launched(command: str, **given: str) -> int | None:
+    return ranks(find(f"{command} pretrain_gpt.py {RUN}", given)[0])
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def test_a_cluster_script_is_followed() -> None:
+    launch, others = find(CLUSTER, {"1": "/ckpt"})
+    words = launch.flags
+    assert (value(words, "--num-layers"), value(words, "--hidden-size"), value(words, "--micro-batch-size")) == (
+        "24",
+        "1024",
+        "2",
+    )
+    assert value(words, "--global-batch-size") == "256"
+    assert value(words, "--no-such-thing") == "two words"
+    assert value(words, "--eval-interval") == "7" and words.count("--eval-interval") == 1
+    assert value(words, "--seed") == "99" and words.count("--seed") == 1
+    assert "--swiglu" in words and "--num-experts" not in words and "--squared-relu" not in words
+    assert value(words, "--save") == "/ckpt"
+    assert words[-2:] == ["--data-path", "/data/my_text_document"]
+    assert (ranks(launch), others) == (32, [])
+
+
+def test_what_is_given_wins_over_a_default_and_decides_an_if() -> None:
+    words = flags(CLUSTER, USE_MOE="yes", SLURM_NNODES="2")
+    assert "--num-experts" in words and "--swiglu" not in words
+    assert value(words, "--global-batch-size") == "128"
+
+
+def test_a_recipe_of_a_cluster_script_names_ranks_open_paths_and_strays() -> None:
+    recipe, summary = convert(CLUSTER, "", {})
+    config = read_back(recipe)
+    assert (config.model.num_layers, config.train.global_batch_size, config.model.activation) == (24, 256, "swiglu")
+    assert "Launched on 32 ranks" in recipe
+    assert not summary.complete
+    text = "\n".join(line for block in summary.blocks for line in block)
+    assert "run_dir: --save $1, but $1 is not set" in text and "--set 1=VALUE" in text
+    assert "--no-such-thing two words is no flag" in text
+
+
+def test_bash_agrees_on_the_words() -> None:
+    """Our own script is run here, by bash, with the program replaced; a user's never is."""
+    script = CLUSTER.replace("torchrun", "printf '%s\\n'").replace("2>&1 | tee logs/$SLURM_JOB_ID.log", "")
+    script = script.replace("mkdir -p logs", "true").replace("set -euo pipefail", "").replace("$(scontrol", "$(true")
+    environment = {"SLURM_NNODES": "4", "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(
+        ["bash", "-c", script, "script", "/ckpt"], capture_output=True, text=True, env=environment, check=True
+    )
+    words = said.stdout.splitlines()
+    assert words[words.index("pretrain_gpt.py") + 1 :] == flags(CLUSTER, **{"1": "/ckpt"})
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("torchrun --nproc_per_node 8 --nnodes 8", 64),
+        ("torchrun --nproc-per-node=8 --nnodes=2:4", 32),
+        ("python -m torch.distributed.launch --nproc_per_node 4", 4),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=1 NAME='a b' torchrun --nproc_per_node 2", 2),
+        ("srun --nodes 2 --ntasks-per-node=8 --label python -u", 16),
+        ("srun -n 24 python", 24),
+        ("srun --nodes 2 torchrun --nnodes 2 --nproc-per-node 4", 8),
+        ("torchrun --nproc_per_node $GPUS", None),
+        ("python", None),
+    ],
+)
+def test_ranks_of_a_launcher(command: str, count: int | None) -> None:
+    assert launched(command) == count
+
+
+def test_ranks_of_an_srun_from_its_directives() -> None:
+    head = "#SBATCH --nodes=16\n#SBATCH --ntasks-per-node 8\n"
+    assert ranks(find(f"{head}srun python pretrain_gpt.py {RUN}", {})[0]) == 128
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"torchrun pretrain_gpt.py {RUN}",
+        f'run_cmd="torchrun pretrain_gpt.py {RUN}"\necho ${{run_cmd}}\neval $run_cmd\nset +x',
+        f'CMD="torchrun pretrain_gpt.py {RUN}"; $CMD',
+        f'srun --label bash -c "cd /code && torchrun pretrain_gpt.py {RUN}"',
+        f"srun sh -c 'torchrun pretrain_gpt.py {RUN}'",
+        f"cd /code && torchrun pretrain_gpt.py {RUN} > log.txt 2>&1 &\nwait",
+        f"(torchrun pretrain_gpt.py {RUN})",
+        f"ARGS=({RUN}); torchrun pretrain_gpt.py ${{ARGS[@]}}",
+        f"ARGS='{RUN}'\r\ntorchrun pretrain_gpt.py $ARGS\r\n",
+        f'A=({RUN})\nB=()\nC=("${{A[@]}}" "${{B[@]}}")\ntorchrun pretrain_gpt.py ${{C[*]}}',
+        f"cat > ds.json <<EOF\n{{ 'unbalanced }}\nEOF\ntorchrun pretrain_gpt.py {RUN}",
+        f"torchrun pretrain_gpt.py \\\n  {RUN.replace(' --', ' \\\n  --')}",
+        f"if true; then :; fi; if ! false; then torchrun pretrain_gpt.py {RUN}; fi",
+        f"for f in a b; do rm $f; done\ntorchrun pretrain_gpt.py {RUN}",
+        f"usage() {{\n  echo help\n}}\ntorchrun pretrain_gpt.py {RUN}",
+        RUN,
+        RUN.replace(" --", " \\\n --"),
+    ],
+)
+def test_ways_to_write_the_same_command(script: str) -> None:
+    launch, others = find(script, {})
+    assert (launch.flags, others) == (RUN.split(), [])
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("${ABSENT:-7}", "7"),
+        ("${EMPTY:-7}", "7"),
+        ("${SET:-7}", "3"),
+        ("${SET:+5}", "5"),
+        ("${LIST[1]}", "b"),
+        ("${#LIST[@]}", "2"),
+        ("$(( (SET + 1) * 2 - $SET % 2 ))", "7"),
+        ("$((-7 / 2))", "-3"),
+        ("'$SET'", "$SET"),
+        ('"a $SET b"', "a 3 b"),
+        ("a${SET}b", "a3b"),
+        ("${NEXT:=${SET}1}", "31"),
+        ("${ABSENT}", "$ABSENT"),
+        ("$(nproc --all 'x y')", "$(nproc --all 'x y')"),
+        ("${SET%x}", "${SET%x}"),
+    ],
+)
+def test_expansions(expression: str, expected: str) -> None:
+    words = flags(f"SET=3 EMPTY= \nexport EMPTY= SET=3\nLIST=(a b)\nx.py --num-layers {expression} --swiglu --bf16")
+    assert [readable(word) for word in words] == ["--num-layers", expected, "--swiglu", "--bf16"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "taken"),
+    [
+        ("[ -z $ABSENT ]", True),
+        ('[[ -n "$ABSENT" ]]', False),
+        ("[ $SET -ge 3 ] && [ $SET -lt 4 ]", True),
+        ("[ $SET = 4 ] || [ $SET = 3 ]", True),
+        ("[[ $SET == 4 || $SET != 4 ]]", True),
+        ("[[ ! ( $SET == 3 ) ]]", False),
+        ("[[ $SET == [0-9] ]]", True),
+        ("! [ $SET = 3 ]", False),
+        ("test $SET = 3", True),
+    ],
+)
+def test_conditions(condition: str, taken: bool) -> None:
+    script = f"SET=3\nA=no\nif {condition}; then\n  A=yes\nfi\nx.py --seed $A --swiglu"
+    launch, others = find(script, {})
+    assert (launch.flags[1] == "yes", others) == (taken, [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("if [ -f x ]; then\n  A=1\nfi", "line 1: an if that cannot be decided"),
+        ("nvidia-smi && A=1", "line 1: depends on what a command answers"),
+        ("for A in 1 2; do\n  B=$A\ndone", "line 1: a for is not followed"),
+        ("case $X in\n  a) A=1;;\n  *) A=2;;\nesac", "line 1: a case is not followed"),
+        ("source other.sh", "line 1: another file, other.sh, is not read"),
+        ("f() {\n  A=1\n}", "line 1: a f is not followed"),
+        ("shift", "line 1: arguments are shifted"),
+        ("bash <<EOF\ntorchrun pretrain_gpt.py\nEOF", "a here-document is not read"),
+    ],
+)
+def test_what_is_not_followed_is_said(lines: str, said: str) -> None:
+    launch, others = find(f"{lines}\ntorchrun x.py {RUN}", {})
+    assert launch.flags == RUN.split()
+    assert len(others) == 1 and said in others[0]
+
+
+def test_what_is_not_followed_makes_a_recipe_incomplete() -> None:
+    _, summary = convert(f"for A in 1 2; do\n  B=$A\ndone\ntorchrun x.py {RUN} --save a", "", {})
+    assert not summary.complete
+    assert any("a for is not followed" in line for block in summary.blocks for line in block)
+
+
+def test_eval_reads_quotes_once_more() -> None:
+    script = f"CMD='x.py {RUN} --save \"a b\"'\neval $CMD"
+    assert flags(script)[-2:] == ["--save", "a b"]
+
+
+def test_comments_hold_anything() -> None:
+    assert flags(f"# don't\nx.py {RUN} # can't\nA=( # won't\n1)") == RUN.split()
+
+
+def test_an_array_that_is_set_anew_and_an_empty_one() -> None:
+    script = f'A=(--old 1)\nA=({RUN})\nB=()\nA+=(--seed 1)\nx.py "${{A[@]}}" "${{B[@]}}"'
+    assert flags(script) == [*RUN.split(), "--seed", "1"]
+
+
+def test_a_further_command_is_said() -> None:
+    assert "line 2: a further command" in find(f"x.py {RUN}\nx.py {RUN}", {})[1][0]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("x.py --num-layers 'a", "line 1: a ' is never closed"),
+        ("A=(1 2\nx.py", "line 1: the array's ( is never closed"),
+        ("\nif true; then\nA=1", "an if has no fi"),
+        ("for a in b; do\nA=1", "line 1: what begins here has no done"),
+        ("x.py --num-layers 1 \\ \n --swiglu", "line 2: a command begins with --swiglu"),
+        ("echo --hello", "no command was found"),
+        ("eval eval eval 'eval \"$A\"'\n", "no command was found"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error(script: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find(script, {})
+    assert message in str(caught.value)
+
+
+def test_a_number_that_is_not_known_is_an_error_with_the_way_out() -> None:
+    script = f"\ntorchrun pretrain_gpt.py {RUN} --seed $SEED --clip-grad $(clip)"
+    with pytest.raises(UserError) as caught:
+        convert(script, "", {})
+    assert "line 2: --seed needs $SEED" in str(caught.value) or "$(clip)" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        convert(script.replace(" --clip-grad $(clip)", ""), "", {})
+    assert "--set SEED=VALUE" in str(caught.value)
+    recipe, _ = convert(script.replace(" --clip-grad $(clip)", ""), "", {"SEED": "5"})
+    assert read_back(recipe).train.seed == 5
+
+
+@pytest.mark.parametrize(
+    "flag", ["position-embedding-type", "rope-type", "cp-comm-type", "tokenizer-type", "window-size", "split", "spec"]
+)
+def test_a_word_that_is_not_known_is_an_error_or_listed(flag: str) -> None:
+    try:
+        _, summary = convert(f"x.py {RUN} --{flag} $WORD", "", {})
+    except UserError as error:
+        assert f"--{flag} needs $WORD" in str(error)
+    else:
+        assert any(f"--{flag} $WORD" in line for block in summary.blocks for line in block)
+
+
+def test_an_unknown_variable_in_a_flag_that_changes_nothing_does_no_harm() -> None:
+    _, summary = convert(f"x.py {RUN} --data-cache-path $PWD/cache --save runs/a", "", {})
+    assert summary.complete
+
+
+def test_what_is_not_known_survives_eval() -> None:
+    script = f"CMD=\"x.py {RUN} --save $SAVE --load $(find . -name 'a b')\"\neval $CMD"
+    words = [readable(word) for word in flags(script)]
+    assert words[-4:] == ["--save", "$SAVE", "--load", "$(find . -name 'a b')"]
+
+
+def test_nothing_in_a_script_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    script = f"touch {mark}\nA=$(touch {mark})\nB=`touch {mark}`\neval touch {mark}\nx.py {RUN} --save $A$B"
+    convert(script, "", {})
+    assert not mark.exists()
+
+
+def test_a_file_and_standard_input_mean_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "pretrain.sh"
+    script.write_text(f"torchrun --nproc_per_node 2 pretrain_gpt.py {RUN} --save $1")
+    assert main([str(script)]) == 1
+    assert "--set 1=VALUE" in capsys.readouterr().err
+    assert main([str(script), "--set", "1=/runs"]) == 0
+    from_file = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(script.read_text()))
+    assert main(["--set", "1=/runs", "--set", "2=unused", "-"]) == 0
+    assert capsys.readouterr().out.partition("#\n")[2] == from_file.partition("#\n")[2]
+    assert 'run_dir = "/runs"' in from_file

@@ -1,0 +1,66 @@
+"""Every flag of Megatron-LM: how many values it takes, and what becomes of it.
+
+Tables write a flag as ``name``, ``name=1`` (values: a number, ``+`` one or more, ``*`` any) or ``name=1|word``: the
+one value with which it changes nothing, while any other is not supported.
+"""
+
+import difflib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tools.from_megatron import flags_translated as translated
+from tools.from_megatron.flags_irrelevant import IRRELEVANT
+from tools.from_megatron.flags_unsupported import UNSUPPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag, named without its dashes."""
+
+    name: str
+    arity: str
+    """"0", "1", "3", "+" or "*"."""
+    fate: Literal["translated", "irrelevant", "unsupported"]
+    reason: str = ""
+    """Why it is irrelevant; or what it does and the way out."""
+    harmless: str | None = None
+    """The one value with which it changes nothing."""
+
+
+@functools.cache
+def known() -> dict[str, Flag]:
+    """All flags by name, not to be changed. Raises ValueError where a flag stands in the tables twice."""
+    found: dict[str, Flag] = {}
+    for flag in _all():
+        if flag.name in found:
+            raise ValueError(f"--{flag.name} is {found[flag.name].fate} and {flag.fate}.")
+        found[flag.name] = flag
+    return found
+
+
+def nearest(name: str, flags: dict[str, Flag]) -> str:
+    """``" Did you mean --x?"``, or nothing where no flag is near."""
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
+    return f" Did you mean --{near[0]}?" if near else ""
+
+
+def _all() -> Iterator[Flag]:
+    one = (translated.FIELDS, translated.EXPERT_FIELDS, translated.LATENT_FIELDS, translated.PREDICTION_FIELDS)
+    for name in (name for table in one for name in table):
+        yield Flag(name, "1", "translated")
+    for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES):
+        yield Flag(name, "0", "translated")
+    for entry in (*translated.HATCH, *translated.RULES.split()):
+        yield _flag(entry, "translated", "")
+    for reason, entries in IRRELEVANT.items():
+        yield from (_flag(entry, "irrelevant", reason) for entry in entries.split())
+    for reason, entries in UNSUPPORTED.items():
+        yield from (_flag(entry, "unsupported", reason) for entry in entries.split())
+
+
+def _flag(entry: str, fate: Literal["translated", "irrelevant", "unsupported"], reason: str) -> Flag:
+    written, _, harmless = entry.partition("|")
+    name, _, arity = written.partition("=")
+    return Flag(name, arity or "0", fate, reason, harmless or None)

@@ -1,0 +1,153 @@
+"""Flags of Megatron-LM that become fields of a recipe, with Megatron-LM's defaults where ours may differ.
+
+Defaults are those of Megatron-LM 0.19.2's argument parser; None: left out unless given, as with Megatron-LM itself.
+"""
+
+Default = int | float | str | None
+
+FIELDS: dict[str, tuple[str, Default]] = {
+    "tensor-model-parallel-size": ("parallel.tensor_model_parallel_size", 1),
+    "pipeline-model-parallel-size": ("parallel.pipeline_model_parallel_size", 1),
+    "context-parallel-size": ("parallel.context_parallel_size", 1),
+    "expert-model-parallel-size": ("parallel.expert_model_parallel_size", 1),
+    "expert-tensor-parallel-size": ("parallel.expert_tensor_parallel_size", None),
+    "decoder-first-pipeline-num-layers": ("parallel.num_layers_in_first_pipeline_stage", None),
+    "decoder-last-pipeline-num-layers": ("parallel.num_layers_in_last_pipeline_stage", None),
+    "pipeline-model-parallel-layout": ("parallel.pipeline_model_parallel_layout", None),
+    "ddp-bucket-size": ("parallel.ddp_bucket_size", None),
+    "distributed-timeout-minutes": ("parallel.distributed_timeout_minutes", 10.0),
+    "num-attention-heads": ("model.num_attention_heads", None),
+    "normalization": ("model.normalization", "LayerNorm"),
+    "rotary-base": ("model.rotary_base", 10000),
+    "rotary-percent": ("model.rotary_percent", 1.0),
+    "hidden-dropout": ("model.hidden_dropout", 0.1),
+    "attention-dropout": ("model.attention_dropout", 0.1),
+    "init-method-std": ("model.init_method_std", 0.02),
+    "fp8-format": ("precision.fp8", None),
+    "loss-scale": ("precision.loss_scale", None),
+    "initial-loss-scale": ("precision.initial_loss_scale", None),  # Megatron-LM's 2^32 only skips iterations here
+    "min-loss-scale": ("precision.min_loss_scale", 1.0),
+    "loss-scale-window": ("precision.loss_scale_window", 1000),
+    "hysteresis": ("precision.hysteresis", 2),
+    "lr": ("optimizer.lr", None),
+    "min-lr": ("optimizer.min_lr", 0.0),
+    "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
+    "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
+    "weight-decay": ("optimizer.weight_decay", 0.01),
+    "start-weight-decay": ("optimizer.start_weight_decay", None),
+    "end-weight-decay": ("optimizer.end_weight_decay", None),
+    "weight-decay-incr-style": ("optimizer.weight_decay_incr_style", "constant"),
+    "adam-beta1": ("optimizer.adam_beta1", 0.9),
+    "adam-beta2": ("optimizer.adam_beta2", 0.999),
+    "adam-eps": ("optimizer.adam_eps", 1e-8),
+    "clip-grad": ("optimizer.clip_grad", 1.0),
+    "micro-batch-size": ("train.micro_batch_size", None),
+    "seed": ("train.seed", 1234),
+    "exit-interval": ("train.exit_interval", None),
+    "eval-interval": ("train.eval_interval", None),
+    "eval-iters": ("train.eval_iters", 100),
+    "recompute-method": ("train.recompute_method", None),
+    "recompute-num-layers": ("train.recompute_num_layers", None),
+    "log-interval": ("log.log_interval", 100),
+}
+"""One value of a flag, as it stands, is one field of the recipe."""
+
+EXPERT_FIELDS: dict[str, tuple[str, Default]] = {
+    "moe-layer-freq": ("model.moe_layer_freq", "1"),
+    "moe-ffn-hidden-size": ("model.moe_ffn_hidden_size", 0),
+    "moe-shared-expert-intermediate-size": ("model.moe_shared_expert_intermediate_size", 0),
+    "moe-router-topk": ("model.moe_router_topk", 2),
+    "moe-router-score-function": ("model.moe_router_score_function", "softmax"),
+    "moe-router-num-groups": ("model.moe_router_num_groups", 0),
+    "moe-router-group-topk": ("model.moe_router_group_topk", 0),
+    "moe-router-topk-scaling-factor": ("model.moe_router_topk_scaling_factor", 1.0),
+    "moe-router-bias-update-rate": ("model.moe_router_bias_update_rate", 1e-3),
+    "moe-z-loss-coeff": ("model.moe_z_loss_coeff", 0.0),
+    "moe-expert-capacity-factor": ("model.moe_expert_capacity_factor", 0.0),
+    "moe-token-drop-policy": ("model.moe_token_drop_policy", "probs"),
+    "moe-token-dispatcher-type": ("parallel.moe_token_dispatcher_type", "allgather"),
+}
+"""Fields that mean something with --num-experts only."""
+
+LATENT_FIELDS: dict[str, tuple[str, Default]] = {
+    "q-lora-rank": ("model.q_lora_rank", 0),
+    "kv-lora-rank": ("model.kv_lora_rank", 32),
+    "qk-head-dim": ("model.qk_head_dim", 128),
+    "qk-pos-emb-head-dim": ("model.qk_pos_emb_head_dim", 64),
+    "v-head-dim": ("model.v_head_dim", 128),
+    "mscale": ("model.mscale", 1.0),
+    "mscale-all-dim": ("model.mscale_all_dim", 0.0),
+}
+"""Fields that mean something with --multi-latent-attention only."""
+
+PREDICTION_FIELDS: dict[str, tuple[str, Default]] = {"mtp-loss-scaling-factor": ("model.mtp_loss_scaling_factor", 0.1)}
+"""Fields that mean something with --mtp-num-layers only."""
+
+SWITCHES: dict[str, tuple[str, bool]] = {
+    "account-for-embedding-in-pipeline-split": ("parallel.account_for_embedding_in_pipeline_split", True),
+    "account-for-loss-in-pipeline-split": ("parallel.account_for_loss_in_pipeline_split", True),
+    "use-distributed-optimizer": ("parallel.use_distributed_optimizer", True),
+    "overlap-grad-reduce": ("parallel.overlap_grad_reduce", True),
+    "overlap-param-gather": ("parallel.overlap_param_gather", True),
+    "disable-bias-linear": ("model.add_bias_linear", False),
+    "add-qkv-bias": ("model.add_qkv_bias", True),
+    "qk-layernorm": ("model.qk_layernorm", True),
+    "untie-embeddings-and-output-weights": ("model.untie_embeddings_and_output_weights", True),
+    "multi-latent-attention": ("model.multi_latent_attention", True),
+    "eod-mask-loss": ("data.eod_mask_loss", True),
+}
+"""A flag without a value sets a field to this, and its absence to the contrary."""
+
+EXPERT_SWITCHES: dict[str, tuple[str, bool]] = {
+    "moe-router-pre-softmax": ("model.moe_router_pre_softmax", True),
+    "moe-router-enable-expert-bias": ("model.moe_router_enable_expert_bias", True),
+    "moe-pad-expert-input-to-capacity": ("model.moe_pad_expert_input_to_capacity", True),
+}
+"""Switches that mean something with --num-experts only."""
+
+HATCH: dict[str, str] = {
+    "deterministic-mode": "deterministic_mode=True",
+    "glu-linear-offset=1": "glu_linear_offset",
+    "activation-func-clamp-value=1": "activation_func_clamp_value",
+    "fp8-margin=1": "fp8_margin",
+    "fp8-interval=1": "fp8_interval",
+    "fp8-amax-history-len=1": "fp8_amax_history_len",
+    "fp8-amax-compute-algo=1": "fp8_amax_compute_algo",
+    "no-fp8-wgrad": "fp8_wgrad=False",
+    "disable-fp8-wgrad": "fp8_wgrad=False",
+    "microbatch-group-size-per-virtual-pipeline-stage=1": "microbatch_group_size_per_vp_stage",
+    "moe-shared-expert-overlap": "moe_shared_expert_overlap=True",
+    "moe-permute-fusion": "moe_permute_fusion=True",
+    "moe-router-fusion": "moe_router_fusion=True",
+    "moe-input-jitter-eps=1": "moe_input_jitter_eps",
+    "moe-router-force-load-balancing": "moe_router_force_load_balancing=True",
+    "moe-apply-probs-on-input": "moe_apply_probs_on_input=True",
+    "moe-enable-deepep": "moe_enable_deepep=True",
+    "moe-flex-dispatcher-backend=1": "moe_flex_dispatcher_backend",
+    "moe-deepep-num-sms=1": "moe_deepep_num_sms",
+    "moe-router-padding-for-fp8": "moe_router_padding_for_fp8=True",
+    "moe-router-padding-for-quantization": "moe_router_padding_for_quantization=True",
+}
+"""What megatron-core's TransformerConfig takes by this name, through model.megatron; left out unless given."""
+
+RULES = """
+    num-layers=1 encoder-num-layers=1 hidden-size=1 ffn-hidden-size=1 kv-channels=1 seq-length=1 encoder-seq-length=1
+    group-query-attention num-query-groups=1 max-position-embeddings=1 norm-epsilon=1 layernorm-epsilon=1
+    swiglu squared-relu no-bias-gelu-fusion
+    position-embedding-type=1 no-position-embedding use-rotary-position-embeddings rotary-seq-len-interpolation-factor=1
+    use-rope-scaling rope-scaling-factor=1 rotary-scaling-factor=1 rope-type=1 no-rope-freq=1
+    yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
+    window-size=1 window-attn-skip-freq=1
+    num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
+    vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1
+    sequence-parallel num-layers-per-virtual-pipeline-stage=1 num-virtual-stages-per-pipeline-rank=1 cp-comm-type=+
+    bf16 fp16 fp8-recipe=1 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32
+    train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
+    lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
+    lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
+    recompute-activations recompute-granularity=1 recompute-modules=+
+    data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
+    save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
+    tensorboard-dir=1 wandb-project=1 wandb-exp-name=1
+"""
+"""Flags that ``rules_*`` read, since several together, or a default of Megatron-LM's, make a field."""

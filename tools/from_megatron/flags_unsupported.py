@@ -1,0 +1,196 @@
+"""Flags of Megatron-LM that Triplane cannot follow: what they do and the way out -> flags.
+
+Written as in ``flags``; a flag with the value behind its | is irrelevant.
+"""
+
+UNSUPPORTED: dict[str, str] = {
+    "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
+        batch-size=1 warmup=1 model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1
+        distribute-checkpointed-activations moe-extended-tp moe-token-dropping use-checkpoint-lr-scheduler
+        standalone-embedding-stage use-legacy-models kitchen-config-file=1 kitchen-recipe-number=1
+    """,
+    "another architecture, which Triplane has no layers for": """
+        encoder-pipeline-model-parallel-size=1 encoder-tensor-model-parallel-size=1 pipeline-model-parallel-split-rank=1
+        decoder-num-layers=1 hybrid-layer-pattern=1 hybrid-override-pattern=1 hybrid-attention-ratio=1
+        hybrid-mlp-ratio=1 is-hybrid-model mtp-hybrid-override-pattern=1 mamba-state-dim=1 mamba-head-dim=1
+        mamba-num-groups=1 mamba-num-heads=1 disable-mamba-mem-eff-path mamba-training-ssm-states-dtype=1
+        experimental-attention-variant=1 dsa-indexer-n-heads=1 dsa-indexer-head-dim=1 dsa-indexer-topk=1
+        dsa-indexer-topk-freq=1 dsa-indexer-skip-topk-offset=1 dsa-indexer-loss-coeff=1 dsa-indexer-use-sparse-loss
+        dsa-kernel-backend=1 dsa-indexer-rope-interleaved dsa-indexer-k-norm-epsilon=1 dsa-indexer-k-norm-fp32
+        no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu disable-dsa-indexer-rotate-activation
+        disable-dsa-indexer-scoring-relu linear-conv-kernel-dim=1 linear-key-head-dim=1 linear-value-head-dim=1
+        linear-num-key-heads=1 linear-num-value-heads=1 linear-attention-freq=1 heterogeneous-layers-config-path=1
+        heterogeneous-layers-config-encoded-json=1 mrope-section=+
+    """,
+    "layers from Python code of your own: describe the model by flags, or change models/": """
+        spec=*
+    """,
+    "it changes the computation, and Triplane's layers do not have it": """
+        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu rotary-interleaved
+        qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla relative-attention-num-buckets=1
+        relative-attention-max-distance=1 no-yarn-correction-range-round-to-int moe-latent-size=1 moe-shared-expert-gate
+        mtp-use-repeated-layer mtp-detach-heads fp16-lm-cross-entropy output-logit-dtype=1|fp32
+        disable-bf16-reduced-precision-matmul moe-router-force-biased=1 moe-expert-rank-capacity-factor=1
+        moe-router-quantile-balancing-ema=1|0 mtp-standalone
+    """,
+    "how weights are drawn; Triplane draws them from a normal distribution with init_method_std": """
+        embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init use-mup mup-width-mult=1
+        mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1 mup-attn-scale-power=1
+    """,
+    "another optimizer, or settings of one": """
+        sgd-momentum=1 muon-momentum=1 muon-no-split-qkv muon-nesterov muon-scale-mode=1 muon-fp32-matmul-prec=1
+        muon-coefficient-type=1 muon-num-ns-steps=1 muon-tp-mode=1 muon-extra-scale-factor=1 muon-scalar-optimizer=1
+        muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1 use-precision-aware-optimizer main-grads-dtype=1|fp32
+        main-params-dtype=1|fp32 exp-avg-dtype=1|fp32 exp-avg-sq-dtype=1|fp32 optimizer-cpu-offload optimizer-cuda-graph
+        optimizer-offload-fraction=1 use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads
+        no-pin-cpu-params apply-wd-to-qk-layernorm no-weight-decay-cond-type=1 lr-warmup-init=1|0 freeze-all-layers
+        head-lr-mult=1|1
+    """,
+    "a learning rate of its own for embeddings and output layer: Triplane has one for all; leave it out": """
+        decoupled-lr=1 decoupled-min-lr=1
+    """,
+    "schedules are read from the checkpoint: Triplane's come from its recipe": """
+        use-checkpoint-opt_param-scheduler use-checkpoint-opt-param-scheduler
+    """,
+    "a batch size that is lowered to what the ranks divide: give one that they do": """
+        decrease-batch-size-if-needed
+    """,
+    "iterations that are left out of training": """
+        iterations-to-skip=+
+    """,
+    "full sharding and its settings: use parallel.use_distributed_optimizer": """
+        use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy=1 outer-dp-sharding-strategy=1
+        fsdp-manual-registration fsdp-double-buffer suggested-communication-unit-size=1 keep-fp8-transpose-cache
+        keep-fp8-transpose-cache-when-using-custom-fsdp enable-full-sharding-in-hsdp
+        torch-fsdp2-no-reshard-after-forward megatron-fsdp-main-params-dtype=1 megatron-fsdp-main-grads-dtype=1
+        megatron-fsdp-grad-comm-dtype=1 megatron-fsdp-enable-fine-grained-param-gather
+        megatron-fsdp-max-pool-double-buffer megatron-fsdp-version=1 fsdp-db-use-persist-buf-on-alloc-fail
+        num-distributed-optimizer-instances=1|1
+    """,
+    "a way to be faster or smaller that Triplane does not have; the model is the same without it": """
+        tp-comm-overlap tp-comm-overlap-cfg=1 no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag
+        no-tp-comm-overlap-rs no-tp-comm-split-ag no-tp-comm-split-rs disable-tp-comm-bulk-wgrad
+        disable-tp-comm-bulk-dgrad disable-tp-comm-overlap-ag disable-tp-comm-overlap-rs disable-tp-comm-split-ag
+        disable-tp-comm-split-rs tp-comm-overlap-rs-dgrad delay-wgrad-compute overlap-moe-expert-parallel-comm
+        overlap-dispatch-backward-with-experts-wgrad ep-overlap-early-attn-memory-release defer-embedding-wgrad-compute
+        wgrad-deferral-limit=1|0 overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
+        distribute-saved-activations moe-layer-recompute cpu-offloading-num-layers=1|0
+        cpu-offloading-retain-pinned-cpu-buffers fine-grained-activation-offloading offload-modules=+
+        min-offloaded-tensor-size=1 delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks=1
+        activation-offload-fraction=1 fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash
+        moe-paged-stash-page-size=1 moe-paged-stash-buffer-size-factor-cuda=1 moe-paged-stash-buffer-size-factor-cpu=1
+        enable-cuda-graph external-cuda-graph cuda-graph-warmup-steps=1 cuda-graph-impl=1|none cuda-graph-scope=+
+        cuda-graph-modules=+ high-priority-a2a-comm-stream moe-shared-expert-glu-interleave-size=1
+        moe-mlp-glu-interleave-size=1 moe-single-grouped-weight moe-single-grouped-bias
+        moe-hybridep-pad-uneven-dispatch-inputs moe-hybridep-num-sms=1 moe-hybridep-num-blocks-permute=1
+        moe-hybridep-num-blocks-unpermute=1 moe-hybridep-num-sms-preprocessing=1 moe-ncclep-static-shape
+        moe-ncclep-zero-copy moe-permute-fusion-into-hybridep moe-flex-dispatcher-num-sms=1 ddp-num-buckets=1
+        no-use-layer-wise-param-layout gtp-remat-reduce-scatter-with-fp32-accumulation gtp-remat-nccl-ub
+        gtp-expert-remat-nccl-ub tensor-parallel-num-weight-shards=1 expert-tensor-parallel-num-weight-shards=1
+        max-seqlen-per-dp-cp-rank=1 ddp-reduce-scatter-with-fp32-accumulation
+        ddp-param-name-patterns-for-fp32-local-accumulation=+ reuse-grad-buf-for-mxfp8-param-ag
+    """,
+    "gathers weights in fp8: faster; leave it out, the model is the same": """
+        fp8-param-gather
+    """,
+    "a number format that Triplane does not offer": """
+        fp8-output-proj fp8-quantizer-factory=1 first-last-layers-bf16 num-layers-at-start-in-bf16=1
+        num-layers-at-end-in-bf16=1 fp4-format=1 fp4-recipe=1 fp4-quantizer-factory=1 te-precision-config-file=1
+        use-kitchen-attention kitchen-attention-backend=1
+    """,
+    "gathers weights in fp4: needs fp4, which Triplane does not offer": """
+        fp4-param-gather
+    """,
+    "a way to divide the ranks that Triplane does not have": """
+        hierarchical-context-parallel-sizes=+ hybrid-context-parallel use-tp-pp-dp-mapping fake-process-group
+    """,
+    "data files of their own for each split: Triplane divides data.paths by data.split": """
+        train-data-path=* valid-data-path=* test-data-path=* per-split-data-args-path=1
+    """,
+    "data paths are read from a file: name them in data.paths": """
+        data-args-path=1
+    """,
+    "a source of data that Triplane does not read; set data.paths": """
+        phase-transition-iterations=1 fim-data fim-rate=1 fim-spm-rate=1 fim-split-sample=1 fim-fragment-rate=1
+        fim-no-prefix=1 fim-prefix-token=1 fim-middle-token=1 fim-suffix-token=1 fim-pad-token=1 fim-eod-token=1
+    """,
+    "keeps documents of a sample apart: say --reset-attention-mask --reset-position-ids instead": """
+        dataloader-inter-document-masking
+    """,
+    "special ids of a tokenizer beyond those in its model file": """
+        tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1 no-pad-vocab-size
+        disable-pad-vocab-size
+    """,
+    "evaluation is as large as training's batches, over one validation split, during training": """
+        start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode full-validation
+        multiple-validation-sets validation-set-names=+
+    """,
+    "stops after a number of minutes: let the scheduler end the job; a run saves and stops on SIGTERM": """
+        exit-duration-in-mins=1
+    """,
+    "a run saves and stops on SIGTERM or SIGINT, on no other signal": """
+        exit-signal=1
+    """,
+    "which checkpoints are written, kept or read: see checkpoint.save_interval, .keep and .load": """
+        save-retain-interval=1 save-params-interval=1 non-persistent-save-interval=1 non-persistent-ckpt-type=1
+        non-persistent-global-ckpt-dir=1 non-persistent-local-ckpt-dir=1 non-persistent-local-ckpt-algo=1 ckpt-step=1
+        override-ckpt-iteration=1 ckpt-convert-format=1 ckpt-convert-save=1 ckpt-convert-update-legacy-dist-opt-format
+        no-save-optim no-save-rng load-main-params-from-ckpt replication replication-jump=1 replication-factor=1
+        enable-msc disable-msc load-model-opt-format
+    """,
+    "architecture is read from the checkpoint: give it by flags": """
+        use-checkpoint-args use-mp-args-from-checkpoint-args
+    """,
+    "another start of training: upcycling, distillation, fine-tuning on instructions, reinforcement learning": """
+        moe-use-upcycling moe-upcycling-granularity=1 logits-save-top-k=1 logits-save-top-p=1 logits-save-top-p-min-k=1
+        logits-save-dir=1 logits-save-dtype=1 logits-load-dir=1 logits-load-decode-threads=1
+        logits-load-prefetch-factor=1 logits-load-msc-prefetch-depth=1 logits-load-kd-loss-alpha=1
+        logits-load-ignore-errors sft sft-tokenizer-prompt-format=1 perform-rl-step rl-prompts-per-eval=1
+        rl-generation-lag=1 rl-submission-granularity=1 rl-consumption-granularity=1 rl-default-temperature=1
+        rl-default-top-p=1 rl-default-top-k=1 rl-offload-optimizer-during-inference rl-kv-cache-management-mode=1
+        rl-persist-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
+        rl-importance-sampling-truncation-coef=1 rl-use-sequence-packing rl-sequence-packing-max-sequences-per-bin=1
+        rl-sequence-packing-algo=1 rl-training-cuda-graphs rl-inference-tensor-model-parallel-size=1
+        rl-inference-pipeline-model-parallel-size=1 rl-inference-expert-model-parallel-size=1
+        rl-inference-expert-tensor-model-parallel-size=1 rl-inference-model-unified-memory-level=1
+        rl-offload-inference-model-weights-when-idle rl-verify-model-weights-swap rl-skip-bos-token rl-profile
+        rl-profile-dir=1 rl-inference-parsers=* rl-num-parallel-generations=1 rl-num-parallel-generation-batches=1
+        rl-generation-batch-size=1 rl-parallel-generation-tasks=1 rl-offload-kv-cache-during-training
+        rl-remove-kv-cache-during-training rl-reset-cuda-graphs rl-calculate-intra-group-similarity
+        rl-sequence-packing-bin-size=1 rl-max-inflight-requests=1 rl-durable-rollout-bank rl-rollout-bank-dir=1
+        rl-rollout-bank-max-bytes=1 no-rl-persist-cuda-graphs no-rl-partial-rollouts
+        no-rl-inference-logprobs-is-correction no-rl-use-sequence-packing no-rl-training-cuda-graphs
+        no-rl-offload-inference-model-weights-when-idle no-rl-verify-model-weights-swap no-rl-skip-bos-token
+        grpo-prompts-per-step=1 grpo-group-size=1 grpo-iterations=1 grpo-clamp-eps-lower=1 grpo-clamp-eps-upper=1
+        grpo-kl-beta=1 grpo-entropy-term-weight=1 grpo-filter-groups-with-same-reward grpo-default-temperature=1
+        grpo-default-top-p=1 langrl-env-config=1 langrl-inference-server-type=1
+        langrl-inference-server-conversation-template=1 langrl-external-server refit-method=1 moe-enable-routing-replay
+    """,
+    "for another program than GPT pretraining": """
+        ict-head-size=1 biencoder-projection-dim=1 biencoder-shared-query-context-model ict-load=1 bert-load=1
+        titles-data-path=1 query-in-block-prob=1 use-one-sent-docs evidence-data-path=1
+        retriever-report-topk-accuracies=+ retriever-score-scaling retriever-seq-length=1 block-data-path=1
+        embedding-path=1 indexer-batch-size=1 indexer-log-interval=1 classes-fraction=1 data-per-class-fraction=1
+        no-data-sharding vision-pretraining vision-pretraining-type=1 vision-backbone-type=1 swin-backbone-type=1
+        mask-type=1 mask-factor=1 iter-per-epoch=1 dino-local-img-size=1 dino-local-crops-number=1
+        dino-head-hidden-size=1 dino-bottleneck-size=1 dino-freeze-last-layer=1 dino-norm-last-layer
+        dino-warmup-teacher-temp=1 dino-teacher-temp=1 dino-warmup-teacher-temp-epochs=1 retro-project-dir=1
+        retro-add-retriever retro-cyclic-train-iters=1 retro-encoder-layers=1 retro-encoder-hidden-dropout=1
+        retro-encoder-attention-dropout=1 retro-num-neighbors=1 retro-num-retrieved-chunks=1 retro-attention-gate=1
+        retro-no-verify-neighbor-count retro-workdir=1 retro-return-doc-ids output-bert-embeddings bert-embedder-type=1
+    """,
+    "reads a configuration from a YAML file: give its values as flags": """
+        yaml-cfg=1
+    """,
+    "faults put into a run": """
+        fault-injector-ranks=1 fault-injector-num-ranks=1 fault-injector-fault-types=1
+        fault-injector-fault-probabilities=1 fault-injector-fault-delay=1 fault-injector-delay-start-iteration=1
+        fault-injector-mtti-seconds=1 fault-injector-offset-seconds=1 fault-injector-seed=1
+    """,
+    "features that Megatron-LM calls unstable: leave it out, and what needed it is listed by itself": """
+        enable-experimental
+    """,
+    "logs under another W&B account: set WANDB_ENTITY in the environment": """
+        wandb-entity=1
+    """,
+}

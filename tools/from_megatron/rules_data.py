@@ -1,0 +1,163 @@
+"""The data, checkpoint and log sections, the vocabulary, and the run's folder."""
+
+from pathlib import PurePath
+
+from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.gaps import gaps
+
+KEEP_ALL = 1_000_000
+"""checkpoint.keep where none is to be deleted, as Megatron-LM deletes none."""
+
+_SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+_GPT2_IDS = 50257  # of GPT-2's byte-pair encoding, whose files are the same everywhere
+
+
+def data(draft: Draft) -> None:
+    """Which text, and how documents are divided and separated."""
+    arguments = draft.arguments
+    mock, paths = arguments.switch("mock-data"), arguments.raw("data-path")
+    if mock or not paths:
+        draft.notes.append(
+            f"{'--mock-data' if mock else 'no --data-path'}: Triplane makes no random data; without data.paths it "
+            "trains on its built-in corpus."
+        )
+    elif holes := [text for text in paths if gaps(text)]:
+        draft.leave_open("data-path", holes[0], "data.paths")
+    else:
+        _paths(draft, paths)
+    split = arguments.text("split")
+    if split is not None:
+        draft.put("data.split", split.strip("'\" "), "--split")
+    elif paths:
+        draft.put("data.split", "969,30,1", DEFAULT)
+    _documents(draft)
+
+
+def _paths(draft: Draft, paths: list[str]) -> None:
+    """One path, several, or weights and paths in turn."""
+    weights = paths[::2]
+    if len(paths) % 2 == 0 and all(map(_is_number, weights)):
+        if len(paths) > 2:
+            draft.unsupported.append(
+                f"--data-path: a mixture with the weights {', '.join(weights)}. Triplane has no weights yet; the "
+                "recipe reads all files whole, so each counts by its size. Repeat or shorten files to weigh them."
+            )
+        paths = paths[1::2]
+    draft.put("data.paths", paths, "--data-path")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _documents(draft: Draft) -> None:
+    mask, positions = map(draft.arguments.switch, ("reset-attention-mask", "reset-position-ids"))
+    if mask and positions:
+        draft.put("data.reset", "attention", "--reset-attention-mask --reset-position-ids")
+    elif mask or positions:
+        given, missing = ("attention-mask", "position-ids") if mask else ("position-ids", "attention-mask")
+        draft.unsupported.append(
+            f"--reset-{given} without --reset-{missing}: Triplane resets both (data.reset) or none; here none."
+        )
+
+
+def vocabulary(draft: Draft) -> None:
+    """The tokenizer and how many rows the embedding has."""
+    arguments = draft.arguments
+    kind, size = arguments.text("tokenizer-type"), arguments.whole("vocab-size")
+    padded = arguments.whole("padded-vocab-size")
+    path = draft.path("tokenizer-model", "data.tokenizer")
+    if kind in _SENTENCEPIECE:
+        draft.put("data.tokenizer", path, "--tokenizer-model")
+    elif kind == "NullTokenizer":
+        draft.put("data.tokenizer", "byte", "NullTokenizer: no text is read")
+    else:
+        _other_tokenizer(draft, kind)
+    source = "--vocab-size"
+    if size is None and kind == "GPT2BPETokenizer":
+        size, source = _GPT2_IDS, "GPT2BPETokenizer"
+    if padded is not None:
+        draft.put("model.vocab_size", padded, "--padded-vocab-size")
+        draft.put("model.make_vocab_size_divisible_by", 1, "--padded-vocab-size")
+        return
+    draft.put("model.vocab_size", size, source)
+    _padding(draft)
+
+
+def _other_tokenizer(draft: Draft, kind: str | None) -> None:
+    """One that Triplane cannot read; its token files can be trained on all the same."""
+    if kind is None:
+        if draft.arguments.switch("vocab-file"):
+            kind = "GPT2BPETokenizer"  # what --vocab-file and --merge-file alone are for in older versions
+        else:
+            draft.notes.append("no --tokenizer-type: the recipe has Triplane's built-in tokenizer.")
+            return
+    draft.unsupported.append(
+        f"--tokenizer-type {kind}: Triplane reads SentencePiece models only. Give data.tokenizer such a model; or "
+        "train on token files (.bin/.idx) that Megatron-LM made, and set model.vocab_size to their tokenizer's ids."
+    )
+    if kind == "GPT2BPETokenizer" and draft.arguments.text("vocab-size") is None:
+        draft.put("model.vocab_size", _GPT2_IDS, kind)
+
+
+def _padding(draft: Draft) -> None:
+    multiple = draft.arguments.whole("make-vocab-size-divisible-by", 128) or 128
+    tp = draft.arguments.whole("tensor-model-parallel-size", 1) or 1
+    source = f"{multiple} x TP {tp}, as Megatron-LM pads" if tp > 1 else "--make-vocab-size-divisible-by"
+    draft.put("model.make_vocab_size_divisible_by", multiple * tp, source)
+
+
+def saving(draft: Draft) -> None:
+    """The run's folder, its checkpoints, and what it starts from."""
+    arguments = draft.arguments
+    save, load = draft.path("save", "run_dir"), arguments.raw("load")
+    interval = arguments.whole("save-interval", arguments.whole("persistent-save-interval"))
+    draft.put("run_dir", save, "--save")
+    draft.put("checkpoint.save_interval", interval, "--save-interval")
+    draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")
+    if not arguments.switch("save"):
+        draft.notes.append("no --save: Triplane saves at the end all the same, into run_dir (by default runs/NAME).")
+    start, finetune = _start(draft, load)
+    partly = {name: arguments.switch(name) for name in ("finetune", "no-load-optim", "no-load-rng")}
+    if start is not None:
+        draft.put("checkpoint.load", *start)
+        draft.notes.append("checkpoint.load must be a checkpoint of Triplane's; Megatron-LM's are not read yet.")
+        for name, given in partly.items():
+            if given or (finetune and name == "finetune"):
+                draft.put(f"checkpoint.{name.replace('-', '_')}", True, f"--{name}")
+    elif unheeded := [f"--{name}" for name, on in partly.items() if on]:
+        draft.unsupported.append(
+            f"{' '.join(unheeded)}: without a --load other than --save. A run's own folder is resumed whole; to start "
+            "from part of a checkpoint, set checkpoint.load to it, with a run_dir of its own."
+        )
+
+
+def _start(draft: Draft, load: list[str]) -> tuple[tuple[str, str] | None, bool]:
+    """What a new run starts from with its flag, and whether from its weights only."""
+    pretrained = draft.path("pretrained-checkpoint", "checkpoint.load")
+    if load and load != draft.arguments.raw("save"):
+        path = draft.path("load", "checkpoint.load")
+        return (None if path is None else (path, "--load")), False
+    return (None, False) if pretrained is None else ((pretrained, "--pretrained-checkpoint"), True)
+
+
+def logging(draft: Draft) -> None:
+    """Where metrics go: with Megatron-LM only where it is told to."""
+    arguments = draft.arguments
+    folder, project = next(iter(arguments.raw("tensorboard-dir")), None), arguments.switch("wandb-project")
+    name = draft.path("wandb-exp-name", "log.wandb_name")
+    draft.put("log.tensorboard", folder is not None, "--tensorboard-dir" if folder else "no --tensorboard-dir")
+    if folder is not None and not gaps(folder) and PurePath(folder).name != "events":
+        draft.notes.append(f"--tensorboard-dir {folder}: TensorBoard's events go to run_dir/events.")
+    if not project:
+        draft.put("log.wandb", "off", "no --wandb-project")
+        if name is not None:
+            draft.irrelevant.append("--wandb-exp-name: has no effect without --wandb-project")
+        return
+    draft.put("log.wandb", "online", "--wandb-project")
+    draft.put("log.wandb_project", draft.path("wandb-project", "log.wandb_project"), "--wandb-project")
+    draft.put("log.wandb_name", name, "--wandb-exp-name")

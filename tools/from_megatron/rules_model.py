@@ -1,0 +1,177 @@
+"""The model section."""
+
+from models.frequencies import parse_freq
+from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS
+
+
+def model(draft: Draft) -> None:
+    """Every field that a plain GPT has, and those of experts, latents and depths where they are on."""
+    _sizes(draft)
+    _activation(draft)
+    _positions(draft)
+    _rope_scaling(draft)
+    _windows(draft)
+    _experts(draft)
+    _prediction(draft)
+    _only_with(draft, draft.arguments.switch("multi-latent-attention"), "multi-latent-attention", list(LATENT_FIELDS))
+    if draft.arguments.switch("multi-latent-attention"):
+        draft.fields(LATENT_FIELDS)
+
+
+def _sizes(draft: Draft) -> None:
+    arguments = draft.arguments
+    hidden, heads = arguments.required("hidden-size"), arguments.required("num-attention-heads")
+    seq_length = arguments.required("seq-length", "encoder-seq-length")
+    draft.put("model.num_layers", arguments.required("num-layers", "encoder-num-layers"), "--num-layers")
+    draft.put("model.hidden_size", hidden, "--hidden-size")
+    draft.put("model.seq_length", seq_length, "--seq-length")
+    ffn = arguments.whole("ffn-hidden-size")
+    gated = 4 * hidden * 2 // 3 // 64 * 64
+    default = (gated, "two thirds of 4 x hidden") if arguments.switch("swiglu") else (4 * hidden, "4 x hidden")
+    draft.put("model.ffn_hidden_size", *((ffn, "--ffn-hidden-size") if ffn else default))
+    channels = arguments.whole("kv-channels")
+    quotient = None if hidden % heads else hidden // heads  # our own check names sizes that divide
+    draft.put("model.kv_channels", channels or quotient, "--kv-channels" if channels else "hidden / heads")
+    groups, grouped = arguments.whole("num-query-groups", 1), arguments.switch("group-query-attention")
+    draft.put("model.num_query_groups", groups if grouped else heads, "--num-query-groups" if grouped else "every head")
+    _only_with(draft, grouped, "group-query-attention", ["num-query-groups"])
+    positions = arguments.whole("max-position-embeddings")
+    source = "--max-position-embeddings" if positions else "--seq-length"
+    draft.put("model.max_position_embeddings", positions or seq_length, source)
+    epsilon = arguments.real("norm-epsilon", arguments.real("layernorm-epsilon"))
+    draft.put("model.norm_epsilon", epsilon or 1e-5, "--norm-epsilon" if epsilon else DEFAULT)
+
+
+def _activation(draft: Draft) -> None:
+    arguments = draft.arguments
+    swiglu, squared, unfused = map(arguments.switch, ("swiglu", "squared-relu", "no-bias-gelu-fusion"))
+    name = "swiglu" if swiglu else "squared_relu" if squared else "gelu"
+    draft.put("model.activation", name, f"--{name.replace('_', '-')}" if name != "gelu" else DEFAULT)
+    if name == "gelu" and (unfused or arguments.switch("disable-bias-linear")):
+        why = "no-bias-gelu-fusion" if unfused else "disable-bias-linear"
+        draft.unsupported.append(
+            f"--{why}: makes Megatron-LM compute GELU by erf; Triplane's is the tanh approximation, which its fused "
+            "GELU has too. Values differ by less than 5e-4."
+        )
+    elif unfused:
+        draft.irrelevant.append(f"--no-bias-gelu-fusion: a choice of kernel for GELU; the activation is {name}")
+
+
+def _positions(draft: Draft) -> None:
+    arguments = draft.arguments
+    rotary, none = arguments.switch("use-rotary-position-embeddings"), arguments.switch("no-position-embedding")
+    kind = arguments.text("position-embedding-type")
+    source = "--position-embedding-type" if kind else DEFAULT
+    if rotary:
+        kind, source = "rope", "--use-rotary-position-embeddings"
+    kind = kind or "learned_absolute"
+    if kind in ("mrope", "relative"):
+        draft.unsupported.append(f"--position-embedding-type {kind}: Triplane has rope, learned_absolute and none.")
+        return
+    if none and kind == "learned_absolute":
+        kind, source = "none", "--no-position-embedding"
+    elif none:
+        draft.irrelevant.append(f"--no-position-embedding: there is no table of positions with {kind} anyway")
+    if kind == "yarn":
+        draft.unsupported.append(
+            "--position-embedding-type yarn: Megatron-LM 0.19 has no flag for its factor. It became RoPE with "
+            'rope_scaling = "yarn": set model.rope_scaling_factor yourself.'
+        )
+    draft.put("model.position_embedding_type", "rope" if kind == "yarn" else kind, source)
+
+
+def _rope_scaling(draft: Draft) -> None:
+    arguments = draft.arguments
+    latent = arguments.switch("multi-latent-attention")
+    kind = arguments.text("rope-type", "yarn")
+    yarn_position = arguments.text("position-embedding-type") == "yarn"
+    llama3, linear = arguments.switch("use-rope-scaling"), arguments.real("rotary-seq-len-interpolation-factor")
+    factor = arguments.real("rope-scaling-factor", 8.0)
+    stretch = arguments.real("rotary-scaling-factor", 1.0) or 1.0
+    fast, slow = arguments.real("yarn-beta-fast", 32.0), arguments.real("yarn-beta-slow", 1.0)
+    original = arguments.whole("yarn-original-max-position-embeddings", 4096)
+    _only_with(draft, latent, "multi-latent-attention", ["rotary-scaling-factor", "rope-type"])
+    yarn_names = ["yarn-beta-fast", "yarn-beta-slow", "yarn-original-max-position-embeddings"]
+    _only_with(draft, yarn_position and not latent, "position-embedding-type yarn", yarn_names)
+    _only_with(draft, llama3 and not latent, "use-rope-scaling", ["rope-scaling-factor"])
+    if latent and kind == "yarn" and stretch != 1.0:
+        _yarn(draft, stretch, "--rotary-scaling-factor", 4096, 32.0, 1.0)
+    elif yarn_position and not latent:
+        _yarn(draft, None, "--position-embedding-type yarn", original, fast, slow)
+    elif llama3 and not latent:
+        draft.put("model.rope_scaling", "llama3", "--use-rope-scaling")
+        draft.put("model.rope_scaling_factor", factor, "--rope-scaling-factor")
+        draft.put("model.rope_low_freq_factor", 1.0, DEFAULT)
+        draft.put("model.rope_high_freq_factor", 4.0, DEFAULT)
+        draft.put("model.rope_original_max_position_embeddings", 8192, DEFAULT)
+    elif linear and not latent:
+        draft.put("model.rope_scaling", "linear", "--rotary-seq-len-interpolation-factor")
+        draft.put("model.rope_scaling_factor", linear, "--rotary-seq-len-interpolation-factor")
+    else:
+        draft.put("model.rope_scaling", "none", DEFAULT)
+
+
+def _yarn(
+    draft: Draft, factor: float | None, source: str, original: int | None, fast: float | None, slow: float | None
+) -> None:
+    draft.put("model.rope_scaling", "yarn", source)
+    draft.put("model.rope_scaling_factor", factor, source)
+    draft.put("model.rope_original_max_position_embeddings", original, DEFAULT if original == 4096 else source)
+    draft.put("model.yarn_beta_fast", fast, DEFAULT)
+    draft.put("model.yarn_beta_slow", slow, DEFAULT)
+
+
+def _windows(draft: Draft) -> None:
+    window = draft.arguments.text("window-size")
+    if window is not None:
+        sizes = [draft.convert("window-size", part.strip(), int) for part in window.strip("() ").split(",")]
+        draft.put("model.window_size", sizes, "--window-size")
+    for flag in ("window-attn-skip-freq", "no-rope-freq"):
+        text = draft.arguments.text(flag)
+        if text is not None:
+            parse_freq(text)
+            draft.put(f"model.{flag.replace('-', '_')}", text, f"--{flag}")
+
+
+def _experts(draft: Draft) -> None:
+    arguments = draft.arguments
+    experts = arguments.whole("num-experts", 0) or 0
+    losses, weights = arguments.texts("moe-router-load-balancing-type"), arguments.texts("moe-aux-loss-coeff")
+    names = [*EXPERT_FIELDS, *EXPERT_SWITCHES, "moe-router-load-balancing-type", "moe-aux-loss-coeff"]
+    _only_with(draft, experts > 0, "num-experts", names)
+    if not experts:
+        return
+    draft.put("model.num_moe_experts", experts, "--num-experts")
+    draft.fields(EXPERT_FIELDS)
+    if arguments.text("moe-ffn-hidden-size") is None:
+        draft.put("model.moe_ffn_hidden_size", draft.values["model.ffn_hidden_size"], "as ffn_hidden_size")
+    draft.switches(EXPERT_SWITCHES)
+    if max(len(losses), len(weights)) > 1:
+        draft.unsupported.append(
+            f"--moe-router-load-balancing-type {' '.join(losses)}: several balancing losses at once. Triplane has one "
+            "and takes the first: choose in the recipe."
+        )
+    loss, weight = (losses or ["aux_loss"])[0], (weights or ["0"])[0]
+    known = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
+    if loss not in known:
+        draft.unsupported.append(f"--moe-router-load-balancing-type {loss}: Triplane knows {', '.join(known)}.")
+        loss = "none"
+    draft.put("model.moe_router_load_balancing_type", loss, "--moe-router-load-balancing-type" if losses else DEFAULT)
+    value = 0.0 if loss == "none" else draft.convert("moe-aux-loss-coeff", weight, float)
+    draft.put("model.moe_aux_loss_coeff", value, "--moe-aux-loss-coeff" if weights else DEFAULT)
+
+
+def _prediction(draft: Draft) -> None:
+    depths = draft.arguments.whole("mtp-num-layers", 0) or 0
+    _only_with(draft, depths > 0, "mtp-num-layers", list(PREDICTION_FIELDS))
+    if depths:
+        draft.put("model.mtp_num_layers", depths, "--mtp-num-layers")
+        draft.fields(PREDICTION_FIELDS)
+
+
+def _only_with(draft: Draft, on: bool, needed: str, flags: list[str]) -> None:
+    """Flags that Megatron-LM reads only beside another one."""
+    for flag in flags:
+        if draft.arguments.switch(flag) and not on:
+            draft.irrelevant.append(f"--{flag}: has no effect without --{needed}")

@@ -1,0 +1,70 @@
+"""The parallel and precision sections."""
+
+from parallel.stages import layout_chunks
+from tools.from_megatron.draft import DEFAULT, Draft
+
+
+def parallel(draft: Draft) -> None:
+    """What is more than one flag's value of how the ranks are divided."""
+    tp = draft.arguments.whole("tensor-model-parallel-size", 1) or 1
+    asked = draft.arguments.switch("sequence-parallel")
+    draft.put("parallel.sequence_parallel", asked and tp > 1, "--sequence-parallel" if asked else DEFAULT)
+    if asked and tp == 1:
+        draft.irrelevant.append("--sequence-parallel: Megatron-LM switches it off where TP is 1")
+    _virtual_stages(draft)
+    _context(draft)
+
+
+def _virtual_stages(draft: Draft) -> None:
+    arguments, name = draft.arguments, "parallel.virtual_pipeline_model_parallel_size"
+    pp = arguments.whole("pipeline-model-parallel-size", 1) or 1
+    layout = arguments.text("pipeline-model-parallel-layout")
+    each = arguments.whole("num-layers-per-virtual-pipeline-stage")
+    chunks = arguments.whole("num-virtual-stages-per-pipeline-rank")
+    if layout is not None:
+        chunks, source = len(layout_chunks(layout)) // pp, "--pipeline-model-parallel-layout"
+    elif chunks is not None:
+        source = "--num-virtual-stages-per-pipeline-rank"
+    elif each:
+        counted = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
+        layers = arguments.required("num-layers", "encoder-num-layers") + sum(map(arguments.switch, counted))
+        chunks, source = layers // pp // each, "--num-layers-per-virtual-pipeline-stage"
+    if chunks is not None and chunks > 1:
+        draft.put(name, chunks, source)
+
+
+def _context(draft: Draft) -> None:
+    kinds = list(dict.fromkeys(draft.arguments.texts("cp-comm-type")))
+    if kinds and (len(kinds) > 1 or kinds[0] not in ("p2p", "a2a", "all_gather")):
+        draft.unsupported.append(
+            f"--cp-comm-type {' '.join(kinds)}: Triplane has one of p2p, a2a, all_gather for all layers."
+        )
+    elif kinds:
+        draft.put("parallel.cp_comm_type", kinds[0], "--cp-comm-type")
+
+
+def precision(draft: Draft) -> None:
+    """Number formats; without --bf16 and --fp16, Megatron-LM computes in fp32."""
+    arguments = draft.arguments
+    bf16, fp16 = arguments.switch("bf16"), arguments.switch("fp16")
+    dtype = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    draft.put("precision.dtype", dtype, f"--{dtype}" if bf16 or fp16 else DEFAULT)
+    half, exact = map(arguments.switch, ("grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"))
+    if dtype == "bf16":
+        draft.put("precision.grad_reduce_in_fp32", not half, "--grad-reduce-in-bf16" if half else "with --bf16")
+    else:
+        source = "--accumulate-allreduce-grads-in-fp32" if exact else DEFAULT
+        draft.put("precision.grad_reduce_in_fp32", exact or dtype == "fp32", source)
+    recipe = arguments.text("fp8-recipe")
+    if arguments.text("fp8-format") is None:
+        if recipe is not None:
+            draft.irrelevant.append("--fp8-recipe: has no effect without --fp8-format")
+    elif recipe == "custom":
+        draft.unsupported.append("--fp8-recipe custom: Triplane has delayed, tensorwise, mxfp8 and blockwise.")
+    else:
+        draft.put("precision.fp8_recipe", recipe or "delayed", "--fp8-recipe" if recipe else DEFAULT)
+    if fp16 and arguments.text("initial-loss-scale") is None and arguments.text("loss-scale") is None:
+        draft.notes.append(
+            "precision.initial_loss_scale stays 65536: it multiplies sums over tokens here, where Megatron-LM's 2^32 "
+            "would only skip the first iterations."
+        )

@@ -1,0 +1,75 @@
+"""A command's words become a draft of a recipe: every flag ends in it, under irrelevant, or under unsupported."""
+
+from collections.abc import Sequence
+
+from tools.from_megatron import flags_translated as table
+from tools.from_megatron import rules_data, rules_model, rules_parallel, rules_training
+from tools.from_megatron.arguments import parse
+from tools.from_megatron.draft import Draft
+from tools.from_megatron.flags import Flag, known
+from tools.from_megatron.gaps import readable
+
+
+def translate(words: Sequence[str], world: int | None = None) -> Draft:
+    """The recipe of a Megatron-LM command, whose flags are ``words``.
+
+    world: ranks that the script starts, where it says so.
+    Raises UserError for a value that is missing, no number, or not known though the model depends on it.
+    """
+    draft = Draft(parse(words), world)
+    draft.fields({name: entry for name, entry in table.FIELDS.items() if name not in ("lr", "micro-batch-size")})
+    for name in ("lr", "micro-batch-size"):  # Megatron-LM has no defaults for them
+        if draft.arguments.text(name) is None:
+            draft.unsupported.append(f"no --{name}: Megatron-LM does not start without it. The recipe has our default.")
+            draft.arguments.given[name] = ["3e-4" if name == "lr" else "1"]
+        draft.fields({name: table.FIELDS[name]})
+    draft.switches(table.SWITCHES)
+    for rule in (
+        rules_parallel.parallel,
+        rules_parallel.precision,
+        rules_model.model,
+        rules_training.training,
+        rules_data.data,
+        rules_data.vocabulary,
+        rules_data.saving,
+        rules_data.logging,
+    ):
+        rule(draft)
+    _hatch(draft)
+    _others(draft)
+    return draft
+
+
+def _hatch(draft: Draft) -> None:
+    """Fields of megatron-core's own that the recipe hands through."""
+    entries, sources = [], []
+    for flag, entry in table.HATCH.items():
+        name = flag.partition("=")[0]
+        if draft.arguments.switch(name):
+            text = draft.arguments.text(name)
+            entries.append(entry if text is None else f"{entry}={text}")
+            sources.append(f"--{name}")
+    if entries:
+        draft.put("model.megatron", list(dict.fromkeys(entries)), " ".join(sources))
+
+
+def _others(draft: Draft) -> None:
+    flags = known()
+    for name, values in draft.arguments.given.items():
+        flag, written = flags[name], readable(" ".join([f"--{name}", *values]))
+        if flag.fate == "irrelevant" and flag.harmless is None:
+            draft.irrelevant.append(f"{written}: {flag.reason}")
+        elif flag.fate != "translated" and _harmless(flag, values):
+            draft.irrelevant.append(f"{written}: is what Triplane does anyway")
+        elif flag.fate != "translated":
+            draft.unsupported.append(f"{written}: {flag.reason}")
+
+
+def _harmless(flag: Flag, values: Sequence[str]) -> bool:
+    """Whether a flag has the one value with which it changes nothing; 0.0 is 0."""
+    if flag.harmless is None or len(values) != 1:
+        return False
+    try:
+        return float(values[0]) == float(flag.harmless)
+    except ValueError:
+        return values[0] == flag.harmless
