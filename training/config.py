@@ -218,7 +218,13 @@ class CheckpointConfig:
     """Minutes between checkpoints, whichever of the two comes first."""
 
     keep: int = 3
-    """Newest checkpoints to keep; older ones are deleted after a newer one is complete."""
+    """Newest checkpoints to keep; older ones are deleted after a newer one is committed."""
+
+    save_retain_interval: int | None = None
+    """Checkpoints of iterations that this divides are kept for good, beside the newest ones. None: none."""
+
+    verify: Literal["hashes", "sizes"] = "hashes"
+    """What is looked at before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
 
     load: str | None = None
     """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
@@ -242,6 +248,8 @@ class CheckpointConfig:
             found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
         if self.keep < 1:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
+        if self.save_retain_interval is not None and self.save_retain_interval < 1:
+            found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
         if self.load is None and (self.finetune or self.no_load_optim):
             found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
         return found

@@ -32,7 +32,7 @@ RARE = {
     "data": "builtin_vocab_size jsonl_key",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style",
-    "checkpoint": "no_load_rng",
+    "checkpoint": "no_load_rng save_retain_interval",
     "log": "wandb_project wandb_name",
 }
 """Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""

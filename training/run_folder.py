@@ -96,6 +96,14 @@ def save(
     }
     files: dict[str, Path | str] = {"config.toml": cli.dump(own)} | ({"tokenizer.model": model} if model else {})
     path = checkpoint.save(
-        checkpoints(run_dir), progress, chunks, optim, ranks, keep=config.checkpoint.keep, entries=entries, files=files
+        checkpoints(run_dir),
+        progress,
+        chunks,
+        optim,
+        ranks,
+        keep=config.checkpoint.keep,
+        retain_interval=config.checkpoint.save_retain_interval,
+        entries=entries,
+        files=files,
     )
     return path, time.monotonic() - begin

@@ -4,9 +4,9 @@
     restore   continue from the newest one, or start from another
     settled   hold the parameters still, gathered, while they are read
 
-Model weights and optimizer state lie in it as pieces of global tensors (PyTorch's distributed checkpoint, as
-megatron-core writes it); everything else is versioned JSON. ``folders``, ``progress`` and ``state`` work
-without torch, so what needs it is imported only when it is asked for.
+Model weights and optimizer state lie in it as pieces of global tensors, in the files that ``format`` describes;
+everything else is versioned JSON. ``folders``, ``format``, ``progress`` and ``state`` work without torch, so what
+needs it is imported only when it is asked for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from parallel.errors import SharedMistake, UserError
@@ -27,3 +28,33 @@ def on_first_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def on_every_rank[T](action: Callable[[], T], ranks: Ranks) -> T:
+    """Each rank does it; if one fails with an OSError, every rank raises that rank's.
+
+    Ranks go on only when all are done. One number is reduced; more travels only after a failure.
+    """
+    result, own = None, None
+    try:
+        result = action()
+    except OSError as error:
+        own = error
+    failed = torch.tensor([0 if own is None else ranks.rank + 1], device=ranks.device)
+    dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+    if rank := int(failed):
+        texts: list[Any] = [None if own is None else f"rank {ranks.rank} of {ranks.identity.world_size}: {own}"]
+        dist.broadcast_object_list(texts, src=rank - 1, device=ranks.device)
+        raise OSError(texts[0])
+    return result  # type: ignore[return-value]
+
+
+def gathered[T](own: list[T], ranks: Ranks) -> list[T]:
+    """The ranks' lists as one, the same on every rank. Where all are empty, as a rule, one number is reduced."""
+    count = torch.tensor([len(own)], device=ranks.device)
+    dist.all_reduce(count)
+    if not int(count):
+        return []
+    lists: list[Any] = [None] * ranks.identity.world_size
+    dist.all_gather_object(lists, own)
+    return [item for found in lists for item in found]

@@ -24,6 +24,8 @@ class Box:
     """This rank's memory, a view with one dim for each of ``global_shape``: saved from, restored into."""
     writes: bool
     """Whether this rank saves it: of ranks that hold the same box, one does."""
+    has_master: bool = False
+    """A weight that the optimizer has in fp32, too."""
 
 
 class FlatBox(NamedTuple):
@@ -80,7 +82,7 @@ class Region:
         """Not the copy of one that a TP peer or another pipeline stage (tied embeddings) holds and saves."""
         return not any(self.replica[:-1])
 
-    def boxes(self, prefix: str, data: Tensor, start: int, writes: bool) -> list[Box]:
+    def boxes(self, prefix: str, data: Tensor, start: int, writes: bool, has_master: bool = False) -> list[Box]:
         """What of ``data``, the parameter's flat elements from ``start`` on, lies in here; as boxes."""
         here, end = start - self.start, start - self.start + data.numel()
         return [
@@ -90,6 +92,7 @@ class Region:
                 offset=tuple(base + own for base, own in zip(self.offset, box.offset, strict=True)),
                 data=data[box.start - here : box.start - here + math.prod(box.shape)].view(box.shape),
                 writes=writes,
+                has_master=has_master,
             )
             for box in flat_boxes(self.shape, max(here, 0), min(end, math.prod(self.shape)))
         ]

@@ -80,17 +80,25 @@ def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None
     """
     needed = _all_stages({box.key: box.global_shape for box in boxes}, ranks)
     model = {key: shape for key, shape in needed.items() if not key.startswith(optimizer_state.PREFIX)}
-    others = (optimizer_state.PREFIX, rng.PREFIX)
-    found = {key: shape for key, shape in saved.items() if not key.startswith(others)}
+    found = weights_in(saved)
     if problem := _difference(found, model):
         own = f"Its own configuration is {path / 'config.toml'}."
         raise SharedMistake(f"checkpoint {path} does not fit this model: {problem} {own}")
-    missing = sorted(key for key in needed if saved.get(key) != needed[key])
+    state = needed.keys() - model.keys()
+    missing = sorted(key for key in state if saved.get(key) != needed[key])
     if missing:
         raise SharedMistake(
             f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}). "
             "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start anew from its weights."
         )
+
+
+def weights_in(saved: Shapes) -> dict[str, tuple[int, ...]]:
+    """The weights of a checkpoint, saved as such or as the optimizer's fp32 ones."""
+    others = (optimizer_state.PREFIX, rng.PREFIX)
+    plain = {key: shape for key, shape in saved.items() if not key.startswith(others)}
+    masters = {key: shape for key, shape in saved.items() if key.startswith(optimizer_state.MASTER)}
+    return {key.removeprefix(optimizer_state.MASTER): shape for key, shape in masters.items()} | plain
 
 
 def _all_stages(own: Shapes, ranks: Ranks) -> dict[str, tuple[int, ...]]:

@@ -1,21 +1,23 @@
 """Where checkpoints lie and which of them counts. No torch here.
 
-RUN_DIR/checkpoints/iter_0000100/    one checkpoint; it bears this name only when it is complete
-RUN_DIR/checkpoints/latest           a text file: the name of the folder to continue from
+RUN_DIR/checkpoints/iter_0000100/         one checkpoint; it bears this name only when it is committed
+RUN_DIR/checkpoints/iter_0000200.tmp-9f3a/    one being written by the attempt 9f3a of this run, or left by a killed one
+RUN_DIR/checkpoints/latest                a text file: the name of the folder to continue from
+RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from parallel.errors import UserError
+from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.writer import sync_folder, write_durably
 
-LATEST = "latest"
+LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 STATE = "state.json"
-INDEX = ".metadata"  # what PyTorch's distributed checkpoint calls its table of contents
-UNFINISHED = ".unfinished"
+TEMPORARY = ".tmp-"
 _NAME = re.compile(r"iter_(\d{7,15})")
 
 
@@ -36,8 +38,8 @@ def iteration_of(folder: Path) -> int | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` holds a whole checkpoint, as far as its names and its main files tell."""
-    return not folder.name.endswith(UNFINISHED) and (folder / STATE).is_file() and (folder / INDEX).is_file()
+    """Whether ``folder`` was committed: its manifest, which is written last, is there."""
+    return TEMPORARY not in folder.name and (folder / MANIFEST).is_file()
 
 
 def complete(root: Path) -> list[Path]:
@@ -61,19 +63,26 @@ def latest(root: Path) -> Path | None:
     return next(reversed(complete(root)), None)
 
 
-def find(path: str) -> Path:
-    """What ``--checkpoint.load PATH`` means: a checkpoint, the newest in a folder of them, or a run's newest.
+def candidates(root: Path) -> list[Path]:
+    """The committed checkpoints in ``root`` in the order to try them: the latest, older ones, then abandoned ones."""
+    newest, found = latest(root), complete(root)
+    place = found.index(newest) if newest in found else -1
+    return found[place::-1] + found[:place:-1] if place >= 0 else found[::-1]
+
+
+def find(path: str) -> list[Path]:
+    """What ``--checkpoint.load PATH`` means: a checkpoint, those in a folder of them, or a run's, the best first.
 
     Raises UserError, with what was found instead.
     """
     folder = Path(path).expanduser()
     if is_complete(folder):
-        return folder
+        return [folder]
     for root in (folder, checkpoints(folder)):
-        if (newest := latest(root)) is not None:
-            return newest
+        if found := candidates(root):
+            return found
     raise UserError(
-        f"checkpoint.load {path}: expected a checkpoint (iter_..., with {STATE}), a folder of checkpoints or "
+        f"checkpoint.load {path}: expected a checkpoint (iter_..., with {MANIFEST}), a folder of checkpoints or "
         f"a run's folder; found {_description(folder)}. Give the path of one that a run has completed."
     )
 
@@ -91,15 +100,15 @@ def _description(path: Path) -> str:
     return f"a folder with {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
-def begin(root: Path, iteration: int) -> Path:
+def begin(root: Path, iteration: int, attempt: str) -> Path:
     """An empty folder to write into, under a name that nothing takes for a checkpoint.
 
-    What a killed save left behind is removed first.
+    What killed or abandoned saves left behind is removed first: one run owns the folder.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"*{UNFINISHED}"):
-        shutil.rmtree(left)
-    folder = root / (name_of(iteration) + UNFINISHED)
+    for left in root.glob(f"*{TEMPORARY}*"):
+        remove(left)
+    folder = root / f"{name_of(iteration)}{TEMPORARY}{attempt}"
     folder.mkdir()
     return folder
 
@@ -113,41 +122,46 @@ def add_files(folder: Path, files: Mapping[str, Path | str]) -> None:
             (folder / name).write_text(source)
 
 
-def commit(unfinished: Path, keep: int) -> Path:
+def commit(temporary: Path, keep: int, retain_interval: int | None = None) -> Path:
     """Give a completely written folder its name, let ``latest`` name it, and delete what is beyond ``keep``.
 
     A kill in between leaves the earlier checkpoints, and ``latest`` names one of them or this one.
     """
-    root, folder = unfinished.parent, unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+    root, folder = temporary.parent, temporary.with_name(temporary.name.partition(TEMPORARY)[0])
     if folder.exists():  # this iteration once more, after a start from an earlier one
-        folder.replace(folder.with_name(f"{folder.name}.replaced{UNFINISHED}"))
-    unfinished.replace(folder)
+        folder.replace(folder.with_name(f"{folder.name}{TEMPORARY}replaced"))
+    temporary.replace(folder)
+    sync_folder(root)
     point_to(folder)
-    prune(root, keep)
+    prune(root, keep, retain_interval)
     return folder
 
 
 def point_to(folder: Path) -> None:
     """Let ``latest`` name ``folder``; a reader sees the old name or the new one, never a part."""
-    temporary = folder.parent / (LATEST + UNFINISHED)
-    with temporary.open("w") as file:
-        file.write(folder.name + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder.parent / LATEST)
+    write_durably(folder.parent / LATEST, f"{folder.name}\n".encode())
+    write_durably(folder.parent / LATEST_OF_MEGATRON, f"{iteration_of(folder)}\n".encode())
 
 
-def prune(root: Path, keep: int) -> None:
+def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
     """Delete all but ``keep`` complete checkpoints: ``latest`` always stays, then the highest iterations below it.
 
     Those above it are of a future that was abandoned when an earlier checkpoint was continued: they go first.
+    Iterations that ``retain_interval`` divides stay, and do not count.
     """
-    newest, found = latest(root), complete(root)
-    place = found.index(newest) if newest else 0
-    others = [*found[place + 1 :], *found[:place]]
-    for path in others[: max(0, len(others) - (keep - 1))]:
-        doomed = path.with_name(path.name + UNFINISHED)
+    for path in candidates(root)[keep:]:
+        if retain_interval and (iteration_of(path) or 0) % retain_interval == 0:
+            continue
+        doomed = path.with_name(f"{path.name}{TEMPORARY}removed")
         path.replace(doomed)  # so that a kill in the middle leaves nothing that looks complete
-        shutil.rmtree(doomed)
-    for left in root.glob(f"*.replaced{UNFINISHED}"):
-        shutil.rmtree(left)
+        remove(doomed)
+    for left in root.glob(f"*{TEMPORARY}replaced"):
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder or a file that nobody needs."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

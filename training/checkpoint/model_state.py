@@ -85,7 +85,7 @@ def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
         for region in held:
             flat = param.detach().view(-1)[region.start : region.start + math.prod(region.shape)]
             writes = region.is_original and is_turn_of(number, param, region, ranks)
-            found += region.boxes("", flat, region.start, writes)
+            found += region.boxes("", flat, region.start, writes, has_master=param.requires_grad)
     return found
 
 

@@ -3,7 +3,7 @@
 Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape,
 whether the state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's
 own ``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is
-padded.
+padded. The fp32 weights (``param``) stand for the model's own, which are their roundings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from training.checkpoint.model_state import Chunks, is_turn_of, regions
 from training.checkpoint.state import JSON
 
 PREFIX = "optimizer.state."
+MASTER = PREFIX + "param."
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

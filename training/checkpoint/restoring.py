@@ -1,21 +1,27 @@
 """Continue from a checkpoint, in any layout."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
 from training.checkpoint import fit, folders, optimizer_state, rng
-from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.agreement import gathered, on_first_rank
+from training.checkpoint.boxes import Box
+from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.model_state import Chunks, model_boxes
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, read_state
 from training.checkpoint.storage import Reader
 from training.config import CheckpointConfig
+
+MOST_DAMAGES = 5
+"""Damaged files named in one message."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -46,55 +52,95 @@ class Source:
 def restore(
     root: Path, config: CheckpointConfig, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks
 ) -> Restored | None:
-    """Continue from the newest checkpoint in ``root``, else start from ``config.load``, else None.
+    """Continue from the newest good checkpoint in ``root``, else start from ``config.load``, else None.
 
     A run's own checkpoint is restored whole. Of ``config.load``, ``finetune`` takes the weights alone,
     ``no_load_optim`` leaves out the optimizer's state, ``no_load_rng`` the generators'; the latter are
     restored in the same layout on the same kind of device only. Parallel sizes may otherwise differ from
-    those that wrote it. Raises UserError, on every rank and before a parameter is touched, for a path without
-    a checkpoint and for a checkpoint of another model.
+    those that wrote it. Before a parameter is touched the files are verified, by all ranks together; a damaged
+    checkpoint is named and an older one taken. Raises UserError, on every rank, for a path without a checkpoint,
+    for a checkpoint of another model, and where all are damaged.
     """
-    source = on_first_rank(lambda: choose(root, config), ranks)
+    source = choose(root, config, ranks)
     if source is None:
         return None
-    reader = Reader(source.path)
-    weights = model_boxes(chunks, ranks)
-    state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
-    fit.check(source.path, reader.shapes, weights + state, ranks)
-    reader.read(weights)
-    # Second, because in fp32 the optimizer's weights are the model's memory: they win, where bf16 was saved.
-    reader.read(state)
-    if source.optimizer:
-        optimizer_state.set_numbers(optimizer, source.state.optimizer)
-        optimizer_state.weights_from_optimizer(chunks, optimizer)
-    else:
-        optimizer.reload_model_params()
+    with Reader(source.path) as reader:
+        weights = model_boxes(chunks, ranks)
+        state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
+        fit.check(source.path, reader.shapes, weights + state, ranks)
+        if source.optimizer:
+            reader.read([box for box in weights if not box.has_master])
+            reader.read(state)
+            optimizer_state.set_numbers(optimizer, source.state.optimizer)
+            optimizer_state.weights_from_optimizer(chunks, optimizer)
+        else:
+            read_weights(reader, weights)
+            optimizer.reload_model_params()
+        rng_restored = source.rng and restore_rng(reader, source.state, ranks)
     return Restored(
         progress=source.state.progress if source.progress else Progress(),
         path=source.path,
         entries=source.state.entries,
         layout_before=source.state.layout,
-        rng_restored=source.rng and restore_rng(reader, source.state, ranks),
+        rng_restored=rng_restored,
         optimizer_restored=source.optimizer,
     )
 
 
-def choose(root: Path, config: CheckpointConfig) -> Source | None:
-    """Where to start from. Raises UserError where ``config.load`` leads nowhere."""
-    own = folders.latest(root)
-    if own is not None:
-        return Source(path=own, state=read_state(own), progress=True, optimizer=True, rng=True)
-    if config.load is None:
+def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
+    """Weights as they were saved, or else the optimizer's fp32 ones, rounded."""
+    saved = reader.shapes
+    for box in boxes:
+        key = box.key if box.key in saved else optimizer_state.MASTER + box.key
+        reader.read_into(key, box.offset, box.data)
+
+
+def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
+    """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad."""
+    own, found = on_first_rank(lambda: _candidates(root, config), ranks)
+    if not found:
         return None
-    path = folders.find(config.load)
-    anew = config.finetune
+    path = first_good(found, config.verify, ranks)
+    state = on_first_rank(lambda: read_state(path), ranks)
+    anew = config.finetune and not own
     return Source(
         path=path,
-        state=read_state(path),
+        state=state,
         progress=not anew,
-        optimizer=not (anew or config.no_load_optim),
-        rng=not (anew or config.no_load_rng),
+        optimizer=own or not (anew or config.no_load_optim),
+        rng=own or not (anew or config.no_load_rng),
     )
+
+
+def _candidates(root: Path, config: CheckpointConfig) -> tuple[bool, list[Path]]:
+    """Whether they are the run's own, and the checkpoints to try, in order."""
+    if found := folders.candidates(root):
+        return True, found
+    return False, folders.find(config.load) if config.load is not None else []
+
+
+def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> Path:
+    """The first of ``found`` whose files are what was written; each rank looks at its share of them.
+
+    Says what is damaged, and what is taken instead. Raises UserError, the same on every rank, where nothing is good.
+    """
+    said = list[str]()
+    for path in found:
+        damaged = gathered(damages(path, depth, (ranks.rank, ranks.identity.world_size)), ranks)
+        if not damaged:
+            if said:
+                ranks.say(f"falling back to {path}")
+            return path
+        texts = list(dict.fromkeys(damage.text for damage in sorted(damaged)))
+        said.append(f"checkpoint {path} is damaged: " + "; ".join(texts[:MOST_DAMAGES]) + _more(len(texts)))
+        ranks.say(said[-1])
+    raise SharedMistake(
+        "\n".join([*said, "no good checkpoint is left. Bring these files back, or start in another --run_dir."])
+    )
+
+
+def _more(count: int) -> str:
+    return f"; and {count - MOST_DAMAGES} more" if count > MOST_DAMAGES else ""
 
 
 def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:

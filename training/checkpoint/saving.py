@@ -1,5 +1,6 @@
 """Write a checkpoint, by all ranks together."""
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,10 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.groups import Ranks
 from training.checkpoint import folders, optimizer_state, rng, storage
-from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.agreement import on_every_rank, on_first_rank
+from training.checkpoint.boxes import Box
+from training.checkpoint.format.manifest import write_manifest
+from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.model_state import Chunks, model_boxes, settled
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, write_state
@@ -23,17 +27,17 @@ def save(
     ranks: Ranks,
     *,
     keep: int,
+    retain_interval: int | None = None,
     entries: Mapping[str, JSON],
     files: Mapping[str, Path | str],
 ) -> Path:
-    """Write ``root/iter_N`` from all ranks; when complete, let ``latest`` name it and keep ``keep`` in all.
+    """Write ``root/iter_N`` from all ranks; when committed, let ``latest`` name it and keep ``keep`` in all.
 
     ``entries`` go into ``state.json``; ``files`` are copied (a path) or written (a text) beside it. Each rank
-    writes its own share of the weights and of the optimizer's state; nothing is gathered. Raises OSError on
-    every rank where rank 0 cannot write, and PyTorch's error where another one cannot; earlier checkpoints
-    are untouched then.
+    writes its own share of the optimizer's state; nothing is gathered. Raises OSError on every rank where one
+    cannot write; earlier checkpoints are untouched then.
     """
-    folder = on_first_rank(lambda: folders.begin(root, progress.iteration), ranks)
+    folder = on_first_rank(lambda: folders.begin(root, progress.iteration, secrets.token_hex(4)), ranks)
     state = State(
         progress=progress,
         layout=ranks.layout,
@@ -42,13 +46,39 @@ def save(
         entries=entries,
     )
     with settled(chunks):
-        boxes = model_boxes(chunks, ranks) + optimizer_state.optimizer_boxes(chunks, optimizer, ranks)
-        storage.write(folder, boxes + rng.rng_boxes(rng.states(ranks), ranks))
+        boxes = saved_boxes(chunks, optimizer, ranks)
+        on_every_rank(lambda: storage.write(folder, boxes, ranks.rank), ranks)
+    writers = ranks.identity.world_size
+    return on_first_rank(lambda: commit(folder, state, writers, files, keep, retain_interval), ranks)
 
-    def complete() -> Path:
-        storage.finish(folder)
-        folders.add_files(folder, files)
-        write_state(folder, state)
-        return folders.commit(folder, keep)
 
-    return on_first_rank(complete, ranks)
+def saved_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[Box]:
+    """What a checkpoint holds of this rank, and which of it this rank writes.
+
+    Weights that are trained are not among it: they are the optimizer's fp32 ones, rounded.
+    """
+    weights = [box for box in model_boxes(chunks, ranks) if not box.has_master]
+    return [
+        *weights,
+        *optimizer_state.optimizer_boxes(chunks, optimizer, ranks),
+        *rng.rng_boxes(rng.states(ranks), ranks),
+    ]
+
+
+def commit(
+    folder: Path,
+    state: State,
+    writers: int,
+    files: Mapping[str, Path | str],
+    keep: int,
+    retain_interval: int | None,
+) -> Path:
+    """On one rank, when all writers are done: make a checkpoint of what they wrote."""
+    names = [storage.file_name(rank) for rank in range(writers)]
+    facts = merge(folder, names)
+    remove_tables(folder, names)
+    folders.add_files(folder, files)
+    write_state(folder, state)
+    about: dict[str, JSON] = {"iteration": state.progress.iteration, "layout": str(state.layout)}
+    write_manifest(folder, facts, about)
+    return folders.commit(folder, keep, retain_interval)

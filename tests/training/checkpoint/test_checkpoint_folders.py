@@ -9,6 +9,7 @@ import pytest
 from parallel.errors import UserError
 from parallel.layout import Layout
 from training.checkpoint import folders
+from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, read_state, write_state
 
@@ -16,20 +17,21 @@ from training.checkpoint.state import State, read_state, write_state
 def make(root: Path, *iterations: int, keep: int = 100) -> None:
     """Checkpoints as far as their names tell, saved one after the other."""
     for iteration in iterations:
-        folder = folders.begin(root, iteration)
-        folders.add_files(folder, {folders.STATE: "{}", folders.INDEX: ""})
+        folder = folders.begin(root, iteration, "1a2b")
+        folders.add_files(folder, {MANIFEST: "{}"})
         folders.commit(folder, keep)
 
 
 def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    """But for the file that only Megatron's scripts read."""
+    return sorted(path.name for path in root.iterdir() if path.name != folders.LATEST_OF_MEGATRON)
 
 
 def test_names() -> None:
     assert folders.name_of(100) == "iter_0000100"
     assert folders.name_of(123456789) == "iter_123456789"
     assert folders.iteration_of(Path("x/iter_0000100")) == 100
-    assert folders.iteration_of(Path("x/iter_0000100.unfinished")) is None
+    assert folders.iteration_of(Path("x/iter_0000100.tmp-1a2b")) is None
 
 
 def test_latest_is_what_the_file_names(tmp_path: Path) -> None:
@@ -46,8 +48,9 @@ def test_latest_is_what_the_file_names(tmp_path: Path) -> None:
 )
 def test_a_garbage_latest_falls_back_to_the_newest(garbage: bytes | None, tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3)
-    (tmp_path / "iter_0000003/state.json").unlink()
-    (tmp_path / "iter_0000009.unfinished").mkdir()
+    (tmp_path / "iter_0000003" / MANIFEST).unlink()
+    (tmp_path / "iter_0000009.tmp-1a2b").mkdir()
+    (tmp_path / "iter_0000009.tmp-1a2b" / MANIFEST).touch()
     if garbage is None:
         (tmp_path / "latest").unlink()
     else:
@@ -64,6 +67,26 @@ def test_keep_prunes_the_oldest_but_never_the_latest(tmp_path: Path) -> None:
     assert names(tmp_path) == ["iter_0000003", "iter_0000005", "latest"]
     folders.prune(tmp_path, 1)
     assert names(tmp_path) == ["iter_0000003", "latest"]
+
+
+def test_checkpoints_to_keep_for_good_do_not_count(tmp_path: Path) -> None:
+    for iteration in range(1, 8):
+        folder = folders.begin(tmp_path, iteration, "1a2b")
+        folders.add_files(folder, {MANIFEST: "{}"})
+        folders.commit(folder, keep=2, retain_interval=3)
+    assert [folders.iteration_of(path) for path in folders.complete(tmp_path)] == [3, 6, 7]
+
+
+def test_the_number_is_where_megatron_s_scripts_look(tmp_path: Path) -> None:
+    make(tmp_path, 100, 200)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "200\n"
+
+
+def test_the_order_in_which_checkpoints_are_tried(tmp_path: Path) -> None:
+    make(tmp_path, 1, 2, 3, 4)
+    folders.point_to(tmp_path / "iter_0000002")
+    assert [folders.iteration_of(path) for path in folders.candidates(tmp_path)] == [2, 1, 4, 3]
+    assert folders.candidates(tmp_path / "nothing") == []
 
 
 def test_an_abandoned_future_is_pruned_before_what_was_saved_since(tmp_path: Path) -> None:
@@ -87,25 +110,22 @@ def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
 def test_find_takes_a_checkpoint_its_parent_or_a_run(tmp_path: Path) -> None:
     make(tmp_path / "checkpoints", 1, 2)
     newest = tmp_path / "checkpoints/iter_0000002"
-    assert (
-        folders.find(str(tmp_path))
-        == folders.find(str(tmp_path / "checkpoints"))
-        == folders.find(str(newest))
-        == newest
-    )
-    assert folders.find(str(tmp_path / "checkpoints/iter_0000001")).name == "iter_0000001"
+    older = tmp_path / "checkpoints/iter_0000001"
+    assert folders.find(str(tmp_path)) == folders.find(str(tmp_path / "checkpoints")) == [newest, older]
+    assert folders.find(str(newest)) == [newest]
+    assert folders.find(str(older)) == [older]
 
 
 def test_find_says_what_is_there_instead(tmp_path: Path) -> None:
     make(tmp_path / "checkpoints", 1)
-    (tmp_path / "checkpoints/iter_0000001/state.json").unlink()
+    (tmp_path / "checkpoints/iter_0000001" / MANIFEST).rename(tmp_path / "checkpoints/iter_0000001/state.json")
     (tmp_path / "empty").mkdir()
     for path, found in [
         ("none", "nothing there"),
         ("empty", "an empty folder"),
-        ("checkpoints", "a folder with iter_0000001, latest"),
+        ("checkpoints", "a folder with iter_0000001, latest, latest_checkpointed_iteration.txt"),
         ("checkpoints/latest", "a file"),
-        ("checkpoints/iter_0000001", "an incomplete checkpoint, with .metadata"),
+        ("checkpoints/iter_0000001", "an incomplete checkpoint, with state.json"),
     ]:
         with pytest.raises(UserError) as caught:
             folders.find(str(tmp_path / path))
@@ -141,7 +161,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
 def test_folders_progress_and_state_need_no_torch() -> None:
     code = (
         "import sys; from training.checkpoint import folders, progress, state; "
-        "print(sorted({'torch', 'megatron', 'numpy'} & set(sys.modules)))"
+        "import training.checkpoint.format.verify; print(sorted({'torch', 'megatron'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"

@@ -1,0 +1,181 @@
+"""Reads rectangles of global tensors from a checkpoint, whoever wrote it in whatever pieces. No torch here."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.pieces import ITEM_BYTES, Piece, read_piece
+from training.checkpoint.format.tables import INDEX, PIECES
+
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""Elements travel as words of their size: numpy knows neither bfloat16 nor fp8."""
+
+SEGMENT_BYTES = 64 << 10
+"""A run of wanted bytes shorter than this is read together with what lies between it and the next."""
+
+
+@dataclass(slots=True, frozen=True)
+class TensorInfo:
+    """One tensor of a checkpoint."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    line: tuple[int, int]
+    """Its line in pieces.jsonl: position and length in bytes."""
+    number: int
+    """Which of its group's tensors it is."""
+
+    def piece_bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a rectangle of this shape."""
+        return math.prod(shape) * ITEM_BYTES[self.dtype]
+
+
+class Reader:
+    """A checkpoint's tensors by key. Close it, or use it as a context: it keeps files open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._descriptors: dict[str, int] = {}
+        self._lines: dict[tuple[int, int], list[Piece]] = {}
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor. Raises DamagedError where the index cannot be read."""
+        try:
+            entries = json.loads((self.folder / INDEX).read_bytes())["tensors"]
+            return {
+                key: TensorInfo(
+                    entry["dtype"], tuple(entry["shape"]), (entry["pieces"][0], entry["pieces"][1]), entry["pieces"][2]
+                )
+                for key, entry in entries.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise DamagedError(f"{self.folder / INDEX}: not the index of a checkpoint ({error})") from None
+
+    def pieces(self, key: str) -> list[Piece]:
+        """Where the tensor lies."""
+        info = self.tensors[key]
+        if info.line not in self._lines:
+            line = os.pread(self._descriptor(PIECES), info.line[1], info.line[0])
+            try:
+                self._lines[info.line] = [read_piece(entry) for entry in json.loads(line)]
+            except (ValueError, TypeError) as error:
+                raise DamagedError(f"{self.folder / PIECES}: the pieces of {key} cannot be read ({error})") from None
+        return self._lines[info.line]
+
+    def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
+        """Fill ``into``, words of the dtype's size (see WORDS), with the rectangle at ``offset`` of its shape.
+
+        Straight into its memory where whole rows of it lie together in the file. Raises DamagedError where a file is
+        too short, and ValueError where the rectangle is not within the tensor or the checkpoint does not hold all
+        of it.
+        """
+        info = self.tensors[key]
+        if into.dtype.itemsize != ITEM_BYTES[info.dtype]:
+            raise ValueError(f"{key} is {info.dtype}; found words of {into.dtype.itemsize} bytes to read it into")
+        filled = 0
+        for piece, inside, outside in _overlaps(self.pieces(key), offset, into.shape):
+            target = into[outside]
+            self._read_overlap(info, piece, inside, target)
+            filled += target.size
+        if filled != into.size:
+            raise ValueError(
+                f"{self.folder}: {key} {list(info.shape)} holds {filled:,} of the {into.size:,} elements at "
+                f"{list(offset)}, {list(into.shape)}"
+            )
+
+    def whole(self, key: str) -> np.ndarray:
+        """All of a tensor, as words."""
+        info = self.tensors[key]
+        into = np.empty(info.shape, dtype=WORDS[ITEM_BYTES[info.dtype]])
+        self.read(key, (0,) * len(info.shape), into)
+        return into
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _descriptor(self, name: str) -> int:
+        if Path(name).name != name:
+            raise DamagedError(f"{self.folder}: a piece lies in {name!r}, which is no file of this folder")
+        if name not in self._descriptors:
+            if len(self._descriptors) >= 256:
+                self.close()
+            try:
+                self._descriptors[name] = os.open(self.folder / name, os.O_RDONLY)
+            except OSError as error:
+                raise DamagedError(f"{self.folder / name}: {error.strerror}") from None
+        return self._descriptors[name]
+
+    def _read_overlap(self, info: TensorInfo, piece: Piece, inside: tuple[slice, ...], target: np.ndarray) -> None:
+        """The part ``inside`` of a piece into ``target``: dim by dim, until what is wanted lies in one run."""
+        item, start = ITEM_BYTES[info.dtype], piece.position + info.number * info.piece_bytes(piece.shape)
+        self._read_dims(piece.file, start, item, piece.shape, inside, target)
+
+    def _read_dims(
+        self, file: str, start: int, item: int, shape: tuple[int, ...], inside: tuple[slice, ...], target: np.ndarray
+    ) -> None:
+        if not shape:
+            self._fill(file, start, target)
+            return
+        row = math.prod(shape[1:])
+        whole = all(part.start == 0 and part.stop == size for part, size in zip(inside[1:], shape[1:], strict=True))
+        first, last = inside[0].start, inside[0].stop
+        if whole:
+            self._fill(file, start + first * row * item, target)
+        elif target[0].size * item >= SEGMENT_BYTES or (len(shape) > 2 and row * item > SEGMENT_BYTES):
+            for number in range(first, last):
+                at = start + number * row * item
+                self._read_dims(file, at, item, shape[1:], inside[1:], target[number - first])
+        else:  # short runs: rows are read whole, a few at a time, and cut in memory
+            step = max(1, (16 * SEGMENT_BYTES) // max(1, row * item))
+            for number in range(first, last, step):
+                count = min(step, last - number)
+                rows = np.empty((count, *shape[1:]), dtype=target.dtype)
+                self._fill(file, start + number * row * item, rows)
+                target[number - first : number - first + count] = rows[(slice(None), *inside[1:])]
+
+    def _fill(self, file: str, position: int, target: np.ndarray) -> None:
+        """``target`` with the bytes from ``position`` on."""
+        direct = target if target.flags.c_contiguous else np.empty(target.shape, dtype=target.dtype)
+        view = memoryview(direct.reshape(-1).view(np.uint8))
+        descriptor = self._descriptor(file)
+        while view.nbytes:
+            count = os.preadv(descriptor, [view], position)
+            if count == 0:
+                raise DamagedError(f"{self.folder / file}: ends at byte {position:,}, where a tensor goes on")
+            view, position = view[count:], position + count
+        if direct is not target:
+            target[...] = direct
+
+
+def _overlaps(
+    pieces: list[Piece], offset: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[Piece, tuple[slice, ...], tuple[Any, ...]]]:
+    """Pieces that share elements with a rectangle: these as slices of the piece, and of the rectangle."""
+    for piece in pieces:
+        inside, outside = [], []
+        for at, size, start, length in zip(piece.offset, piece.shape, offset, shape, strict=True):
+            low, high = max(at, start), min(at + size, start + length)
+            if low >= high:
+                break
+            inside.append(slice(low - at, high - at))
+            outside.append(slice(low - start, high - start))
+        else:
+            yield piece, tuple(inside), (*outside, ...)  # with the ellipsis, numpy gives a view of 0-d arrays too

@@ -1,0 +1,105 @@
+"""One writer's file: the bytes of its pieces as they come, hashed on their way, and a table of them. No torch."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+from training.checkpoint.format.pieces import Group, Piece, piece_entry
+
+TABLE = ".pieces.json"
+"""Ending of the table beside a data file, until the commit puts all tables together."""
+
+CHUNK_BYTES = 16 << 20  # what is hashed and written in one go: a cache-sized step, and progress in between
+
+
+class FileWriter:
+    """Writes ``folder/name.bin`` and, when closed, its table. What has no table was not finished."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.path = folder / f"{name}.bin"
+        self._file = self.path.open("wb", buffering=0)
+        self._hash, self._position = xxhash.xxh3_128(), 0
+        self._groups: dict[Group, list[Piece]] = {}
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._position
+
+    def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
+        """Append a piece. ``buffers``: the row-major bytes of the rectangle in each of the group's tensors, in order.
+
+        Raises ValueError where their sizes are not what dtype and shape say, OSError where the disk does not take them.
+        """
+        expected = group.piece_bytes(shape)
+        if len(buffers) != len(group.keys) or any(buffer.nbytes != expected for buffer in buffers):
+            found = [buffer.nbytes for buffer in buffers]
+            raise ValueError(f"{group.keys}: a piece of shape {shape} has {expected} bytes for each, found {found}")
+        position = self._position
+        hashes = tuple(self._append(buffer.cast("B")) for buffer in buffers)
+        self._groups.setdefault(group, []).append(Piece(self.path.name, position, tuple(offset), tuple(shape), hashes))
+
+    def close(self) -> None:
+        """Make the file durable, then say what is in it."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        table = {
+            "file": self.path.name,
+            "bytes": self._position,
+            "hash": self._hash.hexdigest(),
+            "groups": [
+                {
+                    "keys": group.keys,
+                    "dtype": group.dtype,
+                    "shape": group.shape,
+                    "pieces": [piece_entry(piece) for piece in pieces],
+                }
+                for group, pieces in self._groups.items()
+            ],
+        }
+        write_durably(self.path.with_suffix(TABLE), json.dumps(table, separators=(",", ":")).encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+    def _append(self, data: memoryview) -> str:
+        """Write and hash; returns the hash of ``data`` alone."""
+        own = xxhash.xxh3_64()
+        for start in range(0, data.nbytes, CHUNK_BYTES):
+            part = data[start : start + CHUNK_BYTES]
+            own.update(part)
+            self._hash.update(part)
+            while part.nbytes:  # a raw file may take less than it is given
+                part = part[self._file.write(part) or 0 :]
+        self._position += data.nbytes
+        return own.hexdigest()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a small file under another name, bring it to the disk, and give it its name: whole, or not there."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in ``folder`` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
