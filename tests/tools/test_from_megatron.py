@@ -399,6 +399,8 @@ def test_saving_and_starting() -> None:
     same = drafted(f"{SMALLEST} --save here --load here --save-interval 5")
     assert same.values["run_dir"] == "here" and "checkpoint.load" not in same.values
     assert same.values["checkpoint.save_interval"] == 5 and same.values["checkpoint.keep"] > 1000
+    retained = drafted(f"{SMALLEST} --save here --save-interval 5 --save-retain-interval 50").values
+    assert (retained["checkpoint.keep"], retained["checkpoint.save_retain_interval"]) == (1, 50)
     other = drafted(f"{SMALLEST} --save here --load there --finetune --no-load-rng")
     assert other.values["checkpoint.load"] == "there" and other.values["checkpoint.finetune"]
     assert other.values["checkpoint.no_load_rng"] and "checkpoint.no_load_optim" not in other.values

@@ -161,7 +161,4 @@ IRRELEVANT: dict[str, str] = {
     "is what Triplane does": """
         yarn-correction-range-round-to-int
     """,
-    "a run saves and stops on SIGTERM or SIGINT anyway": """
-        exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
-    """,
 }

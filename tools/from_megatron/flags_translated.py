@@ -148,6 +148,7 @@ RULES = """
     recompute-activations recompute-granularity=1 recompute-modules=+
     data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
+    save-retain-interval=1
     tensorboard-dir=1 wandb-project=1 wandb-exp-name=1
 """
 """Flags that ``rules_*`` read, since several together, or a default of Megatron-LM's, make a field."""

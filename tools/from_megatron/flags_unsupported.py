@@ -125,14 +125,15 @@ UNSUPPORTED: dict[str, str] = {
         start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode full-validation
         multiple-validation-sets validation-set-names=+
     """,
-    "stops after a number of minutes: let the scheduler end the job; a run saves and stops on SIGTERM": """
+    "stops after a number of minutes: let the scheduler end the job, and start it again": """
         exit-duration-in-mins=1
     """,
-    "a run saves and stops on SIGTERM or SIGINT, on no other signal": """
+    "saves and stops on a signal, which is not built yet: use checkpoint.save_interval_minutes": """
+        exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
         exit-signal=1
     """,
     "which checkpoints are written, kept or read: see checkpoint.save_interval, .keep and .load": """
-        save-retain-interval=1 save-params-interval=1 non-persistent-save-interval=1 non-persistent-ckpt-type=1
+        save-params-interval=1 non-persistent-save-interval=1 non-persistent-ckpt-type=1
         non-persistent-global-ckpt-dir=1 non-persistent-local-ckpt-dir=1 non-persistent-local-ckpt-algo=1 ckpt-step=1
         override-ckpt-iteration=1 ckpt-convert-format=1 ckpt-convert-save=1 ckpt-convert-update-legacy-dist-opt-format
         no-save-optim no-save-rng load-main-params-from-ckpt replication replication-jump=1 replication-factor=1

@@ -118,7 +118,12 @@ def saving(draft: Draft) -> None:
     interval = arguments.whole("save-interval", arguments.whole("persistent-save-interval"))
     draft.put("run_dir", save, "--save")
     draft.put("checkpoint.save_interval", interval, "--save-interval")
-    draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")
+    retained = arguments.whole("save-retain-interval")
+    if retained is None:
+        draft.put("checkpoint.keep", KEEP_ALL, "Megatron-LM deletes none")
+    else:
+        draft.put("checkpoint.keep", 1, "--save-retain-interval deletes the others but the last")
+        draft.put("checkpoint.save_retain_interval", retained, "--save-retain-interval")
     if not arguments.switch("save"):
         draft.notes.append("no --save: Triplane saves at the end all the same, into run_dir (by default runs/NAME).")
     start, finetune = _start(draft, load)
