@@ -1,0 +1,113 @@
+"""RoPE in ``config.json`` <-> fields of ``GPTShape``. No torch here.
+
+Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
+"""
+
+from typing import Any
+
+from models.shapes import GPTShape
+
+Known = dict[str, tuple[str, float | None]]
+"""Parameters of a rope type: our field, and what it is where it is left out (None: it must be there)."""
+
+FACTOR: tuple[str, float | None] = ("rope_scaling_factor", None)
+ORIGINAL: tuple[str, float | None] = ("rope_original_max_position_embeddings", None)
+
+KINDS: dict[str, Known] = {
+    "default": {},
+    "linear": {"factor": FACTOR},
+    "llama3": {
+        "factor": FACTOR,
+        "original_max_position_embeddings": ORIGINAL,
+        "low_freq_factor": ("rope_low_freq_factor", None),
+        "high_freq_factor": ("rope_high_freq_factor", None),
+    },
+    "yarn": {
+        "factor": FACTOR,
+        "original_max_position_embeddings": ORIGINAL,
+        "beta_fast": ("yarn_beta_fast", 32.0),
+        "beta_slow": ("yarn_beta_slow", 1.0),
+    },
+}
+"""Of each rope type."""
+
+LATENT: Known = {"mscale": ("mscale", 1.0), "mscale_all_dim": ("mscale_all_dim", 0.0)}
+"""More of yarn's with latent attention."""
+
+FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()}
+
+WHOLE = {"rope_original_max_position_embeddings"}
+"""Fields that are whole numbers."""
+
+
+class RopeError(Exception):
+    """A rope type or parameter that we do not have."""
+
+    def __init__(self, key: str, found: object, expected: str) -> None:
+        super().__init__(key)
+        self.key, self.found, self.expected = key, found, expected
+
+
+def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
+    """Takes RoPE's keys from a configuration: our fields. Raises RopeError."""
+    where, values = _gather(config)
+    values.setdefault("rope_theta", 10000.0)
+    kind = values.pop("rope_type", values.pop("type", None)) or "default"
+    values.pop("type", None)
+    if kind not in KINDS:
+        raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
+    fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
+    fields["rotary_base"] = _whole(f"{where}.rope_theta", values.pop("rope_theta"))
+    if (share := values.pop("partial_rotary_factor", 1.0)) != 1.0:
+        raise RopeError(f"{where}.partial_rotary_factor", share, "1.0")
+    for name, (ours, default) in _known(kind, latent).items():
+        value = values.pop(name, default)
+        if value is None:
+            raise RopeError(f"{where}.{name}", None, f"a number, which rope_type {kind!r} needs")
+        fields[ours] = _whole(f"{where}.{name}", value) if ours in WHOLE else float(value)
+    for name, value in values.items():
+        if value is not None:
+            raise RopeError(f"{where}.{name}", value, f"none: rope_type {kind!r} has {', '.join(_known(kind, latent))}")
+    return fields
+
+
+def write(shape: GPTShape) -> dict[str, Any]:
+    """``rope_parameters``, as transformers 5 has it, and for readers before it ``rope_theta`` and ``rope_scaling``."""
+    kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
+    known = _known(kind, shape.multi_latent_attention)
+    scaling = {"rope_type": kind} | {name: getattr(shape, ours) for name, (ours, _) in known.items()}
+    theta = float(shape.rotary_base)
+    return {
+        "rope_parameters": {"rope_theta": theta, **scaling},
+        "rope_theta": theta,
+        "rope_scaling": None if kind == "default" else scaling,
+    }
+
+
+def fields_of(shape: GPTShape) -> set[str]:
+    """Our fields that this shape's rope type looks at."""
+    kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
+    return {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
+
+
+def _known(kind: str, latent: bool) -> Known:
+    return KINDS[kind] | (LATENT if kind == "yarn" and latent else {})
+
+
+def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The keys in one place, and its name. rope_theta beside rope_parameters must say the same."""
+    new, old = config.pop("rope_parameters", None), config.pop("rope_scaling", None)
+    theta = config.pop("rope_theta", None)
+    where, values = ("rope_parameters", new) if new is not None else ("rope_scaling", old or {})
+    values = dict(values)
+    if theta is not None and values.setdefault("rope_theta", theta) != theta:
+        raise RopeError("rope_theta", theta, f"{values['rope_theta']}, which {where} says")
+    if new is not None and old is not None and {**old, "rope_theta": None} != {**new, "rope_theta": None}:
+        raise RopeError("rope_scaling", old, "what rope_parameters says")
+    return where, values
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise RopeError(key, value, "a whole number")
+    return int(value)

@@ -1,0 +1,165 @@
+"""tools.convert against transformers itself: every family there and back, in our model's logits and in bytes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.config import ModelConfig
+from models.families import resolve
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.launch import Identity
+from parallel.layout import layout_of
+from ranks import run_ranks
+from tests.models.hf_weights import hf_config, hf_model, randomise
+from tools.convert.__main__ import main
+from tools.convert.source import Source
+from training.checkpoint.folders import find
+from training.checkpoint.format.verify import damages
+from training.recipe import load
+
+VOCAB, SEQ = 257, 96
+NO_GROUPS = {"moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_router_topk_scaling_factor": 1.0}
+YARN = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32}
+TIED = {"untie_embeddings_and_output_weights": False}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2_tiny", {}),
+    "llama2": ("llama2_tiny", {}),
+    "llama2_linear": ("llama2_tiny", {"rope_scaling": "linear", "rope_scaling_factor": 2.5}),
+    "llama2_yarn": ("llama2_tiny", YARN),
+    "llama3": ("llama3_tiny", {}),
+    "llama3_tied": ("llama3_tiny", TIED),
+    "mistral": ("mistral_tiny", {}),
+    "mixtral": ("mixtral_tiny", {}),
+    "qwen2": ("qwen2_tiny", {}),
+    "qwen2_tied": ("qwen2_tiny", TIED),
+    "qwen3": ("qwen3_tiny", {}),
+    "qwen3_moe": ("qwen3_moe_tiny", {"moe_layer_freq": "[0,1,1,0]"}),
+    "deepseek_v2": ("deepseek_v2_tiny", {}),
+    "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
+    "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
+}
+
+
+def some_tokens() -> torch.Tensor:
+    """[1, s]"""
+    return torch.randint(0, VOCAB, (1, SEQ), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def save_theirs(root: Path) -> None:
+    """A random model of each family as transformers saves it, and its logits."""
+    for name, (shape, changes) in FAMILIES.items():
+        model = hf_model(resolve(ModelConfig(shape=shape, **changes), VOCAB))
+        randomise(model, seed=1)
+        model.save_pretrained(root / name / "hf")
+        np.save(root / name / "logits.npy", model(some_tokens()).logits[0].numpy())
+
+
+@torch.no_grad()
+def our_differences(identity: Identity, root: Path, output: Path) -> None:
+    """Each imported checkpoint in our model, split over all ranks: the largest difference to transformers' logits."""
+    from models import gpt
+    from parallel import groups
+    from training.checkpoint.model_state import model_boxes
+    from training.checkpoint.restoring import read_weights
+    from training.checkpoint.storage import Reader
+
+    tp = identity.world_size
+    parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1)
+    found = {}
+    with groups.start(layout_of(parallel, tp), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        for name in FAMILIES:
+            config = load(root / name / "checkpoint" / "config.toml")
+            shape, fp32 = resolve(config.model, None), PrecisionConfig(dtype="fp32")
+            chunks = gpt.build(config.model, shape, parallel, fp32, gpt.Recompute(), ranks, seed=1)
+            with Reader(root / name / "checkpoint") as reader:
+                read_weights(reader, model_boxes(chunks, ranks))
+            ours = chunks[0].eval()(some_tokens(), torch.arange(SEQ)[None], None)[0]
+            first = ours.shape[-1] * identity.rank
+            expected = torch.from_numpy(np.load(root / name / "logits.npy"))[:, first : first + ours.shape[-1]]
+            found[name] = float((ours[:, : expected.shape[-1]] - expected).abs().max()) if expected.numel() else 0.0
+    output.with_suffix(f".{identity.rank}").write_text(json.dumps(found))
+
+
+@torch.no_grad()
+def their_differences(root: Path, output: Path) -> None:
+    """Each exported folder in transformers: the largest difference to the logits of the model that it once was."""
+    import transformers
+
+    found = {}
+    for name in FAMILIES:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            root / name / "again", dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+        model.config._experts_implementation = "eager"
+        expected = torch.from_numpy(np.load(root / name / "logits.npy"))
+        found[name] = float((model(some_tokens()).logits[0] - expected).abs().max())
+    output.write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For each family: hf (transformers' own files), checkpoint (imported), again (exported), logits.npy."""
+    import transformers
+
+    for shape, changes in FAMILIES.values():  # imported once, here, and not in every forked rank
+        getattr(transformers, type(hf_config(resolve(ModelConfig(shape=shape, **changes), VOCAB))).__name__)
+    folder = tmp_path_factory.mktemp("convert")
+    run_ranks(1, lambda _identity: save_theirs(folder))
+    for name in FAMILIES:
+        paths = [str(folder / name / kind) for kind in ("hf", "checkpoint", "again")]
+        assert main(["import", paths[0], paths[1], "--verify"]) == 0
+        assert main(["export", paths[1], paths[2], "--verify", "--max_shard_size", "300KB"]) == 0
+    return folder
+
+
+def measured(root: Path, name: str, measure: Callable[[Path], None]) -> dict[str, float]:
+    """What ``measure`` writes into the file ``name`` or, one a rank, name.0, name.1, ...: the largest of each."""
+    output = root / name
+    if not list(root.glob(f"{name}*")):
+        measure(output)
+    files = [json.loads(path.read_text()) for path in root.glob(f"{name}*")]
+    return {family: max(file[family] for file in files) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_model_has_transformers_logits(root: Path, family: str, tp: int) -> None:
+    found = measured(root, f"tp{tp}", lambda output: run_ranks(tp, our_differences, root, output))
+    assert found[family] < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_loads_what_is_exported(root: Path, family: str) -> None:
+    found = measured(root, "theirs", lambda output: run_ranks(1, lambda _: their_differences(root, output)))
+    assert found[family] < 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_and_back_is_the_same_bytes(root: Path, family: str) -> None:
+    with Source(root / family / "hf") as one, Source(root / family / "again") as other:
+        assert one.places.keys() == other.places.keys()
+        assert len({place.file for place in other.places.values()}) > 1
+        for name, place in one.places.items():
+            assert (place.dtype, place.shape) == (other.places[name].dtype, other.places[name].shape), name
+            rows = [side.rows(name, 0, place.shape[0], place.dtype) for side in (one, other)]
+            assert np.array_equal(rows[0], rows[1]), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_imported_checkpoint_is_a_checkpoint(root: Path, family: str) -> None:
+    folder = root / family / "checkpoint"
+    assert damages(folder, "hashes", (0, 1)) == []
+    assert find(str(folder)) == [folder]
+    config = load(folder / "config.toml")
+    shape, changes = FAMILIES[family]
+    expected = resolve(ModelConfig(shape=shape, **changes), VOCAB)
+    found = resolve(config.model, None)
+    for field in ("num_layers", "rope_scaling", "rotary_base", "window_blocks", "moe_blocks", "tied", "norm_epsilon"):
+        assert getattr(found, field) == getattr(expected, field), field

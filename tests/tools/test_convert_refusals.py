@@ -1,0 +1,154 @@
+"""What tools.convert does not know, it refuses by name and writes nothing."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.families import TINY
+from tests.tools.hf_folders import write_folder
+from tools.convert.__main__ import main
+
+LLAMA, QWEN2, GPT2 = (TINY[f"{name}_tiny"] for name in ("llama3", "qwen2", "gpt2"))
+MOE, V2, V3 = (TINY[f"{name}_tiny"] for name in ("qwen3_moe", "deepseek_v2", "deepseek_v3"))
+TIED = dataclasses.replace(LLAMA, untie_embeddings_and_output_weights=False)
+LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 64}
+
+CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "model type": (LLAMA, {"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
+    "rope type": (LLAMA, {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    "rope parameter": (
+        LLAMA,
+        {"rope_scaling": None, "rope_parameters": {**LLAMA3_ROPE, "factor": 8.0, "low_freq_factor": 1.0,
+                                                   "high_freq_factor": 4.0, "attention_factor": 1.5}},
+        "rope_parameters.attention_factor = 1.5",
+    ),
+    "rope parameter missing": (
+        LLAMA, {"rope_scaling": None, "rope_parameters": LLAMA3_ROPE}, "rope_parameters.factor = None"
+    ),
+    "partial rope": (
+        LLAMA,
+        {"rope_scaling": None, "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor = 0.5",
+    ),
+    "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
+    "fractional base": (
+        LLAMA, {"rope_scaling": None, "rope_theta": 10000.5, "rope_parameters": None}, "rope_theta = 10000.5"
+    ),
+    "attention bias": (LLAMA, {"attention_bias": True}, "attention_bias = True: expected False"),
+    "MLP bias": (LLAMA, {"mlp_bias": True}, "mlp_bias = True: expected False"),
+    "activation": (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu': expected 'silu'"),
+    "soft cap": (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: unknown"),
+    "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    "missing number": (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
+    "window in some blocks": (QWEN2, {"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window = True"),
+    "layer types": (
+        QWEN2, {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types = ['full_attention', 'sl"
+    ),
+    "head width": (MOE, {"head_dim": None}, "head_dim = None: expected a number"),
+    "experts twice": (MOE, {"num_local_experts": 8}, "num_local_experts = 8: expected 4"),
+    "router noise": (TINY["mixtral_tiny"], {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
+    "window": (TINY["mistral_tiny"], {"sliding_window": -3}, "sliding_window = -3"),
+    "choice of experts": (V2, {"topk_method": "sinkhorn"}, "topk_method = 'sinkhorn'"),
+    "normed choice": (V2, {"norm_topk_prob": True}, "norm_topk_prob = True"),
+    "scores": (V3, {"scoring_func": "softmax"}, "scoring_func = 'softmax': expected 'sigmoid'"),
+    "rotation order": (V3, {"rope_interleave": False}, "rope_interleave = False"),
+    "key-value heads": (V3, {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
+    "fp8 of another block": (
+        V3, {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 64]}}, "[64, 64]"
+    ),
+    "cross attention": (GPT2, {"add_cross_attention": True}, "add_cross_attention = True"),
+    "attention scale": (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+    "embedding dropout": (GPT2, {"embd_pdrop": 0.3}, "embd_pdrop = 0.3"),
+}  # fmt: skip
+
+WIDE = torch.zeros(3, 64)
+TENSORS: dict[str, tuple[Any, dict[str, torch.Tensor | None], str]] = {
+    "bias in the files only": (
+        LLAMA, {"model.layers.1.self_attn.q_proj.bias": torch.zeros(64)},
+        "no place here for model.layers.1.self_attn.q_proj.bias",
+    ),
+    "adapter": (LLAMA, {"model.layers.0.self_attn.q_proj.lora_A.weight": WIDE}, "lora_A"),
+    "missing tensor": (LLAMA, {"model.layers.2.mlp.up_proj.weight": None}, "lacks model.layers.2.mlp.up_proj.weight"),
+    "other shape": (LLAMA, {"model.norm.weight": torch.zeros(65)}, "model.norm.weight [65], expected [64]"),
+    "untied without output": (LLAMA, {"lm_head.weight": None}, "lacks lm_head.weight"),
+    "tied with another output": (TIED, {"lm_head.weight": torch.zeros(257, 64)}, "lm_head.weight differs from"),
+    "one expert too many": (MOE, {"model.layers.0.mlp.experts.4.up_proj.weight": WIDE}, "experts.4.up_proj"),
+    "mixed dtypes": (
+        LLAMA, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 64)}, "bfloat16 and float32. Choose one"
+    ),
+    "whole numbers": (LLAMA, {"model.norm.weight": torch.zeros(64, dtype=torch.int8)}, "model.norm.weight is I8"),
+}  # fmt: skip
+
+
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What is said when hf is refused."""
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), *flags]) == 2
+    assert not (tmp_path / "checkpoint").exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_configuration_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape, config, expected = CONFIGS[kind]
+    write_folder(tmp_path / "hf", shape, config=config)
+    assert expected in refused(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_are_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape, tensors, expected = TENSORS[kind]
+    write_folder(tmp_path / "hf", shape, tensors=tensors)
+    assert expected in refused(tmp_path, capsys)
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    path = tmp_path / "hf" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "cut short" in refused(tmp_path, capsys)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    (tmp_path / "hf" / "model.safetensors").rename(tmp_path / "hf" / "pytorch_model.bin")
+    assert "Pickled weights are not read" in refused(tmp_path, capsys)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    (tmp_path / "checkpoint").mkdir()
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
+    assert "already there" in capsys.readouterr().err
+    assert list((tmp_path / "checkpoint").iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [("--max_file_size", "5 apples"), ("--workers", "0")])
+def test_bad_flags_are_refused(flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    assert flags[1] in refused(tmp_path, capsys, *flags)
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({"activation": "geglu"}, "model.activation 'geglu'"),
+        ({"rotary_percent": 0.5}, "model.rotary_percent 0.5"),
+        ({"no_rope_freq": "[0,0,0,1]"}, "model.no_rope_freq"),
+        ({"mtp_num_layers": 1}, "model.mtp_num_layers 1"),
+    ],
+)
+def test_a_model_that_transformers_lacks_is_not_exported(
+    change: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    path, (name, value) = tmp_path / "checkpoint" / "config.toml", next(iter(change.items()))
+    lines = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"]
+    lines = [lines[0] if line.startswith(f"{name} = ") else line for line in path.read_text().splitlines()]
+    path.write_text("\n".join(lines))
+    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()

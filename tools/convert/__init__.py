@@ -1,0 +1,18 @@
+"""Hugging Face folders <-> checkpoints, on a CPU, without building a model: ``python -m tools.convert``.
+
+    __main__.py     the command line
+    source.py       a Hugging Face folder, to read: config.json, tensors by rows, what else lies there
+    checking.py     whether the tables cover all of it, before anything is written
+    blocks.py       our tensors in blocks, made of rows of theirs
+    importing.py    its rows into pieces of a checkpoint
+    exporting.py    rows of a checkpoint into sharded safetensors
+    verify.py       each again in the other direction, compared byte by byte
+    words.py        elements of one dtype as another's
+    work.py         unfinished folders, workers, progress
+    recipe.py       the config.toml of an imported checkpoint
+    logits.py       both models' logits, each from a process of its own
+
+Bytes go from file to file in blocks of at most BLOCK_BYTES; no tensor is ever whole in memory but GPT-2's, whose
+matrices are turned. Safetensors files are read and written here directly: their reader for numpy knows no bfloat16,
+and memory-mapped pages would count as the worker's memory.
+"""

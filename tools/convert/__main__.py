@@ -1,0 +1,147 @@
+"""Hugging Face folders <-> Triplane checkpoints, on a CPU, with neither GPU nor Transformer Engine.
+
+    python -m tools.convert import HF_FOLDER CHECKPOINT_FOLDER
+    python -m tools.convert export CHECKPOINT_FOLDER HF_FOLDER
+
+Nothing is downloaded and no code of the folder is run. A killed conversion goes on where it was when the same command
+is given again. What a table does not cover is refused by name. Exit code 2: bad input, nothing was converted.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from parallel.errors import UserError
+from tools.convert import exporting, logits
+from tools.convert.exporting import export_folder
+from tools.convert.importing import import_folder
+from tools.convert.verify import Side, verify
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(kw_only=True)
+class Import:
+    """A Hugging Face folder becomes a checkpoint."""
+
+    hf_folder: tyro.conf.Positional[Path]
+    """config.json and safetensors files, and a tokenizer's, which go along."""
+    checkpoint: tyro.conf.Positional[Path]
+    """Folder to write; must not exist."""
+    dtype: Dtype | None = None
+    """Round all weights to this one; routers' biases stay. None: as they are; fp8 becomes bfloat16."""
+    workers: int = 1
+    """Processes; each needs about 0.5 GB."""
+    max_file_size: str = "4GB"
+    """Size of the checkpoint's files; what is lost when the conversion is killed is one file per worker."""
+    verify: bool = False
+    """Convert back in memory and compare with the source, byte by byte."""
+    logits: bool = False
+    """Compare this model's logits with transformers' own, for models that fit into memory twice over, one by one."""
+
+    def run(self) -> None:
+        """Raises UserError."""
+        notes = import_folder(
+            self.hf_folder,
+            self.checkpoint,
+            dtype=self.dtype,
+            workers=at_least_one(self.workers),
+            max_file_bytes=size_in_bytes(self.max_file_size),
+        )
+        _show(notes, self.checkpoint)
+        _compare(self, "checkpoint")
+
+
+@dataclass(kw_only=True)
+class Export:
+    """A checkpoint becomes a Hugging Face folder."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """A checkpoint, of a run or imported."""
+    hf_folder: tyro.conf.Positional[Path]
+    """Folder to write; must not exist."""
+    dtype: Dtype | None = None
+    """Of the weights. None: the one that the model computes in (precision.dtype)."""
+    workers: int = 1
+    """Processes; each needs about 0.5 GB."""
+    max_shard_size: str = "5GB"
+    """Size of the safetensors files."""
+    like: Path | None = None
+    """Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none."""
+    verify: bool = False
+    """Read the new files back and compare with the checkpoint, byte by byte."""
+    logits: bool = False
+    """Compare this model's logits with transformers' own, for models that fit into memory twice over, one by one."""
+
+    def run(self) -> None:
+        """Raises UserError."""
+        notes = export_folder(
+            self.checkpoint,
+            self.hf_folder,
+            dtype=self.dtype,
+            workers=at_least_one(self.workers),
+            max_shard_bytes=size_in_bytes(self.max_shard_size),
+            like=self.like,
+        )
+        _show(notes, self.hf_folder)
+        _compare(self, "hf_folder")
+
+
+Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
+    job: Import | Export = tyro.cli(Command, args=argv, use_underscores=True, description=__doc__)
+    try:
+        job.run()
+    except UserError as error:
+        print(f"tools.convert: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"tools.convert: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def size_in_bytes(text: str) -> int:
+    """``"5GB"``, ``"500 MiB"``, ``"1000"``. Raises UserError for anything else."""
+    match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", text.strip(), re.IGNORECASE)
+    try:
+        assert match is not None
+        size = int(float(match[1]) * UNITS[match[2].upper()])
+        assert size > 0
+    except (AssertionError, ValueError, KeyError):
+        raise UserError(f'"{text}" is no size. Use a number and KB, MB, GB, KiB, MiB or GiB, such as 5GB.') from None
+    return size
+
+
+def at_least_one(workers: int) -> int:
+    """Raises UserError for none."""
+    if workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more.")
+    return workers
+
+
+def _show(notes: Sequence[str], written: Path) -> None:
+    for note in notes:
+        print(f"note: {note}")
+    print(f"wrote {written}")
+
+
+def _compare(job: Import | Export, written: Side) -> None:
+    if job.verify:
+        print(verify(job.hf_folder, job.checkpoint, written))
+    if job.logits:
+        dtype = job.dtype or ("float32" if written == "checkpoint" else exporting.default_dtype(job.checkpoint))
+        print(logits.compare(job.hf_folder, job.checkpoint, dtype))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""Before anything is written: each tensor of theirs is used, and each row of ours filled, once. No torch here."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from models.hf.shapes import read_shape
+from models.hf.tables import Entry, copies, entries, full_name, is_computed, mtp_blocks
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.source import SCALE, Source
+from training.checkpoint.format.coverage import covered_once
+
+
+def architecture(source: Source) -> tuple[str, GPTShape]:
+    """The model_type and shape of a folder; without multi-token prediction where its files have none of it."""
+    model_type, shape = read_shape(source.config)
+    prefixes = mtp_blocks(model_type, shape)
+    if prefixes and not any(name.startswith(prefixes) for name in source.places):
+        shape = dataclasses.replace(shape, mtp_num_layers=0)
+    return model_type, shape
+
+
+def names_in(source: Source, model_type: str) -> dict[str, str]:
+    """The tables' names -> the names in the files, which may lack a prefix."""
+    return {full_name(model_type, name): name for name in source.places}
+
+
+def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
+    """Every tensor of theirs is used, and every row of ours filled, once: notes for the user.
+
+    Raises UserError with the tensors that are missing, left over, of another shape, or unequal where they must not be.
+    """
+    names = names_in(source, model_type)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for entry in entries(model_type, shape):
+        _check_coverage(entry, shape)
+        wanted |= entry.their_shapes()
+    equals = copies(model_type, shape)
+    missing = sorted(wanted.keys() - names.keys())
+    left = [name for name in names if name not in wanted and name not in equals]
+    computed = [name for name in left if is_computed(model_type, name)]
+    scales = {name for name in left if name.endswith(SCALE) and name.removesuffix(SCALE) in wanted}
+    extra = sorted(set(left) - set(computed) - scales)
+    reshaped = [
+        f"{name} {list(source.places[names[name]].shape)}, expected {list(shape_)}"
+        for name, shape_ in wanted.items()
+        if name in names and source.places[names[name]].shape != shape_
+    ]
+    for what, found in (("lacks", missing), ("has no place here for", extra), ("has shapes that differ:", reshaped)):
+        if found:
+            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            raise UserError(f"{source.folder}: this {model_type} {what} {', '.join(found[:5])}{more}.")
+    _check_copies(source, names, {name: of for name, of in equals.items() if name in names}, model_type, shape)
+    return list(_notes(source, model_type, shape, computed))
+
+
+def _check_coverage(entry: Entry, shape: GPTShape) -> None:
+    """A table that leaves rows out is a mistake of ours, found here rather than in training."""
+    rows = shape.vocab_size if entry.padded else entry.rows
+    ours = covered_once((rows,), (((strip.row,), (strip.rows,)) for strip in entry.strips))
+    theirs = all(
+        covered_once((sum(strip.rows for strip in strips),), (((strip.start,), (strip.rows,)) for strip in strips))
+        for strips in entry.by_their_name().values()
+    )
+    if not ours or not theirs:
+        raise AssertionError(f"{entry.name}: the table does not give each row once")
+
+
+def _check_copies(
+    source: Source, names: dict[str, str], equals: dict[str, str], model_type: str, shape: GPTShape
+) -> None:
+    originals = {entry.name: entry for entry in entries(model_type, shape) if entry.name in equals.values()}
+    for name, ours in equals.items():
+        (original,) = originals[ours].their_shapes()
+        if not same_rows(source, names[name], names[original]):
+            raise UserError(
+                f"{source.folder}: {name} differs from {original}, which it must equal in this architecture "
+                "(tie_word_embeddings, or multi-token prediction). Only one of the two can be kept."
+            )
+
+
+def same_rows(source: Source, one: str, other: str) -> bool:
+    """Whether two tensors hold the same numbers, compared block by block."""
+    first, second = source.places[one], source.places[other]
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    step = max(1, BLOCK_BYTES // max(1, first.row_bytes))
+    for row in range(0, first.shape[0], step):
+        count = min(step, first.shape[0] - row)
+        rows = [source.rows(name, row, count, first.dtype) for name in (one, other)]
+        if not np.array_equal(rows[0], rows[1]):
+            return False
+    return True
+
+
+def _notes(source: Source, model_type: str, shape: GPTShape, computed: list[str]) -> Iterator[str]:
+    if computed:
+        yield f"{len(computed)} tensors follow from config.json and are no weights: {computed[0]}, ..."
+    if read_shape(source.config)[1].mtp_num_layers != shape.mtp_num_layers:
+        yield "config.json names multi-token prediction (num_nextn_predict_layers), the files have none: none imported."
+    if any(place.dtype == "float8_e4m3fn" for place in source.places.values()):
+        yield "fp8 matrices times the scales of their 128 x 128 blocks; exporting writes them without scales."

@@ -1,0 +1,281 @@
+"""A checkpoint becomes a Hugging Face folder: rows of ours into sharded safetensors. No torch here."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data import tokenizers
+from models.families import resolve
+from models.hf.layouts import Strip
+from models.hf.shapes import NO_EFFECT, write_config
+from models.hf.tables import Entry, copies, entries
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from tools.convert import work
+from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE
+from tools.convert.words import cast
+from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.pieces import ITEM_BYTES
+from training.checkpoint.format.reader import WORDS, Reader
+from training.checkpoint.format.writer import write_durably
+from training.config import RunConfig
+from training.recipe import load
+
+MASTER = "optimizer.state.param."
+"""The optimizer's fp32 weights; where they are, a checkpoint has no others."""
+
+OTHER = ("optimizer.", "rng.")
+"""What keys of tensors that are no weights begin with."""
+
+TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+
+
+@dataclass(slots=True, frozen=True)
+class Target:
+    """One tensor of theirs, and where its rows are in ours."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    entry: Entry
+    strips: Sequence[Strip]
+    """By their rows."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole tensor."""
+        return int(np.prod(self.shape, dtype=np.int64)) * ITEM_BYTES[self.dtype]
+
+
+class Weights:
+    """A checkpoint's weights by row, wherever they are in it. Close it, or use it as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reader = Reader(folder)
+
+    def stored(self, entry: Entry) -> str:
+        """The key under which a parameter lies. Raises UserError where it does not, or has another shape."""
+        for key in (entry.key, MASTER + entry.key):
+            if key in self.reader.tensors:
+                if (found := self.reader.tensors[key].shape) != entry.shape:
+                    raise UserError(
+                        f"{self.reader.folder}: {key} is {list(found)}; its config.toml means {list(entry.shape)}."
+                    )
+                return key
+        raise UserError(f"{self.reader.folder}: has no {entry.key}, which its config.toml means.")
+
+    def dtype(self, entry: Entry) -> str:
+        """As it is stored."""
+        return self.reader.tensors[self.stored(entry)].dtype
+
+    def rows(self, entry: Entry, first: int, count: int, dtype: str) -> np.ndarray:
+        """Rows of a parameter, counted over all dims but the last, as words of ``dtype``: [count, columns].
+
+        They lie within one expert, or are whole experts.
+        """
+        key, shape = self.stored(entry), entry.shape
+        stored = self.reader.tensors[key].dtype
+        words = np.empty((count, entry.columns), dtype=WORDS[ITEM_BYTES[stored]])
+        if len(shape) == 1:
+            self.reader.read(key, (first,), words.reshape(-1))
+        elif len(shape) == 2:
+            self.reader.read(key, (first, 0), words)
+        else:
+            expert, row = divmod(first, shape[1])
+            self.reader.read(key, (expert, row, 0), words.reshape(1, count, shape[2]))
+        return cast(words, stored, dtype)
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+
+@dataclass(kw_only=True, frozen=True)
+class Export:
+    """One export, as every worker works it out from the same checkpoint."""
+
+    source: Path
+    folder: Path
+    """The unfinished folder."""
+    model_type: str
+    shape: GPTShape
+    dtype: str
+    max_shard_bytes: int
+
+    @cached_property
+    def shards(self) -> list[list[Target]]:
+        """Tensors by the file that they go into; the same whatever the number of workers."""
+        with Weights(self.source) as weights:
+            found: list[list[Target]] = [[]]
+            size = 0
+            for target in targets(self.model_type, self.shape, weights, self.dtype):
+                if size and size + target.bytes > self.max_shard_bytes:
+                    found.append([])
+                    size = 0
+                found[-1].append(target)
+                size += target.bytes
+        return found
+
+    def name(self, number: int) -> str:
+        """Of a shard's file."""
+        count = len(self.shards)
+        return SINGLE if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+
+    def is_done(self, number: int) -> bool:
+        """Whether a shard is complete: only then it has its name."""
+        return (self.folder / self.name(number)).is_file()
+
+    def do(self, worker: int, workers: int, report: work.Report) -> None:
+        """Every ``workers``-th shard from number ``worker`` on, but for those that are done."""
+        with Weights(self.source) as weights:
+            for number, shard in list(enumerate(self.shards))[worker::workers]:
+                if not self.is_done(number):
+                    write_shard(self.folder / self.name(number), shard, weights, report)
+
+
+def export_folder(
+    source: Path, target: Path, *, dtype: str | None, workers: int, max_shard_bytes: int, like: Path | None
+) -> list[str]:
+    """Write ``target``, which transformers loads: notes for the user.
+
+    like: the Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none. Raises
+    UserError for a model that transformers does not have, before anything is written.
+    """
+    config = read_config(source)
+    shape = resolve(config.model, vocabulary(config, source))
+    model_type, theirs = write_config(shape)
+    dtype = dtype or default_dtype(source)
+    from_folder = like if like is not None else source
+    carried = {name: from_folder / name for name in CARRIED if (from_folder / name).is_file()}
+    tokenizer = any(name.startswith(("tokenizer", "vocab", "tekken")) for name in carried)
+    if like is not None and not tokenizer:
+        raise UserError(f"--like {like}: expected a Hugging Face folder with a tokenizer; found none of its files.")
+    fingerprint: dict[str, Any] = {
+        "source": str(source.resolve()),
+        "manifest": (source / MANIFEST).read_text(),
+        "version": 1,
+    }
+    fingerprint |= {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "carried": sorted(map(str, carried.values()))}
+    with Weights(source) as weights:
+        check(weights, model_type, shape)
+    with work.unfinished(target, fingerprint) as folder:
+        job = Export(
+            source=source,
+            folder=folder,
+            model_type=model_type,
+            shape=shape,
+            dtype=dtype,
+            max_shard_bytes=max_shard_bytes,
+        )
+        sizes = [sum(tensor.bytes for tensor in shard) for shard in job.shards]
+        done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
+        work.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
+        add_files(job, theirs, carried)
+        work.finish(folder, target)
+    return [] if tokenizer else ["the checkpoint carries no tokenizer: give --like HF_FOLDER to take one along."]
+
+
+def read_config(folder: Path) -> RunConfig:
+    """A checkpoint's ``config.toml``. Raises UserError where the folder is no checkpoint."""
+    if not (folder / MANIFEST).is_file() or not (folder / "config.toml").is_file():
+        raise UserError(f"{folder}: expected a checkpoint, with {MANIFEST} and config.toml. Give the path of one.")
+    return load(folder / "config.toml")
+
+
+def default_dtype(folder: Path) -> str:
+    """The dtype that a checkpoint's model computes in, by torch's name."""
+    return TORCH_DTYPES[read_config(folder).precision.dtype]
+
+
+def vocabulary(config: RunConfig, folder: Path) -> int | None:
+    """Ids of the run's tokenizer, where the configuration leaves the vocabulary to it."""
+    if config.model.vocab_size is not None:
+        return None
+    return tokenizers.load(config.data, folder, lambda _: None).vocab_size
+
+
+def check(weights: Weights, model_type: str, shape: GPTShape) -> None:
+    """Every weight of the checkpoint has a place there. Raises UserError with those that have none."""
+    keys = {entry.key for entry in entries(model_type, shape)}
+    stored = {key.removeprefix(MASTER) for key in weights.reader.tensors}
+    if extra := sorted(key for key in stored - keys if not key.startswith(OTHER)):
+        raise UserError(f"{weights.reader.folder}: transformers' {model_type} has no place for {', '.join(extra[:5])}.")
+
+
+def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> Iterator[Target]:
+    """Every tensor of theirs, in the order of our parameters."""
+    found = {entry.name: entry for entry in entries(model_type, shape)}
+    for entry in found.values():
+        kept = weights.dtype(entry) if entry.keeps_dtype else dtype
+        shapes = entry.their_shapes()
+        for name, strips in entry.by_their_name().items():
+            yield Target(name, shapes[name], kept, entry, strips)
+    if shape.mtp_num_layers:  # the tied output layer, in contrast, is not in their files
+        for name, ours in copies(model_type, shape).items():
+            if ours in found and not name.startswith("lm_head"):
+                ((_, their_shape),) = found[ours].their_shapes().items()
+                yield Target(name, their_shape, dtype, found[ours], found[ours].strips)
+
+
+def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: work.Report) -> None:
+    """One safetensors file: length of the table of contents, the table, the tensors' bytes; named when durable."""
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for target in shard:
+        end = position + target.bytes
+        table[target.name] = {
+            "dtype": THEIR_DTYPES[target.dtype],
+            "shape": target.shape,
+            "data_offsets": [position, end],
+        }
+        position = end
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for target in shard:
+            for words in target_words(target, weights):
+                file.write(memoryview(words.reshape(-1).view(np.uint8)))
+                report(words.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def target_words(target: Target, weights: Weights) -> Iterator[np.ndarray]:
+    """A tensor of theirs, in order, in blocks of rows."""
+    if target.entry.transposed:
+        strips = [weights.rows(target.entry, strip.row, strip.rows, target.dtype) for strip in target.strips]
+        yield np.ascontiguousarray(np.concatenate(strips).T)
+        return
+    step = max(1, BLOCK_BYTES // (target.entry.columns * ITEM_BYTES[target.dtype]))
+    for strip in target.strips:
+        for start in range(0, strip.rows, step):
+            yield weights.rows(target.entry, strip.row + start, min(step, strip.rows - start), target.dtype)
+
+
+def add_files(job: Export, config: dict[str, Any], carried: dict[str, Path]) -> None:
+    """The index of the shards, ``config.json`` and what goes along. The index comes last."""
+    for name, path in carried.items():
+        if name != "config.json":
+            write_durably(job.folder / name, path.read_bytes())
+    kept: dict[str, Any] = json.loads(carried["config.json"].read_text()) if "config.json" in carried else {}
+    kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
+    text = json.dumps({**kept, **config, "dtype": job.dtype, "torch_dtype": job.dtype}, indent=2, sort_keys=True)
+    write_durably(job.folder / "config.json", (text + "\n").encode())
+    if len(job.shards) > 1:
+        files = {target.name: job.name(number) for number, shard in enumerate(job.shards) for target in shard}
+        size = sum(target.bytes for shard in job.shards for target in shard)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(files.items()))}
+        write_durably(job.folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())

@@ -1,0 +1,55 @@
+"""Each conversion once more in the other direction, compared byte by byte. No torch here."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from models.families import resolve
+from models.hf.shapes import read_shape
+from models.hf.tables import copies
+from parallel.errors import UserError
+from tools.convert.checking import names_in
+from tools.convert.exporting import Target, Weights, read_config, target_words, targets, vocabulary
+from tools.convert.source import Source
+
+Side = Literal["checkpoint", "hf_folder"]
+
+
+def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
+    """That every tensor of either side is on the other, with the same bytes: a sentence on what was compared.
+
+    Numbers are compared in the dtype of the side that was written, that is, after rounding; fp8 matrices after their
+    scales. Raises UserError with the tensors that differ.
+    """
+    config = read_config(checkpoint)
+    shape = resolve(config.model, vocabulary(config, checkpoint))
+    with Source(hf_folder) as source, Weights(checkpoint) as weights:
+        model_type, _ = read_shape(source.config)
+        names = names_in(source, model_type)
+        equals = copies(model_type, shape)
+        differing, compared, size = [], 0, 0
+        for target in targets(model_type, shape, weights, "float32"):
+            if target.name not in names and target.name in equals:
+                continue  # a copy that their files need not hold
+            differing += _difference(target, names, source, weights, written)
+            compared, size = compared + 1, size + target.bytes
+    if differing:
+        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        raise UserError(f"{hf_folder} and {checkpoint} differ in {', '.join(differing[:5])}{more}.")
+    return f"verified: {compared:,} tensors of {hf_folder} are those of {checkpoint}, bit by bit."
+
+
+def _difference(target: Target, names: dict[str, str], source: Source, weights: Weights, written: Side) -> list[str]:
+    if target.name not in names:
+        return [f"{target.name} (missing)"]
+    name = names[target.name]
+    dtype = weights.dtype(target.entry) if written == "checkpoint" else source.dtype(name)
+    seen = replace(target, dtype=dtype)
+    row = 0
+    for ours in target_words(seen, weights):
+        if not np.array_equal(ours, source.rows(name, row, len(ours), dtype)):
+            return [f"{target.name} (from row {row} on)"]
+        row += len(ours)
+    return [] if row == target.shape[0] else [f"{target.name} ({row} of {target.shape[0]} rows)"]

@@ -1,0 +1,137 @@
+"""Work that may be killed and started again: an unfinished folder, workers, progress by bytes. No torch here."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from parallel.errors import UserError
+from training.checkpoint.format.writer import sync_folder, write_durably
+
+UNFINISHED = ".tmp-convert"
+JOB = "convert-job.partial"
+"""What an unfinished folder is made from; another job starts over. (A manifest takes no notice of .partial files.)"""
+
+Report = Callable[[int], Any]
+"""Called with the bytes that have been done since the last call."""
+
+
+class Job(Protocol):
+    """What workers share; it travels to their processes."""
+
+    def do(self, worker: int, workers: int, report: Report) -> None:
+        """This worker's share of what is not done yet."""
+
+
+@contextlib.contextmanager
+def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
+    """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
+
+    Raises UserError where target exists, or another process works on it.
+    """
+    if target.exists():
+        raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
+    folder = target.with_name(target.name + UNFINISHED)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder}: another process is writing there. Wait for it, or end it.") from None
+        wanted = json.dumps(job, indent=1).encode()
+        if not (folder / JOB).is_file() or (folder / JOB).read_bytes() != wanted:
+            _clear(folder)
+            write_durably(folder / JOB, wanted)
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+def finish(folder: Path, target: Path) -> None:
+    """Give a folder that is complete its name, for good."""
+    (folder / JOB).unlink(missing_ok=True)
+    sync_folder(folder)
+    folder.rename(target)
+    sync_folder(target.parent)
+
+
+def run(job: Job, workers: int, total_bytes: int, done_bytes: int, title: str) -> None:
+    """All of a job, by this process or by ``workers`` others. Raises UserError where one of them did, or died."""
+    bar = tqdm(
+        total=total_bytes,
+        initial=done_bytes,
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+    )
+    with bar:
+        if workers == 1:
+            job.do(0, 1, bar.update)
+        else:
+            _run_workers(job, workers, bar)
+
+
+def _run_workers(job: Job, workers: int, bar: tqdm) -> None:
+    """Spawned, not forked: this process has tqdm's thread."""
+    context = multiprocessing.get_context("spawn")
+    counter, said = context.Value("q", 0), context.SimpleQueue()
+    processes = [
+        context.Process(target=_work, args=(job, worker, workers, counter, said, os.getpid()))
+        for worker in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    start = bar.n
+    try:
+        while any(process.is_alive() for process in processes):
+            next(process for process in processes if process.is_alive()).join(0.2)
+            bar.update(start + counter.value - bar.n)
+            if failed := [process for process in processes if process.exitcode]:
+                text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0].exitcode}"
+                raise UserError(f"{text} What is done is kept: run the same command again.")
+        bar.update(start + counter.value - bar.n)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _work(job: Job, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
+    """A worker's process, which does not outlive the one that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def report(count: int) -> None:
+        with counter.get_lock():
+            counter.value += count
+
+    try:
+        job.do(worker, workers, report)
+    except UserError as error:
+        said.put(str(error))
+        os._exit(2)
+    except OSError as error:
+        said.put(f"{error.filename or 'a file'}: {error.strerror or error}.")
+        os._exit(2)
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
