@@ -14,6 +14,7 @@ from parallel.errors import UserError
 from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
+from training.owner.claim import ATTEMPT, Claim, owned
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def start(config: RunConfig) -> int:
-    """Find out who starts the ranks, check the configuration, prepare the data, and train."""
+    """Find out who starts the ranks, check the configuration, take the run's folder, and train."""
     run_dir = Path(config.run_dir or "runs/run")
     identity = launch.detect(os.environ)
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
@@ -44,12 +45,21 @@ def start(config: RunConfig) -> int:
     cli.check(expected, identity.world_size if identity else nproc)
     if identity is not None and config.nproc not in (None, identity.world_size) and identity.rank == 0:
         print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
+    output.make_run_dir(run_dir)
+    with owned(run_dir, identity, os.environ) as claim:
+        return train_ranks(config, run_dir, identity, nproc, claim)
+
+
+def train_ranks(
+    config: RunConfig, run_dir: Path, identity: launch.Identity | None, nproc: int, claim: Claim | None
+) -> int:
+    """Prepare the data and train: on this rank, or, when nobody has started ranks yet, on ``nproc`` local ones."""
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
-    output.make_run_dir(run_dir)
     if identity is None and nproc > 1 and device == "cuda":
-        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], os.environ)
+        environ = {**os.environ, ATTEMPT: claim.attempt} if claim else os.environ
+        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ)
 
     from training.preparing import prepare  # numpy loads only now, torch and Megatron only after the data is ready
 

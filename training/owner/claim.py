@@ -1,0 +1,174 @@
+"""Take a run's folder for one run, keep it, prove it, and give it back."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from parallel.errors import UserError
+from parallel.launch import Identity
+from training.owner.heartbeat import Heartbeat, file_of
+from training.owner.liveness import STILL_S, is_dead
+from training.owner.record import OWNER, Owner, current, describe, encode, myself, progress, successor
+
+ATTEMPT = "TRIPLANE_ATTEMPT"
+"""Environment variable by which an owner hands its attempt to the ranks that it starts anew."""
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without hard links answer to link(2)
+
+
+class LostOwnership(Exception):
+    """Another run has taken the folder over: this one must write nothing more into it."""
+
+
+class Claim:
+    """The right of one start of a run, ``attempt``, to write into ``folder``. Any rank may hold one."""
+
+    def __init__(self, folder: Path, attempt: str, heartbeat: Heartbeat | None = None) -> None:
+        self.folder, self.attempt, self._heartbeat = folder, attempt, heartbeat
+
+    def still_owns(self) -> bool:
+        """Whether the folder is still this attempt's. Two small reads; raises OSError where they fail."""
+        owner = current(self.folder)
+        return owner is not None and owner.attempt == self.attempt
+
+    def check(self) -> None:
+        """Raises LostOwnership, with who owns the folder now, unless this attempt does."""
+        if self.still_owns():
+            return
+        owner = current(self.folder)
+        now = f"owned by {describe(owner)}" if owner else f"owned by nobody ({OWNER} was removed)"
+        raise LostOwnership(
+            f"run_dir {self.folder}: this run (attempt {self.attempt}) was taken for dead; the folder is now {now}. "
+            "Nothing more is written there. To go on with this run's settings, start it with another --run_dir."
+        )
+
+    def release(self) -> None:
+        """Free the folder, if it is still ours; what cannot be removed is left for the next start to find dead."""
+        with contextlib.suppress(OSError):
+            if self.still_owns():
+                (self.folder / OWNER).unlink()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        with contextlib.suppress(OSError):
+            file_of(self.folder, self.attempt).unlink()
+
+
+@contextlib.contextmanager
+def fenced(claim: Claim | None) -> Iterator[None]:
+    """Around a commit: ``Claim.check`` before and after it. None, a run without a claim, checks nothing.
+
+    What happens between the checks cannot be undone, but it is not called committed when the folder was lost
+    meanwhile. Keep what is inside short: a rename, not the writing of data.
+    """
+    if claim is not None:
+        claim.check()
+    yield
+    if claim is not None:
+        claim.check()
+
+
+@contextlib.contextmanager
+def owned(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[Claim | None]:
+    """Own ``folder`` while the run lasts. Yields the claim, or None on ranks that learn of it from rank 0.
+
+    identity: None in the launcher of local ranks, which claims for them; ranks that it forks inherit the claim, ranks
+    that it starts anew find ``ATTEMPT`` in their environment. Under torchrun and srun rank 0 claims; when it is
+    refused, its exit ends the others. Raises UserError where another run owns the folder and lives.
+    """
+    if identity is not None and ATTEMPT in environ:
+        yield Claim(folder, environ[ATTEMPT])
+        return
+    if identity is not None and identity.rank != 0:
+        yield None
+        return
+    claim = take(folder, environ, say=partial(print, flush=True))
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def take(
+    folder: Path,
+    environ: Mapping[str, str],
+    still_s: float = STILL_S,
+    say: Callable[[str], None] = print,
+) -> Claim:
+    """Take the existing ``folder`` for this process, and start its heartbeat.
+
+    still_s: how long, in seconds, the heartbeat of an owner on another host must stand still for it to be dead.
+    Raises UserError where a live run owns the folder, or where it cannot be written.
+    """
+    try:
+        newcomer = myself(folder, environ)
+        while (owner := current(folder)) != newcomer:
+            if owner is None:
+                _link(newcomer, folder, folder / OWNER)
+            elif is_dead(folder, owner, newcomer, still_s, say):
+                _succeed(folder, owner, newcomer)
+            elif current(folder) == owner:
+                raise UserError(_refusal(folder, owner))
+        heartbeat = Heartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
+    except OSError as error:
+        raise UserError(
+            f"run_dir {folder}: cannot be claimed for this run ({OWNER}): {error.strerror}. "
+            "Make room or give permission there, or choose another with --run_dir."
+        ) from None
+    return Claim(folder, newcomer.attempt, heartbeat)
+
+
+def _refusal(folder: Path, owner: Owner) -> str:
+    job = owner.slurm_job.rpartition("/")[2]
+    stop = f"scancel {job}" if job else f"kill {owner.pid} on {owner.host}"
+    return (
+        f"run_dir {folder}: another run owns it and is alive: {describe(owner)}, {progress(folder)}. "
+        f"A folder is one run's at a time: choose another with --run_dir, or stop that run ({stop})."
+    )
+
+
+def _succeed(folder: Path, dead: Owner, newcomer: Owner) -> None:
+    """Take over from ``dead``, unless somebody else does; whoever is then at the end of the chain owns the folder.
+
+    A newcomer that was slow may link behind an owner that was replaced long ago, which nobody's chain leads to: what
+    it linked means nothing, and stays until the next succession sweeps. It is not removed: that could hit another's.
+    """
+    _link(newcomer, folder, successor(folder, dead.attempt))
+    if current(folder) != newcomer:
+        return
+    written = _written(newcomer, folder)
+    written.replace(folder / OWNER)
+    own = {successor(folder, newcomer.attempt), file_of(folder, newcomer.attempt)}
+    for left in {*folder.glob("owner.after-*"), *folder.glob("owner.*.heartbeat")} - own:
+        left.unlink(missing_ok=True)
+
+
+def _link(newcomer: Owner, folder: Path, path: Path) -> None:
+    """Give ``newcomer``'s record the name ``path``, whole, unless that exists: whose it is, reading it tells.
+
+    Over NFS a link whose answer was lost is reported as existing, so no answer is trusted.
+    """
+    written = _written(newcomer, folder)
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with contextlib.suppress(FileExistsError), path.open("xb") as file:  # a reader may see a part for a moment
+            file.write(encode(newcomer))
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _written(newcomer: Owner, folder: Path) -> Path:
+    """``newcomer``'s record on the disk, under a name of its own."""
+    path = folder / f"owner.{newcomer.attempt}.claim"
+    with path.open("wb") as file:
+        file.write(encode(newcomer))
+        file.flush()
+        os.fsync(file.fileno())
+    return path

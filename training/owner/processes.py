@@ -1,0 +1,49 @@
+"""Processes of this machine, told apart for good: a pid alone is given out again."""
+
+import os
+import socket
+from pathlib import Path
+
+_STATE, _START = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted behind the parenthesised name
+
+
+def machine() -> str:
+    """Where a pid means something: this boot of this kernel, and the pid namespace that a container has to itself.
+
+    Not the host's name: two machines may share one. Where there is no Linux /proc, the name has to do.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def start_of(pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks after boot; None where /proc does not show it."""
+    fields = _stat(pid)
+    return int(fields[_START]) if fields else None
+
+
+def is_running(pid: int, start: int | None) -> bool:
+    """Whether the process that started at ``start`` (see ``start_of``) still runs or is stopped; a zombie is not.
+
+    Unknown counts as running: other users' processes can be hidden (mount option hidepid).
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    fields = _stat(pid)
+    if fields is None or start is None:
+        return True
+    return fields[_STATE] not in ("Z", "X") and int(fields[_START]) == start
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
