@@ -17,7 +17,8 @@ DEBUG = ROOT / "slurm/recipes/debug.toml"
 
 def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig:
     """The debug recipe with flags over it."""
-    return cli.parse([str(recipe), "--run_dir", str(run_dir), "--log.tensorboard", "False", *flags])
+    plain = ("--log.tensorboard", "False", "--checkpoint.async_save", "False")  # no helper process in each test
+    return cli.parse([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
 
 
 def train(prepared: Prepared, config: RunConfig, world_size: int) -> list[dict[str, Any]]:

@@ -226,6 +226,10 @@ class CheckpointConfig:
     verify: Literal["hashes", "sizes"] = "hashes"
     """What is looked at before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
 
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as a rank's share (Megatron's
+    --async-save). Off: training waits for the disk."""
+
     load: str | None = None
     """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
 

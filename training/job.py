@@ -21,6 +21,7 @@ from parallel.launch import Identity
 from parallel.stages import layers_per_chunk
 from training import fingerprint, loop, optimizer, run_folder
 from training.batches import BatchStream, Stream
+from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
@@ -29,6 +30,7 @@ from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
+from training.saves import Saves
 from training.step import Chunks, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
 
@@ -70,7 +72,15 @@ def train(
             packing,
         )
         step = partial(one_step, config, chunks, optim, stream, ranks)
-        save = partial(run_folder.save, config, prepared, run_dir, chunks, optim, ranks)
+        saves = Saves(
+            checkpoints(run_dir),
+            run_folder.contents(config, prepared),
+            chunks,
+            optim,
+            ranks,
+            background=config.checkpoint.async_save,
+            timeout_s=60 * config.parallel.distributed_timeout_minutes,
+        )
         recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
         evaluation = Evaluation(
             config.train,
@@ -83,7 +93,7 @@ def train(
         )
         clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
         progress, reason = loop.run(
-            config.train, config.checkpoint, progress, step, save, [recorder, evaluation, clock]
+            config.train, config.checkpoint, progress, step, saves, [recorder, evaluation, clock, saves]
         )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)

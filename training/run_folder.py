@@ -67,24 +67,14 @@ def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) ->
         raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
 
 
-def save(
-    config: RunConfig,
-    prepared: Prepared,
-    run_dir: Path,
-    chunks: Chunks,
-    optim: MegatronOptimizer,
-    ranks: Ranks,
-    progress: Progress,
-) -> tuple[Path, float]:
-    """Write a checkpoint that carries its configuration and tokenizer; returns its folder and the seconds it took."""
-    begin = time.monotonic()
+def contents(config: RunConfig, prepared: Prepared) -> checkpoint.Contents:
+    """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run."""
     model = prepared.tokenizer_path
-    tokenizer = "tokenizer.model" if model else "byte"
     own = dataclasses.replace(
         config,
         run_dir=None,
         nproc=None,
-        data=dataclasses.replace(config.data, tokenizer=tokenizer),
+        data=dataclasses.replace(config.data, tokenizer="tokenizer.model" if model else "byte"),
         checkpoint=dataclasses.replace(
             config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
         ),
@@ -94,16 +84,10 @@ def save(
         "data": data_entry(config, prepared),
         "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
     }
-    files: dict[str, Path | str] = {"config.toml": cli.dump(own)} | ({"tokenizer.model": model} if model else {})
-    path = checkpoint.save(
-        checkpoints(run_dir),
-        progress,
-        chunks,
-        optim,
-        ranks,
+    return checkpoint.Contents(
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries,
-        files=files,
+        texts={"config.toml": cli.dump(own)},
+        copies={"tokenizer.model": model} if model else {},
     )
-    return path, time.monotonic() - begin

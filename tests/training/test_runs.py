@@ -63,6 +63,7 @@ def test_a_run_learns_and_leaves_its_folder(prepared: Prepared, tmp_path: Path) 
         "iter_0000008",
         "iter_0000010",
         "latest",
+        "latest_checkpointed_iteration.txt",
     ]
     assert str(tmp_path) not in (run_dir / "config.toml").read_text()
     assert not [path for path in (run_dir / "checkpoints").rglob("*.toml") if str(tmp_path) in path.read_text()]

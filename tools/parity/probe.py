@@ -74,7 +74,7 @@ def run(identity: Identity, task: Task, until: int) -> None:
             observed["grad_norm"].append(result.grad_norm)
             if progress.iteration == task.save_at:
                 checkpoint.save(
-                    task.folder / "checkpoints", progress, chunks, optim, ranks, keep=1, entries={}, files={}
+                    task.folder / "checkpoints", progress, chunks, optim, ranks, checkpoint.Contents(keep=1)
                 )
         stream.close()
         task.notes.mkdir(parents=True, exist_ok=True)

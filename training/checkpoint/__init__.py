@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from training.checkpoint.model_state import settled
     from training.checkpoint.restoring import Restored, restore
-    from training.checkpoint.saving import save
+    from training.checkpoint.saving import Contents, save
 
-__all__ = ["Restored", "restore", "save", "settled"]
+__all__ = ["Contents", "Restored", "restore", "save", "settled"]
 
-_MODULES = {"save": "saving", "restore": "restoring", "Restored": "restoring", "settled": "model_state"}
+_MODULES = {
+    "Contents": "saving",
+    "Restored": "restoring",
+    "restore": "restoring",
+    "save": "saving",
+    "settled": "model_state",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,10 @@ RUN_DIR/checkpoints/latest                a text file: the name of the folder to
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
+import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from parallel.errors import UserError
@@ -16,7 +17,7 @@ from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.writer import sync_folder, write_durably
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
-STATE = "state.json"
+STATE, OWNER = "state.json", "owner.json"
 TEMPORARY = ".tmp-"
 _NAME = re.compile(r"iter_(\d{7,15})")
 
@@ -113,28 +114,30 @@ def begin(root: Path, iteration: int, attempt: str) -> Path:
     return folder
 
 
-def add_files(folder: Path, files: Mapping[str, Path | str]) -> None:
-    """Copy (a path) or write (a text) each of ``files`` into ``folder`` under its name."""
-    for name, source in files.items():
-        if isinstance(source, Path):
-            shutil.copyfile(source, folder / name)
-        else:
-            (folder / name).write_text(source)
+def copy(source: Path, target: Path) -> None:
+    """A copy of a file that is on the disk when this returns."""
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-def commit(temporary: Path, keep: int, retain_interval: int | None = None) -> Path:
-    """Give a completely written folder its name, let ``latest`` name it, and delete what is beyond ``keep``.
-
-    A kill in between leaves the earlier checkpoints, and ``latest`` names one of them or this one.
-    """
-    root, folder = temporary.parent, temporary.with_name(temporary.name.partition(TEMPORARY)[0])
+def give_name(temporary: Path) -> Path:
+    """Give a folder that has its manifest the name that makes it a checkpoint."""
+    folder = temporary.with_name(temporary.name.partition(TEMPORARY)[0])
     if folder.exists():  # this iteration once more, after a start from an earlier one
         folder.replace(folder.with_name(f"{folder.name}{TEMPORARY}replaced"))
     temporary.replace(folder)
-    sync_folder(root)
-    point_to(folder)
-    prune(root, keep, retain_interval)
+    sync_folder(folder.parent)
     return folder
+
+
+def owner_of(run_dir: Path) -> str | None:
+    """The attempt that owns a run's folder, by ``owner.json``; None where nobody does."""
+    try:
+        attempt = json.loads((run_dir / OWNER).read_bytes())["attempt"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return attempt if isinstance(attempt, str) else None
 
 
 def point_to(folder: Path) -> None:

@@ -1,21 +1,36 @@
-"""Write a checkpoint, by all ranks together."""
+"""Write a checkpoint, by all ranks together, and wait for it."""
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.groups import Ranks
-from training.checkpoint import folders, optimizer_state, rng, storage
+from training.checkpoint import committing, folders, optimizer_state, rng, storage
 from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.boxes import Box
-from training.checkpoint.format.manifest import write_manifest
-from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.model_state import Chunks, model_boxes, settled
 from training.checkpoint.progress import Progress
-from training.checkpoint.state import JSON, State, write_state
+from training.checkpoint.state import JSON, State, encoded
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Contents:
+    """What lies in a checkpoint beside tensors, and which others it lets live."""
+
+    keep: int
+    """Newest checkpoints to keep in all."""
+    retain_interval: int | None = None
+    """Iterations that this divides are kept for good."""
+    entries: Mapping[str, JSON] = field(default_factory=dict)
+    """For ``state.json``."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Small files by name."""
+    copies: Mapping[str, Path] = field(default_factory=dict)
+    """Files to copy, by name."""
 
 
 @torch.no_grad()
@@ -25,31 +40,51 @@ def save(
     chunks: Chunks,
     optimizer: MegatronOptimizer,
     ranks: Ranks,
-    *,
-    keep: int,
-    retain_interval: int | None = None,
-    entries: Mapping[str, JSON],
-    files: Mapping[str, Path | str],
+    contents: Contents,
+    owner: tuple[Path, str] | None = None,
 ) -> Path:
-    """Write ``root/iter_N`` from all ranks; when committed, let ``latest`` name it and keep ``keep`` in all.
+    """Write ``root/iter_N`` from all ranks; when committed, let ``latest`` name it.
 
-    ``entries`` go into ``state.json``; ``files`` are copied (a path) or written (a text) beside it. Each rank
-    writes its own share of the optimizer's state; nothing is gathered. Raises OSError on every rank where one
-    cannot write; earlier checkpoints are untouched then.
+    Each rank writes its own share of the optimizer's state; nothing is gathered. ``owner``: a run's folder and the
+    attempt that must own it. Raises OSError on every rank where one cannot write; earlier checkpoints are untouched
+    then.
     """
-    folder = on_first_rank(lambda: folders.begin(root, progress.iteration, secrets.token_hex(4)), ranks)
-    state = State(
+    folder = begin(root, progress, ranks)
+    state = state_of(progress, optimizer, ranks, contents)
+    with settled(chunks):
+        boxes = saved_boxes(chunks, optimizer, ranks)
+        on_every_rank(lambda: storage.write(folder, boxes, ranks.rank), ranks)
+
+    def commit() -> Path:
+        path, _ = committing.commit(
+            folder,
+            writers(ranks),
+            texts={**contents.texts, folders.STATE: encoded(state)},
+            copies={name: str(source) for name, source in contents.copies.items()},
+            about=about(state),
+            keep=contents.keep,
+            retain_interval=contents.retain_interval,
+            owner=owner,
+        )
+        return path
+
+    return on_first_rank(commit, ranks)
+
+
+def begin(root: Path, progress: Progress, ranks: Ranks) -> Path:
+    """The temporary folder that all ranks write into."""
+    return on_first_rank(lambda: folders.begin(root, progress.iteration, secrets.token_hex(4)), ranks)
+
+
+def state_of(progress: Progress, optimizer: MegatronOptimizer, ranks: Ranks, contents: Contents) -> State:
+    """What goes into ``state.json``. Collective."""
+    return State(
         progress=progress,
         layout=ranks.layout,
         device=ranks.device.type,
         optimizer=optimizer_state.numbers(optimizer, ranks),
-        entries=entries,
+        entries=contents.entries,
     )
-    with settled(chunks):
-        boxes = saved_boxes(chunks, optimizer, ranks)
-        on_every_rank(lambda: storage.write(folder, boxes, ranks.rank), ranks)
-    writers = ranks.identity.world_size
-    return on_first_rank(lambda: commit(folder, state, writers, files, keep, retain_interval), ranks)
 
 
 def saved_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[Box]:
@@ -65,20 +100,17 @@ def saved_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> l
     ]
 
 
-def commit(
-    folder: Path,
-    state: State,
-    writers: int,
-    files: Mapping[str, Path | str],
-    keep: int,
-    retain_interval: int | None,
-) -> Path:
-    """On one rank, when all writers are done: make a checkpoint of what they wrote."""
-    names = [storage.file_name(rank) for rank in range(writers)]
-    facts = merge(folder, names)
-    remove_tables(folder, names)
-    folders.add_files(folder, files)
-    write_state(folder, state)
-    about: dict[str, JSON] = {"iteration": state.progress.iteration, "layout": str(state.layout)}
-    write_manifest(folder, facts, about)
-    return folders.commit(folder, keep, retain_interval)
+def writers(ranks: Ranks) -> list[str]:
+    """The names of all ranks' files."""
+    return [storage.file_name(rank) for rank in range(ranks.identity.world_size)]
+
+
+def about(state: State) -> dict[str, JSON]:
+    """What the manifest says of a checkpoint."""
+    return {
+        "iteration": state.progress.iteration,
+        "consumed_samples": state.progress.consumed_samples,
+        "layout": str(state.layout),
+        "versions": state.entries.get("versions"),
+        "data": state.entries.get("data"),
+    }

@@ -31,10 +31,14 @@ class State:
     """What the caller of ``save`` wants to find again."""
 
 
+def encoded(state: State) -> str:
+    """The content of ``state.json``. Floats keep every bit."""
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(state)}, indent=2) + "\n"
+
+
 def write_state(folder: Path, state: State) -> None:
-    """Write ``state.json`` into ``folder``. Floats keep every bit."""
-    values = {"format": FORMAT, **dataclasses.asdict(state)}
-    (folder / STATE).write_text(json.dumps(values, indent=2) + "\n")
+    """Write ``state.json`` into ``folder``."""
+    (folder / STATE).write_text(encoded(state))
 
 
 def read_state(folder: Path) -> State:

@@ -63,7 +63,6 @@ class Recorder(Attachment):
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
         self.stalled_s += stall_s
-        self.ranks.say(f"checkpoint {path.name} saved in {stall_s:.1f} s")
 
     def validation(self, iteration: int, loss: float) -> None:
         """A validation loss, in nats per token."""

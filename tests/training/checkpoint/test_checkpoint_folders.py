@@ -14,12 +14,19 @@ from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, read_state, write_state
 
 
+def commit(folder: Path, keep: int, retain_interval: int | None = None) -> None:
+    """As training.checkpoint.committing does, but for the files."""
+    (folder / MANIFEST).write_text("{}")
+    path = folders.give_name(folder)
+    folders.point_to(path)
+    folders.prune(path.parent, keep, retain_interval)
+
+
 def make(root: Path, *iterations: int, keep: int = 100) -> None:
     """Checkpoints as far as their names tell, saved one after the other."""
     for iteration in iterations:
         folder = folders.begin(root, iteration, "1a2b")
-        folders.add_files(folder, {MANIFEST: "{}"})
-        folders.commit(folder, keep)
+        commit(folder, keep)
 
 
 def names(root: Path) -> list[str]:
@@ -72,8 +79,7 @@ def test_keep_prunes_the_oldest_but_never_the_latest(tmp_path: Path) -> None:
 def test_checkpoints_to_keep_for_good_do_not_count(tmp_path: Path) -> None:
     for iteration in range(1, 8):
         folder = folders.begin(tmp_path, iteration, "1a2b")
-        folders.add_files(folder, {MANIFEST: "{}"})
-        folders.commit(folder, keep=2, retain_interval=3)
+        commit(folder, keep=2, retain_interval=3)
     assert [folders.iteration_of(path) for path in folders.complete(tmp_path)] == [3, 6, 7]
 
 

@@ -86,8 +86,8 @@ class Parts:
         return losses
 
     def save(self, root: Path, **more: Any) -> Path:
-        options = {"keep": 3, "entries": {}, "files": {}, **more}
-        return checkpoint.save(root, self.progress, self.chunks, self.optimizer, self.ranks, **options)
+        contents = checkpoint.Contents(**{"keep": 3, **more})
+        return checkpoint.save(root, self.progress, self.chunks, self.optimizer, self.ranks, contents)
 
     def restore(self, root: Path, config: CheckpointConfig = OWN) -> checkpoint.Restored:
         restored = checkpoint.restore(root, config, self.chunks, self.optimizer, self.ranks)
@@ -161,7 +161,7 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 def save_and_go_on(parts: Parts, folder: Path) -> None:
     """Leave a checkpoint of iteration ``SAVED_AT``, the global tensors in it, and the losses that follow."""
     parts.train(SAVED_AT)
-    parts.save(folder / "checkpoints", entries={"note": [1, None, 0.1]}, files={"config.toml": "x = 1\n"})
+    parts.save(folder / "checkpoints", entries={"note": [1, None, 0.1]}, texts={"config.toml": "x = 1\n"})
     whole = assembled(parts, folder / "source")
     losses = parts.train(UNTIL)
     if whole is not None:
@@ -523,7 +523,7 @@ def die_before_the_name(parts: Parts, root: Path) -> None:
         parts.train(until)
         parts.save(root, keep=2)
     parts.train(5)
-    folders.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    folders.give_name = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     parts.save(root, keep=2)
 
 

@@ -1,0 +1,130 @@
+"""What a rank and its writer process say to each other: JSON, a line each. No torch here."""
+
+import contextlib
+import dataclasses
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.checkpoint.format.pieces import Group
+
+FAILED = ".failed"
+"""Ending of the file by which a writer tells the committer that its data file will not come."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class PieceInMemory:
+    """A piece whose bytes lie, tensor after tensor, in the shared memory, in the order of the file."""
+
+    group: int
+    """Index into ``Write.groups``."""
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Write:
+    """Write ``folder/name.bin`` from the first bytes of the shared memory."""
+
+    folder: str
+    name: str
+    groups: tuple[Group, ...]
+    pieces: tuple[PieceInMemory, ...]
+    total_bytes: int
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Commit:
+    """When the files of all writers are there, make a checkpoint of them."""
+
+    folder: str
+    writers: tuple[str, ...]
+    keep: int
+    retain_interval: int | None
+    texts: Mapping[str, str]
+    """Small files, state.json among them, by name."""
+    copies: Mapping[str, str]
+    """Files to copy, by name: paths."""
+    about: Mapping[str, Any]
+    timeout_s: float
+    """How long to wait for the slowest writer."""
+    run_dir: str | None = None
+    attempt: str | None = None
+    """Whose run it must still be; None: nobody asks."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Outcome:
+    """What came of a ``Write`` or a ``Commit``."""
+
+    what: str
+    """The name of the message's class."""
+    folder: str
+    seconds: float
+    bytes: int = 0
+    error: str | None = None
+    path: str | None = None
+    """Of a committed checkpoint."""
+
+
+@dataclass(slots=True)
+class Lines:
+    """Messages over a socket. Not a stream of Python objects: what arrives is data."""
+
+    channel: socket.socket
+    rest: bytes = field(default=b"")
+
+    def send(self, message: Write | Commit | Outcome) -> None:
+        """Raises OSError where the other side has gone."""
+        values = {"type": type(message).__name__, **dataclasses.asdict(message)}
+        self.channel.sendall(json.dumps(values).encode() + b"\n")
+
+    def receive(self, timeout_s: float | None = None) -> Write | Commit | Outcome | None:
+        """The next message; None where there is none within ``timeout_s``. Raises EOFError when the other side left."""
+        self.channel.settimeout(timeout_s)
+        while b"\n" not in self.rest:
+            try:
+                data = self.channel.recv(1 << 20)
+            except (TimeoutError, BlockingIOError):
+                return None
+            finally:
+                self.channel.settimeout(None)
+            if not data:
+                raise EOFError
+            self.rest += data
+            self.channel.settimeout(timeout_s)
+        self.channel.settimeout(None)
+        line, _, self.rest = self.rest.partition(b"\n")
+        return _read(json.loads(line))
+
+
+def _read(values: dict[str, Any]) -> Write | Commit | Outcome:
+    kind = values.pop("type")
+    if kind == "Write":
+        groups = tuple(Group(tuple(g["keys"]), g["dtype"], tuple(g["shape"])) for g in values.pop("groups"))
+        pieces = tuple(
+            PieceInMemory(group=p["group"], offset=tuple(p["offset"]), shape=tuple(p["shape"]))
+            for p in values.pop("pieces")
+        )
+        return Write(groups=groups, pieces=pieces, **values)
+    if kind == "Commit":
+        return Commit(**values | {"writers": tuple(values["writers"])})
+    return Outcome(**values)
+
+
+def mark_failed(folder: Path, rank_file: str, text: str) -> None:
+    """Tell the committer that a data file will not come, as far as the disk takes it."""
+    with contextlib.suppress(OSError):
+        (folder / f"{rank_file}.bin").unlink(missing_ok=True)  # makes room for the word about it
+        (folder / f"{rank_file}{FAILED}").write_text(text)
+
+
+def failure_of(folder: Path, name: str) -> str | None:
+    """What a writer that failed left word of."""
+    try:
+        return (folder / f"{name}{FAILED}").read_text()
+    except OSError:
+        return None

@@ -1,0 +1,50 @@
+"""The last step of a save, by one process: tables put together, the manifest, the name, ``latest``. No torch here."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import JSON, write_manifest
+from training.checkpoint.format.tables import merge, remove_tables
+from training.checkpoint.format.writer import write_durably
+
+
+class LostRunError(Exception):
+    """Another start of this run owns its folder now: what this one wrote is not to be committed."""
+
+
+def commit(
+    folder: Path,
+    writers: Sequence[str],
+    *,
+    texts: Mapping[str, str],
+    copies: Mapping[str, str],
+    about: Mapping[str, JSON],
+    keep: int,
+    retain_interval: int | None,
+    owner: tuple[Path, str] | None = None,
+) -> tuple[Path, int]:
+    """Make a checkpoint of the temporary ``folder`` that ``writers`` have filled: its path and its bytes.
+
+    texts, copies: small files to write, and files to copy, by name. Raises IncompleteError where the writers' pieces
+    are not each tensor once, OSError where the disk does not take it, LostRunError where ``owner``, a run's folder and
+    the attempt that must own it, says so, before the commit or behind it. Earlier checkpoints are untouched then.
+    """
+    facts = merge(folder, writers)
+    remove_tables(folder, writers)
+    for name, source in copies.items():
+        folders.copy(Path(source), folder / name)
+    for name, text in texts.items():
+        write_durably(folder / name, text.encode())
+    _check_owner(owner)
+    manifest = write_manifest(folder, facts, about)
+    path = folders.give_name(folder)
+    _check_owner(owner)
+    folders.point_to(path)
+    folders.prune(path.parent, keep, retain_interval)
+    return path, sum(file.bytes for file in manifest.files.values())
+
+
+def _check_owner(owner: tuple[Path, str] | None) -> None:
+    if owner is not None and (found := folders.owner_of(owner[0])) != owner[1]:
+        raise LostRunError(f"{owner[0]} belongs to another start of this run (attempt {found}) since")

@@ -1,0 +1,33 @@
+"""Whether a folder can take a checkpoint: free space, free names, permission. No torch here."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
+    """What stands in the way of a checkpoint of this size in ``root``, and the way out; None where nothing does."""
+    folder = nearest(root)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".triplane-"):
+            pass
+        free = os.statvfs(folder)
+    except OSError as error:
+        return f"checkpoints cannot be written to {root}: {error.strerror}. Use another --run_dir."
+    available = free.f_bavail * free.f_frsize
+    if available < needed_bytes:
+        return (
+            f"a checkpoint takes {needed_bytes:,} bytes, but {root} has {available:,} free. Make room, "
+            "lower checkpoint.keep, or use another --run_dir."
+        )
+    if free.f_files and free.f_favail < needed_files:
+        return (
+            f"a checkpoint takes {needed_files:,} files, but {root} can take {free.f_favail:,} more (inodes). Delete "
+            "files there, or use another --run_dir."
+        )
+    return None
+
+
+def nearest(path: Path) -> Path:
+    """``path``, or the folder nearest to it that exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

@@ -1,0 +1,177 @@
+"""When the loop asks for a checkpoint: written in the background or waited for, reported, and survived if it fails."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import MegatronOptimizer
+
+from parallel.errors import SharedMistake
+from parallel.groups import Ranks
+from training.checkpoint import Contents, folders, room, save, settled
+from training.checkpoint.agreement import on_every_rank, on_first_rank
+from training.checkpoint.background.messages import Commit, Outcome, mark_failed
+from training.checkpoint.background.saver import BackgroundWriter
+from training.checkpoint.progress import Progress
+from training.checkpoint.saving import about, begin, saved_boxes, state_of, writers
+from training.checkpoint.state import encoded
+from training.checkpoint.storage import file_name
+from training.loop import Attachment
+from training.step import Chunks, StepResult, Wishes
+
+MEBIBYTE = 2**20
+COSTLY = 0.05
+"""Share of training time above which saving is worth a warning."""
+
+
+class Saves(Attachment):
+    """Saves when called, by all ranks. One that fails is reported, and tried again once room was made for it.
+
+    Training ends over it only where there is no good checkpoint at all.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        contents: Contents,
+        chunks: Chunks,
+        optimizer: MegatronOptimizer,
+        ranks: Ranks,
+        *,
+        background: bool,
+        timeout_s: float,
+        owner: tuple[Path, str] | None = None,
+    ) -> None:
+        self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
+        self.timeout_s, self.owner = timeout_s, owner
+        self.writer = BackgroundWriter(ranks.rank) if background else None
+        self.began_s, self.stalled_s, self.warned = time.monotonic(), 0.0, False
+        self.retry, self.retried = False, False
+        self.folder = root
+
+    def start(self, progress: Progress) -> None:
+        """Raises SharedMistake where the folder cannot take a checkpoint: before step 1, not hours into the run."""
+        boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)
+        self.needed_bytes = self._over_all_ranks(sum(box.data.nbytes for box in boxes if box.writes))
+        if (text := on_first_rank(self._problem, self.ranks)) is not None:
+            raise SharedMistake(text)
+
+    def wishes(self) -> Wishes:
+        """A save once more, where the last one failed and room was made."""
+        return Wishes(save=self.retry)
+
+    def __call__(self, progress: Progress) -> tuple[Path, float]:
+        """Save; returns where it will be, and for how many seconds training stood still."""
+        began = time.monotonic()
+        self.retried, self.retry = self.retry, False
+        path = self.root / folders.name_of(progress.iteration)
+        try:
+            self._hear(self.timeout_s)  # one at a time: the memory of the last one is still being written
+            if (text := on_first_rank(self._problem, self.ranks)) is not None:
+                raise OSError(text)
+            if self.writer is None:
+                self._save(progress)
+            else:
+                self._hand_over(progress, self.writer)
+        except OSError as error:
+            self._failed(path.name, str(error))
+        stall_s = time.monotonic() - began
+        self.stalled_s += stall_s
+        if self.writer and not self.retry:
+            self.ranks.say(f"checkpoint {path.name} scheduled (training stood still for {stall_s:.2f} s)")
+        self._warn_of_cost()
+        return path, stall_s
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self._hear(0.0)
+
+    def stop(self, progress: Progress, reason: str) -> None:
+        """Wait for what is under way: a run that has ended has its last checkpoint."""
+        if self.writer is None:
+            return
+        self._hear(self.timeout_s)
+        if self.writer.is_busy:
+            self.ranks.say(f"a checkpoint is still being written after {self.timeout_s:.0f} s; it goes on without us")
+        self.writer.close()
+        dist.barrier()
+
+    def _save(self, progress: Progress) -> None:
+        began = time.monotonic()
+        path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.owner)
+        self._committed(path.name, self.needed_bytes, time.monotonic() - began)
+
+    def _hand_over(self, progress: Progress, writer: BackgroundWriter) -> None:
+        folder = self.folder = begin(self.root, progress, self.ranks)
+        state = state_of(progress, self.optimizer, self.ranks, self.contents)
+        with settled(self.chunks), torch.no_grad():
+            boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)
+            on_every_rank(partial(writer.hand_over, folder, boxes), self.ranks)
+        if self.ranks.rank == 0:
+            run_dir, attempt = (None, None) if self.owner is None else (str(self.owner[0]), self.owner[1])
+            writer.commit(
+                Commit(
+                    folder=str(folder),
+                    writers=tuple(writers(self.ranks)),
+                    keep=self.contents.keep,
+                    retain_interval=self.contents.retain_interval,
+                    texts={**self.contents.texts, folders.STATE: encoded(state)},
+                    copies={name: str(source) for name, source in self.contents.copies.items()},
+                    about=about(state),
+                    timeout_s=self.timeout_s,
+                    run_dir=run_dir,
+                    attempt=attempt,
+                )
+            )
+
+    def _hear(self, timeout_s: float) -> None:
+        """Report what came of earlier saves. Rank 0 hears of the commit, and of any writer that failed."""
+        if self.writer is None:
+            return
+        try:
+            for outcome in self.writer.outcomes(timeout_s):
+                if outcome.what == "Commit":
+                    self._report(outcome)
+        except ChildProcessError as error:  # killed, say for its memory: the committer must not wait for it
+            mark_failed(self.folder, file_name(self.ranks.rank), str(error))
+            self.writer = BackgroundWriter(self.ranks.rank)
+            if self.ranks.rank == 0:
+                self._failed(self.folder.name.partition(folders.TEMPORARY)[0], str(error))
+
+    def _report(self, outcome: Outcome) -> None:
+        name = Path(outcome.folder).name.partition(folders.TEMPORARY)[0]
+        if outcome.error is None:
+            self._committed(name, outcome.bytes, outcome.seconds)
+        else:
+            self._failed(name, outcome.error)
+
+    def _committed(self, name: str, size: int, seconds: float) -> None:
+        self.ranks.say(f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s)")
+
+    def _failed(self, name: str, text: str) -> None:
+        """Say so, make room for another attempt, and go on as long as there is something to come back to."""
+        good = folders.latest(self.root)
+        if good is None:
+            raise OSError(f"checkpoint {name} FAILED, and there is no other one: {text}")
+        self.ranks.say(f"checkpoint {name} FAILED: {text}. Training goes on; the newest good one is {good.name}")
+        if self.ranks.rank == 0 and not self.retried:
+            folders.prune(self.root, 1, self.contents.retain_interval)
+            self.retry = True
+
+    def _problem(self) -> str | None:
+        return room.problem(self.root, self.needed_bytes, self.ranks.identity.world_size + 8)
+
+    def _over_all_ranks(self, count: int) -> int:
+        total = torch.tensor([count], dtype=torch.int64, device=self.ranks.device)
+        dist.all_reduce(total)
+        return int(total)
+
+    def _warn_of_cost(self) -> None:
+        elapsed_s = time.monotonic() - self.began_s
+        if not self.warned and self.stalled_s > COSTLY * elapsed_s and elapsed_s > 600:
+            self.warned = True
+            self.ranks.say(
+                f"warning: saving took {self.stalled_s / elapsed_s:.0%} of the time so far; raise "
+                "checkpoint.save_interval or .save_interval_minutes"
+            )
