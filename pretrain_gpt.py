@@ -70,7 +70,7 @@ def train_ranks(
     def run(rank: launch.Identity) -> int:
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
         with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd)
+            return train(config, prepared, rank, device, run_dir, console_fd, claim)
 
     if identity is None and nproc > 1:
         code, failure = local_ranks.fork_ranks(nproc, run)

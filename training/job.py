@@ -30,6 +30,7 @@ from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
+from training.owner.claim import Claim
 from training.saves import Saves
 from training.step import Chunks, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
@@ -44,8 +45,12 @@ def train(
     device: Literal["cpu", "cuda"],
     run_dir: Path,
     console_fd: int | None,
+    claim: Claim | None = None,
 ) -> int:
-    """Build the parts on this rank, train, and leave a sample of what the model learned."""
+    """Build the parts on this rank, train, and leave a sample of what the model learned.
+
+    claim: on rank 0, the right to write into ``run_dir``; None where nobody else can want to.
+    """
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     with groups.start(
@@ -80,6 +85,7 @@ def train(
             ranks,
             background=config.checkpoint.async_save,
             timeout_s=60 * config.parallel.distributed_timeout_minutes,
+            claim=claim,
         )
         recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
         evaluation = Evaluation(

@@ -14,27 +14,26 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, learning_schedule
+from training.resume_card import Now, card
 from training.step import Chunks
+
+RECIPE = "config.toml"
+"""What a run's folder and each of its checkpoints carry: running it again runs the same job."""
 
 
 def restore(
     config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
 ) -> Progress:
-    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights."""
+    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
     begin = time.monotonic()
     restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
     schedule = learning_schedule(config.optimizer, config.train)
     if restored is None:
+        ranks.say(f"starting from initial weights (seed {config.train.seed})")
         ranks.say(f"schedule: {schedule.describe()}")
         return Progress()
     progress = restored.progress
-    parts = [
-        name for name, there in (("optimizer", restored.optimizer_restored), ("RNG", restored.rng_restored)) if there
-    ]
-    ranks.say(
-        f"resumed {restored.path} (layout {restored.layout_before}) at iteration {progress.iteration}, "
-        f"{progress.consumed_samples} samples; {' + '.join(['weights', *parts])}; {time.monotonic() - begin:.1f} s"
-    )
+    ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - begin))
     if config.checkpoint.load is not None and restored.path.parent == checkpoints(run_dir):
         ranks.say(f"checkpoint.load {config.checkpoint.load} is ignored: this run continues its own checkpoint")
     before = restored.entries.get("schedule")
@@ -46,6 +45,19 @@ def restore(
         for key in (key for key in data if data_before.get(key) != data[key]):
             ranks.say(f"data: {key} is {data[key]} (was: {data_before.get(key)}): other samples, or another order")
     return progress
+
+
+def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now:
+    own = contents(config, prepared)
+    return Now(
+        layout=ranks.layout,
+        device=ranks.device.type,
+        seq_length=config.model.seq_length,
+        fp8=config.precision.fp8 is not None,
+        recipe=own.texts[RECIPE],
+        recipe_before=(path / RECIPE).read_text() if (path / RECIPE).exists() else "",
+        entries=own.entries,
+    )
 
 
 def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
@@ -82,12 +94,13 @@ def contents(config: RunConfig, prepared: Prepared) -> checkpoint.Contents:
     entries: dict[str, JSON] = {
         "schedule": learning_schedule(config.optimizer, config.train).describe(),
         "data": data_entry(config, prepared),
-        "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
+        "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES}
+        | {"triplane": fingerprint.code_digest()},
     }
     return checkpoint.Contents(
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries,
-        texts={"config.toml": cli.dump(own)},
+        texts={RECIPE: cli.dump(own)},
         copies={"tokenizer.model": model} if model else {},
     )

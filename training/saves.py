@@ -19,6 +19,7 @@ from training.checkpoint.saving import about, begin, saved_boxes, state_of, writ
 from training.checkpoint.state import encoded
 from training.checkpoint.storage import file_name
 from training.loop import Attachment
+from training.owner.claim import Claim, LostOwnership
 from training.step import Chunks, StepResult, Wishes
 
 MEBIBYTE = 2**20
@@ -42,10 +43,10 @@ class Saves(Attachment):
         *,
         background: bool,
         timeout_s: float,
-        owner: tuple[Path, str] | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.owner = timeout_s, owner
+        self.timeout_s, self.claim = timeout_s, claim
         self.writer = BackgroundWriter(ranks.rank) if background else None
         self.began_s, self.stalled_s, self.warned = time.monotonic(), 0.0, False
         self.retry, self.retried = False, False
@@ -99,7 +100,7 @@ class Saves(Attachment):
 
     def _save(self, progress: Progress) -> None:
         began = time.monotonic()
-        path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.owner)
+        path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.claim)
         self._committed(path.name, self.needed_bytes, time.monotonic() - began)
 
     def _hand_over(self, progress: Progress, writer: BackgroundWriter) -> None:
@@ -109,19 +110,18 @@ class Saves(Attachment):
             boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)
             on_every_rank(partial(writer.hand_over, folder, boxes), self.ranks)
         if self.ranks.rank == 0:
-            run_dir, attempt = (None, None) if self.owner is None else (str(self.owner[0]), self.owner[1])
             writer.commit(
                 Commit(
-                    folder=str(folder),
+                    folder=str(folder.absolute()),
                     writers=tuple(writers(self.ranks)),
                     keep=self.contents.keep,
                     retain_interval=self.contents.retain_interval,
                     texts={**self.contents.texts, folders.STATE: encoded(state)},
-                    copies={name: str(source) for name, source in self.contents.copies.items()},
+                    copies={name: str(source.absolute()) for name, source in self.contents.copies.items()},
                     about=about(state),
                     timeout_s=self.timeout_s,
-                    run_dir=run_dir,
-                    attempt=attempt,
+                    run_dir=str(self.claim.folder.absolute()) if self.claim else None,
+                    attempt=self.claim.attempt if self.claim else None,
                 )
             )
 
@@ -141,6 +141,8 @@ class Saves(Attachment):
 
     def _report(self, outcome: Outcome) -> None:
         name = Path(outcome.folder).name.partition(folders.TEMPORARY)[0]
+        if outcome.lost:
+            raise LostOwnership(f"checkpoint {name} was not committed: {outcome.error}")
         if outcome.error is None:
             self._committed(name, outcome.bytes, outcome.seconds)
         else:
@@ -151,6 +153,8 @@ class Saves(Attachment):
 
     def _failed(self, name: str, text: str) -> None:
         """Say so, make room for another attempt, and go on as long as there is something to come back to."""
+        if self.claim is not None:
+            self.claim.check()  # a run that was taken for dead finds its temporary folder gone: no room is made then
         good = folders.latest(self.root)
         if good is None:
             raise OSError(f"checkpoint {name} FAILED, and there is no other one: {text}")
@@ -160,6 +164,8 @@ class Saves(Attachment):
             self.retry = True
 
     def _problem(self) -> str | None:
+        if self.claim is not None:
+            self.claim.check()
         return room.problem(self.root, self.needed_bytes, self.ranks.identity.world_size + 8)
 
     def _over_all_ranks(self, count: int) -> int:

@@ -7,10 +7,7 @@ from training.checkpoint import folders
 from training.checkpoint.format.manifest import JSON, write_manifest
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import write_durably
-
-
-class LostRunError(Exception):
-    """Another start of this run owns its folder now: what this one wrote is not to be committed."""
+from training.owner.claim import Claim, fenced
 
 
 def commit(
@@ -22,13 +19,13 @@ def commit(
     about: Mapping[str, JSON],
     keep: int,
     retain_interval: int | None,
-    owner: tuple[Path, str] | None = None,
+    claim: Claim | None = None,
 ) -> tuple[Path, int]:
     """Make a checkpoint of the temporary ``folder`` that ``writers`` have filled: its path and its bytes.
 
     texts, copies: small files to write, and files to copy, by name. Raises IncompleteError where the writers' pieces
-    are not each tensor once, OSError where the disk does not take it, LostRunError where ``owner``, a run's folder and
-    the attempt that must own it, says so, before the commit or behind it. Earlier checkpoints are untouched then.
+    are not each tensor once, OSError where the disk does not take it, LostOwnership where the run's folder is not
+    ``claim``'s any more, before the commit or behind it. Earlier checkpoints are untouched then.
     """
     facts = merge(folder, writers)
     remove_tables(folder, writers)
@@ -36,15 +33,9 @@ def commit(
         folders.copy(Path(source), folder / name)
     for name, text in texts.items():
         write_durably(folder / name, text.encode())
-    _check_owner(owner)
-    manifest = write_manifest(folder, facts, about)
-    path = folders.give_name(folder)
-    _check_owner(owner)
+    with fenced(claim):
+        manifest = write_manifest(folder, facts, about)
+        path = folders.give_name(folder)
     folders.point_to(path)
     folders.prune(path.parent, keep, retain_interval)
     return path, sum(file.bytes for file in manifest.files.values())
-
-
-def _check_owner(owner: tuple[Path, str] | None) -> None:
-    if owner is not None and (found := folders.owner_of(owner[0])) != owner[1]:
-        raise LostRunError(f"{owner[0]} belongs to another start of this run (attempt {found}) since")

@@ -6,7 +6,6 @@ RUN_DIR/checkpoints/latest                a text file: the name of the folder to
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.writer import sync_folder, write_durably
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
-STATE, OWNER = "state.json", "owner.json"
+STATE = "state.json"
 TEMPORARY = ".tmp-"
 _NAME = re.compile(r"iter_(\d{7,15})")
 
@@ -129,15 +128,6 @@ def give_name(temporary: Path) -> Path:
     temporary.replace(folder)
     sync_folder(folder.parent)
     return folder
-
-
-def owner_of(run_dir: Path) -> str | None:
-    """The attempt that owns a run's folder, by ``owner.json``; None where nobody does."""
-    try:
-        attempt = json.loads((run_dir / OWNER).read_bytes())["attempt"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return attempt if isinstance(attempt, str) else None
 
 
 def point_to(folder: Path) -> None:

@@ -33,6 +33,8 @@ class Restored:
     entries: Mapping[str, JSON]
     """What ``save`` was given, as JSON has it."""
     layout_before: Layout
+    device: str
+    """What wrote it: ``cpu`` or ``cuda``."""
     rng_restored: bool
     optimizer_restored: bool
 
@@ -82,6 +84,7 @@ def restore(
         path=source.path,
         entries=source.state.entries,
         layout_before=source.state.layout,
+        device=source.state.device,
         rng_restored=rng_restored,
         optimizer_restored=source.optimizer,
     )

@@ -15,6 +15,7 @@ from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import Chunks, model_boxes, settled
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, encoded
+from training.owner.claim import Claim
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -41,13 +42,13 @@ def save(
     optimizer: MegatronOptimizer,
     ranks: Ranks,
     contents: Contents,
-    owner: tuple[Path, str] | None = None,
+    claim: Claim | None = None,
 ) -> Path:
     """Write ``root/iter_N`` from all ranks; when committed, let ``latest`` name it.
 
-    Each rank writes its own share of the optimizer's state; nothing is gathered. ``owner``: a run's folder and the
-    attempt that must own it. Raises OSError on every rank where one cannot write; earlier checkpoints are untouched
-    then.
+    Each rank writes its own share of the optimizer's state; nothing is gathered. ``claim``: on rank 0, proof that the
+    run's folder is still this start's. Raises OSError on every rank where one cannot write; earlier checkpoints are
+    untouched then.
     """
     folder = begin(root, progress, ranks)
     state = state_of(progress, optimizer, ranks, contents)
@@ -64,7 +65,7 @@ def save(
             about=about(state),
             keep=contents.keep,
             retain_interval=contents.retain_interval,
-            owner=owner,
+            claim=claim,
         )
         return path
 

@@ -19,7 +19,7 @@ ATTEMPT = "TRIPLANE_ATTEMPT"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without hard links answer to link(2)
 
 
-class LostOwnership(Exception):
+class LostOwnership(UserError):
     """Another run has taken the folder over: this one must write nothing more into it."""
 
 

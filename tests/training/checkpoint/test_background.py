@@ -1,6 +1,5 @@
 """Saving in the background: by a process of its own, which outlives its rank, and whose failures are survived."""
 
-import json
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.verify import damages
 from training.checkpoint.storage import Reader, file_name
+from training.owner.claim import take
 
 ROWS = 6
 
@@ -153,11 +153,14 @@ def test_a_save_of_a_run_that_lost_its_folder_is_not_committed(
     writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path
 ) -> None:
     [writer] = writers(1)
-    (tmp_path / "owner.json").write_text(json.dumps({"attempt": "other"}))
+    other = take(tmp_path, {})
     folder = folders.begin(tmp_path / "checkpoints", 7, "1a2b")
     writer.hand_over(folder, boxes(0, 1))
     writer.commit(commit_of(folder, 1, run_dir=str(tmp_path), attempt="mine"))
-    assert "belongs to another start of this run (attempt other)" in (last(writer, "Commit").error or "")
+    outcome = last(writer, "Commit")
+    assert outcome.lost
+    assert "this run (attempt mine) was taken for dead; the folder is now owned by host" in (outcome.error or "")
+    other.release()
     assert folders.complete(tmp_path / "checkpoints") == []
 
 

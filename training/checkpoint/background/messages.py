@@ -68,6 +68,8 @@ class Outcome:
     error: str | None = None
     path: str | None = None
     """Of a committed checkpoint."""
+    lost: bool = False
+    """Whether the run's folder belongs to another start since: then this one must stop."""
 
 
 @dataclass(slots=True)

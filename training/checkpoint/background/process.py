@@ -13,6 +13,7 @@ from training.checkpoint import committing
 from training.checkpoint.background.messages import FAILED, Commit, Lines, Outcome, Write, failure_of, mark_failed
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.format.writer import TABLE, FileWriter
+from training.owner.claim import Claim, LostOwnership
 
 POLL_S = 0.02
 """Between two looks at whether all files are there; grows to 25 times as much."""
@@ -66,7 +67,7 @@ def _write(message: Write, memory: int) -> None:
 def commit(message: Commit) -> Outcome:
     """Wait for all writers' files and commit them. What fails is removed: it makes room for the next attempt."""
     began, folder = time.monotonic(), Path(message.folder)
-    path, size, error = None, 0, None
+    path, size, error, lost = None, 0, None, False
     try:
         _wait_for_writers(message, folder)
         path, size = committing.commit(
@@ -77,14 +78,16 @@ def commit(message: Commit) -> Outcome:
             about=message.about,
             keep=message.keep,
             retain_interval=message.retain_interval,
-            owner=(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
+            claim=Claim(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
         )
-    except (OSError, IncompleteError, committing.LostRunError) as problem:
-        error = str(problem)
+    except (OSError, IncompleteError, LostOwnership) as problem:
+        error, lost = str(problem), isinstance(problem, LostOwnership)
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began
     committed = None if path is None else str(path)
-    return Outcome(what="Commit", folder=message.folder, seconds=seconds, bytes=size, error=error, path=committed)
+    return Outcome(
+        what="Commit", folder=message.folder, seconds=seconds, bytes=size, error=error, path=committed, lost=lost
+    )
 
 
 def _wait_for_writers(message: Commit, folder: Path) -> None:

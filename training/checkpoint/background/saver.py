@@ -68,7 +68,7 @@ class BackgroundWriter:
             pieces.append(PieceInMemory(group=number, offset=same[0].offset, shape=tuple(same[0].data.shape)))
         self._send(
             Write(
-                folder=str(folder),
+                folder=str(folder.absolute()),
                 name=file_name(self.rank),
                 groups=tuple(groups),
                 pieces=tuple(pieces),
