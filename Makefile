@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | bench | prove-gpu.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | bench | bench-checkpoint | prove-gpu.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 ifeq ($(VENV),system)
@@ -11,7 +11,7 @@ endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint bench prove-gpu clean
+.PHONY: demo test setup lint bench bench-checkpoint prove-gpu clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -26,6 +26,9 @@ lint: setup
 
 bench: setup
 	$(PYTHON) -m tools.benchmark
+
+bench-checkpoint: setup
+	$(PYTHON) -m tools.benchmark_checkpoint
 
 prove-gpu: setup
 	$(PYTHON) -m tools.prove_gpu

@@ -25,6 +25,8 @@ from training.step import Chunks, StepResult, Wishes
 MEBIBYTE = 2**20
 COSTLY = 0.05
 """Share of training time above which saving is worth a warning."""
+SETTLED_S = 600.0
+"""How long a run must have gone on before that share means anything."""
 
 
 class Saves(Attachment):
@@ -175,7 +177,7 @@ class Saves(Attachment):
 
     def _warn_of_cost(self) -> None:
         elapsed_s = time.monotonic() - self.began_s
-        if not self.warned and self.stalled_s > COSTLY * elapsed_s and elapsed_s > 600:
+        if not self.warned and self.stalled_s > COSTLY * elapsed_s and elapsed_s > SETTLED_S:
             self.warned = True
             self.ranks.say(
                 f"warning: saving took {self.stalled_s / elapsed_s:.0%} of the time so far; raise "

@@ -1,0 +1,66 @@
+"""A real model and optimizer on forked ranks, after one update, to be saved and loaded."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.config import ModelConfig
+from models.families import resolve
+from parallel import groups
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from training import job
+from training.config import OptimizerConfig, RunConfig, TrainConfig
+from training.step import Chunks
+
+BYTES_PER_PARAMETER = 12
+"""On the disk: an fp32 weight and two fp32 moments (AdamW)."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Trainer:
+    """This rank's part of a run."""
+
+    config: RunConfig
+    chunks: Chunks
+    optimizer: Any
+    ranks: Ranks
+
+
+def configuration(num_layers: int, hidden_size: int, tensor_model_parallel_size: int = 1) -> RunConfig:
+    """A Llama-like model in fp32 whose optimizer is split over the data-parallel ranks."""
+    return RunConfig(
+        device="cpu",
+        parallel=ParallelConfig(tensor_model_parallel_size=tensor_model_parallel_size),
+        model=ModelConfig(
+            shape="debug",
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            num_attention_heads=16,
+            num_query_groups=16,
+            ffn_hidden_size=hidden_size * 11 // 4,
+            vocab_size=8192,
+            seq_length=32,
+        ),
+        precision=PrecisionConfig(dtype="fp32"),
+        train=TrainConfig(global_batch_size=8, micro_batch_size=1),
+        optimizer=OptimizerConfig(lr_decay_style="constant"),
+    )
+
+
+@contextlib.contextmanager
+def started(config: RunConfig, identity: Identity) -> Iterator[Trainer]:
+    """Groups, model and optimizer of this rank. One update with made-up gradients has filled the moments."""
+    layout, shape = config.layout(identity.world_size), resolve(config.model, None)
+    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=10) as ranks:
+        chunks, optimizer = job.build_parts(config, shape, ranks)
+        torch.manual_seed(identity.rank)
+        for chunk in chunks:
+            for buffer in chunk.buffers:
+                buffer.grad_data.normal_()
+        optimizer.step()
+        yield Trainer(config=config, chunks=chunks, optimizer=optimizer, ranks=ranks)
