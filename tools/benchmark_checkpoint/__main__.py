@@ -24,8 +24,7 @@ from tools.benchmark.circumstances import ROOT, circumstances
 from tools.benchmark_checkpoint import conversion, scale
 
 Subject = Literal["rounds", "convert", "scale", "worker"]
-HIDDEN_SIZE = 1024
-PARAMETERS_PER_LAYER = 4 * HIDDEN_SIZE**2 + 3 * HIDDEN_SIZE * (HIDDEN_SIZE * 11 // 4)
+VOCABULARY = 8192
 
 
 @dataclass(kw_only=True)
@@ -96,9 +95,8 @@ def medians(nproc: int, rounds: int, size: int, folder: Path) -> dict[str, Any]:
         with output.own_output(Path(logs), launch.Identity(), every_rank=False):  # torch loads noisily
             from tools.benchmark_checkpoint import rounds as module
             from tools.benchmark_checkpoint.trainer import BYTES_PER_PARAMETER
-        embedding = 2 * 8192 * HIDDEN_SIZE
-        layers = max(1, round((size / BYTES_PER_PARAMETER - embedding) / PARAMETERS_PER_LAYER))
-        task = module.Rounds(folder=folder / "files", rounds=rounds, num_layers=layers, hidden_size=HIDDEN_SIZE)
+        hidden, layers = model_of(size / BYTES_PER_PARAMETER)
+        task = module.Rounds(folder=folder / "files", rounds=rounds, num_layers=layers, hidden_size=hidden)
 
         def rank(identity: launch.Identity) -> int:
             with output.own_output(Path(logs), identity, every_rank=True):
@@ -118,6 +116,13 @@ def medians(nproc: int, rounds: int, size: int, folder: Path) -> dict[str, Any]:
     }
     own = max(part["own_bytes"] for part in found)
     return {"nproc": nproc, "rounds": rounds, "bytes": found[0]["total_bytes"], "own_bytes": own, **values}
+
+
+def model_of(parameters: float) -> tuple[int, int]:
+    """Hidden size and layers of a model with about as many parameters, a fifth of them in the embeddings at most."""
+    hidden = next((hidden for hidden in (1024, 512, 256) if 10 * VOCABULARY * hidden < parameters), 128)
+    per_layer = 4 * hidden**2 + 3 * hidden * (hidden * 11 // 4)
+    return hidden, max(1, round((parameters - 2 * VOCABULARY * hidden) / per_layer))
 
 
 def _llama(parameters: int) -> GPTShape:
