@@ -1,0 +1,181 @@
+"""What is in a checkpoint, whether it is whole, and how it differs from another.
+
+    python -m tools.inspect_checkpoint CHECKPOINT                      layers, shapes, bytes
+    python -m tools.inspect_checkpoint RUN_DIR --list                  the checkpoints of a run
+    python -m tools.inspect_checkpoint CHECKPOINT --verify hashes      every byte against the manifest
+    python -m tools.inspect_checkpoint CHECKPOINT --tensor "layers.0.*"    minimum, maximum, mean, norm, NaNs
+    python -m tools.inspect_checkpoint CHECKPOINT --diff OTHER         tensor by tensor, field by field
+    python -m tools.inspect_checkpoint average TARGET CHECKPOINT CHECKPOINT ...
+
+CHECKPOINT is a checkpoint, a folder of them or a run's folder; of several the latest is taken. Nothing of it is
+executed and nothing is changed. Exit code 0: as it should be, or no difference; 1: damaged, or different; 2: bad input.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from parallel.errors import UserError
+from tools.convert.__main__ import at_least_one
+from tools.inspect_checkpoint import average, catalogue, checking, compare, difference, fields, numbers, tree
+from tools.inspect_checkpoint.contents import parameters
+from tools.inspect_checkpoint.text import size
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.verify import Depth
+
+
+@dataclass(kw_only=True)
+class Inspect:
+    """Look at a checkpoint."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """A checkpoint, a folder of them, or a run's folder."""
+    list_only: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """Only list the checkpoints of the folder."""
+    every_block: Annotated[bool, tyro.conf.arg(name="all")] = False
+    """Show blocks one by one, those that are alike too."""
+    verify: Depth | None = None
+    """Compare all files with the manifest: by their sizes, or every byte."""
+    tensor: str | None = None
+    """Statistics of the tensors whose name fits, as in "layers.*.linear_qkv.weight"."""
+    diff: Path | None = None
+    """Another checkpoint to compare with."""
+    top: int = 20
+    """Differences shown, the largest first."""
+    json: bool = False
+    """For programs; what no number is (NaN, infinity) becomes null."""
+
+    def run(self) -> int:
+        """The exit code. Raises UserError, DamagedError."""
+        self._check()
+        root = catalogue.root_of(self.checkpoint)
+        found = catalogue.catalogue(root) if root else []
+        if self.list_only:
+            found = found or [catalogue.read(catalogue.find(self.checkpoint)[0])]
+            self._print(catalogue.listed(found), [one.to_json() for one in found])
+            return 0
+        path = catalogue.find(self.checkpoint)[0]
+        if self.verify:
+            return self._verify(path)
+        if self.tensor:
+            return self._statistics(path, self.tensor)
+        if self.diff:
+            return self._compare(path, catalogue.find(self.diff)[0])
+        return self._details(path, found)
+
+    def _check(self) -> None:
+        asked = {"--list": self.list_only, "--verify": self.verify, "--tensor": self.tensor, "--diff": self.diff}
+        if len(given := [flag for flag, value in asked.items() if value]) > 1:
+            raise UserError(f"{' and '.join(given)}: each is an answer by itself. Ask for one at a time.")
+        if self.top < 1:
+            raise UserError(f"--top {self.top}: expected 1 or more.")
+
+    def _details(self, path: Path, found: Sequence[catalogue.Checkpoint]) -> int:
+        own = next((one for one in found if one.path == path), None) or catalogue.read(path)
+        with Reader(path) as reader:
+            tensors = parameters(reader.tensors)
+        listed = [*catalogue.listed(found), ""] if found else []
+        text = [*listed, *tree.head(own, tensors), "", *tree.tree(tensors, fold=not self.every_block)]
+        told = {**own.to_json(), "checkpoints": [one.to_json() for one in found], "tensors": tree.to_json(tensors)}
+        self._print(text, told)
+        return 1 if own.status == "damaged" else 0
+
+    def _verify(self, path: Path) -> int:
+        depth: Depth = self.verify or "hashes"
+        found = checking.check(path, depth)
+        own = catalogue.read(path)
+        good = f"good: {path}: {own.files:,} files, {size(own.bytes)}, are what was written ({depth})"
+        bad = [*(damage.text for damage in found), f"DAMAGED: {path}: {len(found):,} of {own.files:,} files"]
+        told = {"path": str(path), "depth": depth, "damages": [damage._asdict() for damage in found]}
+        self._print(bad if found else [good], told)
+        return 1 if found else 0
+
+    def _statistics(self, path: Path, pattern: str) -> int:
+        with Reader(path) as reader:
+            chosen = numbers.matching(parameters(reader.tensors), pattern, path)
+            with checking.bar(sum(stored.bytes for _, stored in chosen), "reading") as bar:
+                found = []
+                for name, stored in chosen:
+                    found.append((name, stored, numbers.statistics(reader, stored)))
+                    bar.update(stored.bytes)
+        self._print(numbers.table(found), [numbers.to_json(*one) for one in found])
+        return 0
+
+    def _compare(self, path: Path, other: Path) -> int:
+        with Reader(path) as one, Reader(other) as two:
+            pairs = compare.pairs(parameters(one.tensors), parameters(two.tensors))
+            total = sum(max(side.bytes if side else 0 for side in pair[2:]) for pair in pairs)
+            with checking.bar(total, "comparing") as bar:
+                tensors = compare.compare(pairs, one, two, bar.update)
+        found = fields.differing(catalogue.read(path), catalogue.read(other))
+        same = difference.is_same(tensors, found)
+        told = {
+            "first": str(path),
+            "second": str(other),
+            "same": same,
+            "fields": [{"name": field.name, "first": field.first, "second": field.second} for field in found],
+            "tensors": [tensor.to_json() for tensor in tensors],
+        }
+        self._print(difference.report(path, other, tensors, found, self.top), told)
+        return 0 if same else 1
+
+    def _print(self, lines: Sequence[str], told: Any) -> None:
+        print(json.dumps(told, indent=1, default=str) if self.json else "\n".join(lines))
+
+
+@dataclass(kw_only=True)
+class Average:
+    """The mean of several checkpoints' weights, fp32, as a checkpoint of weights alone.
+
+    Train on from it with --checkpoint.load TARGET --checkpoint.finetune, or export it with tools.convert. Masters are
+    averaged where there are any. Configuration, state and tokenizer are the last one's.
+    """
+
+    target: tyro.conf.Positional[Path]
+    """Folder to write; must not exist."""
+    checkpoints: tyro.conf.Positional[tuple[Path, ...]]
+    """Two or more; of a folder of several the latest is taken."""
+    weights: tuple[float, ...] | None = None
+    """One number for each checkpoint, in any unit. None: all count alike."""
+    workers: int = 1
+    """Processes; each needs about 0.5 GB."""
+
+    def run(self) -> int:
+        """The exit code. Raises UserError, DamagedError."""
+        if len(self.checkpoints) < 2:
+            raise UserError(f"average: expected TARGET and two or more checkpoints; found {len(self.checkpoints)}.")
+        sources = [catalogue.find(path)[0] for path in self.checkpoints]
+        average.average(sources, self.target, self.weights, at_least_one(self.workers))
+        print(f"wrote {self.target}: the mean of {', '.join(str(source) for source in sources)}")
+        return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: good, the same, done; 1: damaged, different; 2: bad input."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    job: Inspect | Average
+    if given[:1] == ["average"]:  # a checkpoint of this name is ./average
+        job = tyro.cli(Average, args=given[1:], use_underscores=True, prog="inspect_checkpoint average")
+    else:
+        job = tyro.cli(Inspect, args=given, use_underscores=True, prog="inspect_checkpoint", description=__doc__)
+    try:
+        return job.run()
+    except UserError as error:
+        print(f"tools.inspect_checkpoint: {error}", file=sys.stderr)
+        return 2
+    except DamagedError as error:
+        print(f"tools.inspect_checkpoint: damaged: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"tools.inspect_checkpoint: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""The mean of several checkpoints' weights, as a checkpoint of weights alone. No torch here."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parallel.errors import UserError
+from tools.convert import work
+from tools.convert.importing import is_committed, part_name
+from tools.convert.words import FLOATS, from_numbers, to_numbers
+from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
+from tools.inspect_checkpoint.numbers import Shape, read, rectangles
+from tools.inspect_checkpoint.text import some
+from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
+from training.checkpoint.format.pieces import ITEM_BYTES, Group
+from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.tables import INDEX, PIECES, merge, remove_tables
+from training.checkpoint.format.verify import damages
+from training.checkpoint.format.writer import TABLE, FileWriter, write_durably
+
+DTYPE = "float32"
+"""Of the means: what a run's own weights, its masters, are."""
+
+FILE_BYTES = 4 << 30
+"""Of a file of the result; what is lost when the work is killed is one per worker."""
+
+
+@dataclass(slots=True, frozen=True)
+class Block:
+    """What is averaged in one go: a piece of the result."""
+
+    name: str
+    key: str
+    shape: Shape
+    offset: Shape
+    size: Shape
+
+    @property
+    def bytes(self) -> int:
+        """Of the piece."""
+        return math.prod(self.size) * ITEM_BYTES[DTYPE]
+
+
+@dataclass(kw_only=True, frozen=True)
+class Average:
+    """One mean, as every worker works it out from the same checkpoints."""
+
+    sources: tuple[Path, ...]
+    shares: tuple[float, ...]
+    """One for each source; 1 in all."""
+    folder: Path
+    """The unfinished checkpoint."""
+
+    @cached_property
+    def parts(self) -> list[list[Block]]:
+        """Blocks by the file that they go into; the same whatever the number of workers."""
+        with Reader(self.sources[-1]) as reader:
+            weights = weights_of(reader)
+        found: list[list[Block]] = []
+        size = FILE_BYTES
+        for name, stored in weights.items():
+            for offset, shape in rectangles(stored.shape):
+                block = Block(name, kind_of(stored.key)[1], stored.shape, offset, shape)
+                if size + block.bytes > FILE_BYTES:
+                    found.append([])
+                    size = 0
+                found[-1].append(block)
+                size += block.bytes
+        return found
+
+    def is_done(self, part: int) -> bool:
+        """Whether a part's file is complete: its table is written last."""
+        return (self.folder / f"{part_name(part)}{TABLE}").is_file()
+
+    def do(self, worker: int, workers: int, report: work.Report) -> None:
+        """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
+        readers = [Reader(source) for source in self.sources]
+        weights = [weights_of(reader) for reader in readers]
+        try:
+            for number, part in list(enumerate(self.parts))[worker::workers]:
+                if self.is_done(number):
+                    continue
+                with FileWriter(self.folder, part_name(number)) as file:
+                    for block in part:
+                        stored = [of[block.name] for of in weights]
+                        words = mean(readers, stored, self.shares, block.offset, block.size)
+                        data = memoryview(words.reshape(-1).view(np.uint8))
+                        file.add(Group((block.key,), DTYPE, block.shape), block.offset, block.size, [data])
+                        report(block.bytes)
+        finally:
+            for reader in readers:
+                reader.close()
+
+
+def mean(
+    readers: Sequence[Reader], stored: Sequence[Stored], shares: Sequence[float], offset: Shape, shape: Shape
+) -> np.ndarray:
+    """The rectangle's mean over all checkpoints, added up in fp64: words of DTYPE."""
+    total = np.zeros(shape)
+    for reader, one, share in zip(readers, stored, shares, strict=True):
+        total += share * to_numbers(read(reader, one, offset, shape), one.dtype).astype(np.float64)
+    return from_numbers(total, DTYPE)
+
+
+def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | None, workers: int) -> None:
+    """Write ``target``, with configuration, state and tokenizer of the last source.
+
+    Killed and started again it goes on with the next file. Raises UserError for a target that is there, and for
+    sources that are damaged (by their sizes) or not of one shape, before anything is written.
+    """
+    check(sources)
+    manifests = [(source / MANIFEST).read_text() for source in sources]
+    parts = normalised(shares, len(sources))
+    job_text: dict[str, Any] = {"average": list(map(str, sources)), "shares": parts, "of": manifests, "version": 1}
+    with work.unfinished(target, job_text) as folder:
+        job = Average(sources=tuple(sources), shares=tuple(parts), folder=folder)
+        if not is_committed(folder):
+            sizes = [sum(block.bytes for block in part) for part in job.parts]
+            done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
+            work.run(job, min(workers, len(sizes)), sum(sizes), done, "average")
+            commit(job)
+        remove_tables(folder, map(part_name, range(len(job.parts))))
+        work.finish(folder, target)
+
+
+def commit(job: Average) -> None:
+    """Index, and what goes along from the last source; the manifest last."""
+    last = job.sources[-1]
+    facts = merge(job.folder, map(part_name, range(len(job.parts))))
+    manifest = read_manifest(last)
+    for name in manifest.files:
+        if name not in (INDEX, PIECES) and not name.endswith(".bin"):
+            write_durably(job.folder / name, (last / name).read_bytes())
+    kept = {name: value for name, value in manifest.about.items() if name not in ("source", "average_of")}
+    said = [f"{source.name} x {share:.6g}" for source, share in zip(job.sources, job.shares, strict=True)]
+    write_manifest(job.folder, facts, {**kept, "average_of": said})
+
+
+def check(sources: Sequence[Path]) -> None:
+    """Raises UserError unless all are whole and hold weights of the same names and shapes."""
+    for source in sources:
+        if found := damages(source, "sizes"):
+            raise UserError(f"{source} is damaged: {some([damage.text for damage in found])}. Bring it back first.")
+    tables = []
+    for source in sources:
+        with Reader(source) as reader:
+            tables.append(weights_of(reader))
+    for source, table in zip(sources[1:], tables[1:], strict=True):
+        if problem := _difference(sources[0], tables[0], source, table):
+            raise UserError(f"only checkpoints of one shape have a mean: {problem}.")
+
+
+def weights_of(reader: Reader) -> dict[str, Stored]:
+    """Name -> its weights, the fp32 masters where there are any. Raises UserError for what is no floating point."""
+    found = {parameter.name: parameter.weights for parameter in parameters(reader.tensors) if parameter.weights}
+    if wrong := [f"{name} {stored.dtype}" for name, stored in found.items() if stored.dtype not in FLOATS]:
+        raise UserError(f"{reader.folder}: no mean of {some(wrong)}; expected one of {', '.join(FLOATS)}.")
+    return found
+
+
+def normalised(shares: Sequence[float] | None, count: int) -> list[float]:
+    """Shares that add up to 1, equal ones for None. Raises UserError for another number of them, or negative ones."""
+    if shares is None:
+        return [1 / count] * count
+    given = " ".join(f"{share:g}" for share in shares)
+    if len(shares) != count:
+        raise UserError(f"--weights {given}: {len(shares)} numbers for {count} checkpoints. Give one for each.")
+    if not all(0 <= share < math.inf for share in shares) or not sum(shares):
+        raise UserError(f"--weights {given}: expected numbers of 0 or more, and one above 0.")
+    return [share / sum(shares) for share in shares]
+
+
+def _difference(first: Path, one: Mapping[str, Stored], second: Path, other: Mapping[str, Stored]) -> str:
+    found = [
+        f"{name} is {list(one[name].shape)} in {first} and {list(other[name].shape)} in {second}"
+        for name in one.keys() & other.keys()
+        if one[name].shape != other[name].shape
+    ]
+    for here, has, lacks in ((first, one, other), (second, other, one)):
+        found += [f"only {here} has {name}" for name in has.keys() - lacks.keys()]
+    return some(sorted(found))

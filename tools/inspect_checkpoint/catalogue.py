@@ -1,0 +1,156 @@
+"""The checkpoints of a folder, whole or not, and what each says of itself. No torch here."""
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from parallel.errors import UserError
+from tools.inspect_checkpoint.text import columns, size
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
+
+CONFIG = "config.toml"
+Status = Literal["latest", "complete", "unfinished", "damaged"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Checkpoint:
+    """What a checkpoint says of itself. What it does not say, or cannot any more, is None or empty."""
+
+    path: Path
+    status: Status
+    iteration: int | None
+    samples: int | None
+    """Consumed."""
+    tokens: int | None
+    """Consumed: samples times model.seq_length."""
+    bytes: int
+    files: int
+    layout: str | None
+    written: datetime
+    """When the manifest was, or the folder, without one; in local time."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """From the manifest: versions, data."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """state.json."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """config.toml."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Without state and configuration, which are files of their own."""
+        return {
+            "path": str(self.path),
+            "status": self.status,
+            "iteration": self.iteration,
+            "consumed_samples": self.samples,
+            "consumed_tokens": self.tokens,
+            "bytes": self.bytes,
+            "files": self.files,
+            "layout": self.layout,
+            "written": self.written.isoformat(timespec="seconds"),
+            "versions": self.about.get("versions"),
+            "data": self.about.get("data"),
+        }
+
+
+def find(path: Path) -> list[Path]:
+    """The checkpoints that a path means, the one to take first. Raises UserError where there is none."""
+    try:
+        return folders.find(str(path))
+    except UserError as error:
+        raise UserError(str(error).removeprefix("checkpoint.load ")) from None
+
+
+def root_of(path: Path) -> Path | None:
+    """The folder of checkpoints that a path means, be they complete or not; None for a single checkpoint."""
+    if folders.is_complete(path):
+        return None
+    return next((root for root in (path, folders.checkpoints(path)) if _entries(root)), None)
+
+
+def catalogue(root: Path) -> list[Checkpoint]:
+    """Every checkpoint in ``root``, what killed saves left too, by iteration."""
+    newest, found = folders.latest(root), list[Checkpoint]()
+    for path in _entries(root):
+        with contextlib.suppress(FileNotFoundError):  # a run that goes on has just removed or renamed it
+            found.append(read(path, path == newest))
+    return sorted(found, key=lambda one: (_number(one.path) or 0, one.path.name))
+
+
+def _entries(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir() and _number(path) is not None] if root.is_dir() else []
+
+
+def _number(path: Path) -> int | None:
+    """The iteration that a name tells, of an unfinished checkpoint too."""
+    return folders.iteration_of(Path(path.name.partition(folders.TEMPORARY)[0]))
+
+
+def read(path: Path, is_latest: bool = False) -> Checkpoint:
+    """What one says of itself, as far as it can be read."""
+    about: Mapping[str, Any] = {}
+    status: Status = "unfinished"
+    sizes = [entry.stat().st_size for entry in path.iterdir() if entry.is_file()]
+    if folders.is_complete(path):
+        status = "latest" if is_latest else "complete"
+        try:
+            about = read_manifest(path).about
+        except DamagedError:
+            status = "damaged"
+    state, config = _json(path / folders.STATE), _toml(path / CONFIG)
+    progress = state.get("progress") or {}
+    samples = about.get("consumed_samples", progress.get("consumed_samples"))
+    length = config.get("model", {}).get("seq_length")
+    stamp = path / MANIFEST if status != "unfinished" else path
+    return Checkpoint(
+        path=path,
+        status=status,
+        iteration=about.get("iteration", _number(path)),
+        samples=samples,
+        tokens=samples * length if samples is not None and length else None,
+        bytes=sum(sizes),
+        files=len(sizes),
+        layout=about.get("layout"),
+        written=datetime.fromtimestamp(stamp.stat().st_mtime).astimezone(),
+        about=about,
+        state=state,
+        config=config,
+    )
+
+
+def listed(found: Sequence[Checkpoint]) -> list[str]:
+    """The list as text, a line each."""
+    head = ("checkpoint", "samples", "tokens", "size", "layout", "written", "")
+    rows = [
+        (
+            one.path.name,
+            "-" if one.samples is None else f"{one.samples:,}",
+            "-" if one.tokens is None else f"{one.tokens:,}",
+            size(one.bytes),
+            one.layout or "-",
+            f"{one.written:%Y-%m-%d %H:%M}",
+            one.status,
+        )
+        for one in found
+    ]
+    return columns([head, *rows], right=(1, 2, 3))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}

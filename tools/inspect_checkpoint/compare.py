@@ -1,0 +1,144 @@
+"""Two checkpoints, tensor by tensor, whatever layout wrote each. No torch here."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tools.convert.words import FLOATS, cast
+from tools.inspect_checkpoint.contents import Kind, Parameter, Stored
+from tools.inspect_checkpoint.numbers import read, rectangles, values
+from tools.inspect_checkpoint.text import finite
+from training.checkpoint.format.pieces import ITEM_BYTES
+from training.checkpoint.format.reader import Reader
+
+What = Literal["weights", "exp_avg", "exp_avg_sq", "generators", "other"]
+Outcome = Literal["equal", "rounded", "differs", "shape", "dtype", "first", "second"]
+Pair = tuple[str, What, Stored | None, Stored | None]
+
+_OTHERS: dict[Kind, What] = {
+    "exp_avg": "exp_avg",
+    "exp_avg_sq": "exp_avg_sq",
+    "rng": "generators",
+    "other": "other",
+}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Comparison:
+    """One tensor in both checkpoints, or in one of them."""
+
+    name: str
+    what: What
+    outcome: Outcome
+    """equal: bit by bit. rounded: equal once the wider dtype is rounded to the other. first, second: only there."""
+    sizes: tuple[str, str]
+    """dtype and shape in each; empty where it is not there."""
+    bytes: int
+    """In the first, or else in the second."""
+    max_abs: float | None = None
+    """Largest difference of two elements; infinite where only one is a number. None: not measured."""
+    relative: float | None = None
+    """Norm of the difference over the larger of the two norms."""
+
+    @property
+    def is_same(self) -> bool:
+        """Nothing that a reader would notice."""
+        return self.outcome in ("equal", "rounded")
+
+    def to_json(self) -> dict[str, Any]:
+        """Null for differences that are not finite."""
+        return asdict(self) | {"max_abs": finite(self.max_abs), "relative": finite(self.relative)}
+
+
+def pairs(first: Sequence[Parameter], second: Sequence[Parameter]) -> list[Pair]:
+    """What is compared with what: weights by the fp32 masters where there are any, in the first's order."""
+    one, other = (
+        {(parameter.name, what): stored for parameter in side for what, stored in _stored(parameter)}
+        for side in (first, second)
+    )
+    return [
+        (name, what, one.get((name, what)), other.get((name, what))) for name, what in dict.fromkeys([*one, *other])
+    ]
+
+
+def compare(found: Sequence[Pair], one: Reader, other: Reader, report: Callable[[int], Any]) -> list[Comparison]:
+    """Every pair; ``report`` is called with the bytes of each. Raises DamagedError where a file is too short."""
+    result = []
+    for name, what, first, second in found:
+        result.append(_compare(name, what, first, second, one, other))
+        report(result[-1].bytes)
+    return result
+
+
+def _stored(parameter: Parameter) -> Iterator[tuple[What, Stored]]:
+    if parameter.weights:
+        yield "weights", parameter.weights
+    for kind, what in _OTHERS.items():
+        if kind in parameter.states:
+            yield what, parameter.states[kind]
+
+
+def _compare(
+    name: str, what: What, first: Stored | None, second: Stored | None, one: Reader, other: Reader
+) -> Comparison:
+    max_abs = relative = None
+    outcome: Outcome
+    if first is None or second is None:
+        outcome = "first" if first else "second"
+    elif first.shape != second.shape:
+        outcome = "shape"
+    elif first.dtype != second.dtype and not {first.dtype, second.dtype} <= set(FLOATS):
+        outcome = "dtype"
+    elif _is_equal(first, second, one, other):
+        outcome = "equal" if first.dtype == second.dtype else "rounded"
+    else:
+        outcome = "differs"
+        if what != "generators":
+            max_abs, relative = _difference(first, second, one, other)
+    sizes = tuple(f"{side.dtype} {list(side.shape)}" if side else "" for side in (first, second))
+    size = max(first.bytes if first else 0, second.bytes if second else 0)
+    return Comparison(
+        name=name,
+        what=what,
+        outcome=outcome,
+        sizes=(sizes[0], sizes[1]),
+        bytes=size,
+        max_abs=max_abs,
+        relative=relative,
+    )
+
+
+def _blocks(first: Stored, second: Stored, one: Reader, other: Reader) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+    """Both tensors' words, block by block, in the dtype of fewer bytes: what the other is rounded to."""
+    dtype = min(first.dtype, second.dtype, key=lambda name: ITEM_BYTES[name])
+    if first.dtype != second.dtype and ITEM_BYTES[first.dtype] == ITEM_BYTES[second.dtype]:
+        dtype = "float32"  # bfloat16 and float16: each fits into it exactly
+    for offset, shape in rectangles(first.shape):
+        words = [read(reader, side, offset, shape) for reader, side in ((one, first), (other, second))]
+        if first.dtype != second.dtype:
+            words = [cast(words[0], first.dtype, dtype), cast(words[1], second.dtype, dtype)]
+        yield words[0], words[1], dtype
+
+
+def _is_equal(first: Stored, second: Stored, one: Reader, other: Reader) -> bool:
+    return all(np.array_equal(a, b) for a, b, _ in _blocks(first, second, one, other))
+
+
+def _difference(first: Stored, second: Stored, one: Reader, other: Reader) -> tuple[float, float]:
+    """Largest, and relative. Read once more: only what differs is worth the arithmetic."""
+    largest, difference, norms = 0.0, 0.0, np.zeros(2)
+    for a, b, dtype in _blocks(first, second, one, other):
+        x, y = (values(words, dtype).reshape(-1).astype(np.float64) for words in (a, b))
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(x - y)
+        apart[a.reshape(-1) == b.reshape(-1)] = 0  # infinities and NaNs that are the same
+        apart[np.isnan(apart)] = np.inf
+        largest = max(largest, float(apart.max(initial=0)))
+        difference += float(np.dot(apart, apart))
+        norms += [float(np.dot(side, side)) for side in (np.nan_to_num(x), np.nan_to_num(y))]
+    if not math.isfinite(difference):
+        return largest, math.inf
+    return largest, math.sqrt(difference / norms.max()) if difference else 0.0

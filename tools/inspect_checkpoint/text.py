@@ -1,0 +1,51 @@
+"""Sizes and columns for people. No torch here."""
+
+import math
+from collections.abc import Sequence
+
+
+def size(count: float) -> str:
+    """Bytes in the largest binary unit that leaves a number above 1: ``2.7 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} TiB"
+
+
+def count(number: int) -> str:
+    """``8,030,261,248 (8.03 B)``; small ones without the short form."""
+    for power, unit in ((12, "T"), (9, "B"), (6, "M")):
+        if number >= 10**power:
+            return f"{number:,} ({number / 10**power:.2f} {unit})"
+    return f"{number:,}"
+
+
+def number(value: float | None) -> str:
+    """Four digits; ``-`` for what is not known."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows of cells as lines; the columns ``right`` are flush right. Rows may be shorter than the longest."""
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[""] * (width - len(row))] for row in rows]
+    widths = [max(len(row[column]) for row in padded) for column in range(width)]
+    return [
+        "  ".join(
+            cell.rjust(widths[column]) if column in right else cell.ljust(widths[column])
+            for column, cell in enumerate(row)
+        ).rstrip()
+        for row in padded
+    ]
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def finite(value: float | None) -> float | None:
+    """For JSON, which has no word for infinity or NaN: None."""
+    return value if value is not None and math.isfinite(value) else None
