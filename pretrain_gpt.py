@@ -15,6 +15,7 @@ from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
 from training.owner.claim import ATTEMPT, Claim, owned
+from training.watch.request import StopRequest
 
 
 def main() -> int:
@@ -37,6 +38,8 @@ def main() -> int:
 
 def start(config: RunConfig) -> int:
     """Find out who starts the ranks, check the configuration, take the run's folder, and train."""
+    request = StopRequest()
+    request.listen()
     run_dir = Path(config.run_dir or "runs/run")
     identity = launch.detect(os.environ)
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
@@ -47,11 +50,16 @@ def start(config: RunConfig) -> int:
         print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
     output.make_run_dir(run_dir)
     with owned(run_dir, identity, os.environ) as claim:
-        return train_ranks(config, run_dir, identity, nproc, claim)
+        return train_ranks(config, run_dir, identity, nproc, claim, request)
 
 
 def train_ranks(
-    config: RunConfig, run_dir: Path, identity: launch.Identity | None, nproc: int, claim: Claim | None
+    config: RunConfig,
+    run_dir: Path,
+    identity: launch.Identity | None,
+    nproc: int,
+    claim: Claim | None,
+    request: StopRequest,
 ) -> int:
     """Prepare the data and train: on this rank, or, when nobody has started ranks yet, on ``nproc`` local ones."""
     device = launch.choose_device(config.device, os.environ)
@@ -70,7 +78,7 @@ def train_ranks(
     def run(rank: launch.Identity) -> int:
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
         with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd, claim)
+            return train(config, prepared, rank, device, run_dir, console_fd, claim, request)
 
     if identity is None and nproc > 1:
         code, failure = local_ranks.fork_ranks(nproc, run)

@@ -41,6 +41,8 @@ ECHOES = (
     "store->get",
 )
 GRACE_S = 3.0
+STOPPED = 75
+"""Exit code of a run that was asked to stop, has saved, and is to be continued (EX_TEMPFAIL of sysexits.h)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -64,6 +66,8 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     except KeyboardInterrupt:
         code, failure = _interrupted(signal.SIGINT)
         return code, dataclasses.replace(failure, echo=True)
+    except SystemExit as stopped:  # asked to stop before there was anything to save
+        return int(stopped.code or 0), None
     except BaseException as error:
         text = traceback.format_exc()
         echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
@@ -104,7 +108,8 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
         listener.close()
         with _forward_signals(ranks) as received:
             ended = _wait(ranks)
-        return _interrupted(received[0]) if received else _verdict(ended, notes)
+        cleanly = all(end.code in (0, STOPPED) for end in ended.values())
+        return _interrupted(received[0]) if received and not cleanly else _verdict(ended, notes)
     finally:
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
@@ -140,15 +145,20 @@ def _die_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _forward_signals(ranks: Mapping[int, int]) -> Iterator[list[int]]:
-    """Hand INT (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run."""
+    """Hand INT (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run.
+
+    They save and end cleanly; a second Ctrl-C does not wait for that.
+    """
     received: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
+        again = number == signal.SIGINT and signal.SIGINT in received
         if number != signal.SIGUSR2:
             received.append(number)
+        sent = signal.SIGKILL if again else signal.SIGTERM if number == signal.SIGINT else number
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
+                os.kill(pid, sent)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
     try:
@@ -183,7 +193,7 @@ def _wait(ranks: Mapping[int, int]) -> dict[int, Ended]:
             if done:
                 code = os.waitstatus_to_exitcode(status)
                 ended[left.pop(pid)] = Ended(code=code, at=time.time(), by_us=len(sends) < 2)
-        if next_send == float("inf") and any(rank.code for rank in ended.values()):
+        if next_send == float("inf") and any(rank.code not in (0, STOPPED) for rank in ended.values()):
             next_send = time.monotonic() + GRACE_S
         if time.monotonic() > next_send and sends:
             number, next_send = sends.pop(0), time.monotonic() + GRACE_S
@@ -200,7 +210,8 @@ def _verdict(ended: Mapping[int, Ended], notes: Path) -> tuple[int, Failure | No
     Where all are echoes (a peer hung, say), the first that left a word of its own tells more than one that we killed.
     """
     failures = {note.name: Failure(**json.loads(note.read_text())) for note in notes.iterdir()}
-    silent = {str(rank): end for rank, end in ended.items() if end.code and str(rank) not in failures}
+    ill = {rank: end for rank, end in ended.items() if end.code not in (0, STOPPED)}
+    silent = {str(rank): end for rank, end in ill.items() if str(rank) not in failures}
     for rank, end in silent.items():
         code = end.code if end.code > 0 else 128 - end.code
         failures[rank] = Failure(rank=int(rank), code=code, at=end.at, text=f"{_how(end)}\n", echo=end.by_us)
@@ -240,9 +251,9 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
         ended = _wait(ranks)
     for process in processes:
         process.returncode = ended[ranks[process.pid]].code
-    failed = sorted((end.at, rank) for rank, end in ended.items() if end.code)
+    failed = sorted((end.at, rank) for rank, end in ended.items() if end.code not in (0, STOPPED))
     if not failed:
-        return 0
+        return max(end.code for end in ended.values())
     first = failed[0][1]
     if ended[first].code != 2:  # a user's mistake has been shown, and says all there is to say
         print(f"rank {first} of {nproc} failed first: {_how(ended[first])}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from models.shapes import GPTShape
 from parallel import groups, replicas
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from parallel.local_ranks import STOPPED
 from parallel.stages import layers_per_chunk
 from training import fingerprint, loop, optimizer, run_folder
 from training.batches import BatchStream, Stream
@@ -34,6 +35,8 @@ from training.owner.claim import Claim
 from training.saves import Saves
 from training.step import Chunks, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
+from training.watch.request import StopRequest
+from training.watch.stopping import Stopping
 
 PROMPT = "def read(self, path):\n"
 
@@ -46,10 +49,12 @@ def train(
     run_dir: Path,
     console_fd: int | None,
     claim: Claim | None = None,
+    request: StopRequest | None = None,
 ) -> int:
-    """Build the parts on this rank, train, and leave a sample of what the model learned.
+    """Build the parts on this rank, train, and leave a sample of what the model learned: the exit code.
 
-    claim: on rank 0, the right to write into ``run_dir``; None where nobody else can want to.
+    claim: on rank 0, the right to write into ``run_dir``; None where nobody else can want to. request: hears the
+    signals that ask to stop; None where nobody sends any.
     """
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
@@ -98,12 +103,13 @@ def train(
             packing,
         )
         clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
+        stopping = Stopping(request or StopRequest(), ranks.say)
         progress, reason = loop.run(
-            config.train, config.checkpoint, progress, step, saves, [recorder, evaluation, clock, saves]
+            config.train, config.checkpoint, progress, step, saves, [recorder, evaluation, clock, saves, stopping]
         )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
-    return 0
+    return STOPPED if reason == "requested" else 0
 
 
 def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:
@@ -222,9 +228,11 @@ def finish(
     progress: Progress,
     reason: loop.Reason,
 ) -> None:
-    """A sample of what the model writes, the marker ``done``, and where everything lies."""
-    if reason == "done" and ranks.rank == 0:
-        (run_dir / "done").write_text(f"{progress.iteration}\n")
+    """The marker ``done`` or ``requeue``, a sample of what the model writes, and where everything lies."""
+    run_folder.mark(run_dir, progress, reason, ranks)
+    if reason == "requested":
+        ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
+        return
     if config.train.generate_tokens and ranks.layout.cp == 1:
         text = continuation(
             chunks,

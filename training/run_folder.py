@@ -14,6 +14,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, learning_schedule
+from training.loop import Reason
 from training.resume_card import Now, card
 from training.step import Chunks
 
@@ -73,10 +74,18 @@ def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) ->
     try:
         unfinished.write_text(cli.dump(dataclasses.replace(config, run_dir=None)))
         unfinished.replace(run_dir / "config.toml")
+        (run_dir / "requeue").unlink(missing_ok=True)
         if progress.iteration < config.train.train_iters:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+
+
+def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
+    """Leave ``done`` or ``requeue``, an empty run's end or a request to continue, for whoever started this."""
+    name = {"done": "done", "requested": "requeue"}.get(reason)
+    if name is not None and ranks.rank == 0:
+        (run_dir / name).write_text(f"{progress.iteration}\n")
 
 
 def contents(config: RunConfig, prepared: Prepared) -> checkpoint.Contents:

@@ -49,6 +49,12 @@ def complete(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: numbered[path] or 0)
 
 
+def incomplete(root: Path) -> list[Path]:
+    """Folders in ``root`` with a checkpoint's name but no manifest: it has been lost, since it came before the name."""
+    there = sorted(root.iterdir()) if root.is_dir() else []
+    return [path for path in there if iteration_of(path) is not None and path.is_dir() and not is_complete(path)]
+
+
 def latest(root: Path) -> Path | None:
     """The checkpoint to continue from: the one that ``latest`` names, else that of the highest iteration.
 

@@ -13,6 +13,7 @@ from parallel.layout import Layout
 from training.checkpoint import fit, folders, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box
+from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.model_state import Chunks, model_boxes
 from training.checkpoint.progress import Progress
@@ -22,6 +23,8 @@ from training.config import CheckpointConfig
 
 MOST_DAMAGES = 5
 """Damaged files named in one message."""
+
+NOTHING_LEFT = "no good checkpoint is left. Bring these files back, or start in another --run_dir."
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -100,7 +103,12 @@ def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
 
 def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
     """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad."""
-    own, found = on_first_rank(lambda: _candidates(root, config), ranks)
+    own, found, lost = on_first_rank(lambda: (*_candidates(root, config), folders.incomplete(root)), ranks)
+    said = [f"checkpoint {path} is damaged: {path / MANIFEST}: expected, not found" for path in lost]
+    if said and not own:
+        raise SharedMistake("\n".join([*said, NOTHING_LEFT]))
+    for text in said:
+        ranks.say(f"{text}; it is passed over")
     if not found:
         return None
     path = first_good(found, config.verify, ranks)
@@ -137,9 +145,7 @@ def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> Path:
         texts = list(dict.fromkeys(damage.text for damage in sorted(damaged)))
         said.append(f"checkpoint {path} is damaged: " + "; ".join(texts[:MOST_DAMAGES]) + _more(len(texts)))
         ranks.say(said[-1])
-    raise SharedMistake(
-        "\n".join([*said, "no good checkpoint is left. Bring these files back, or start in another --run_dir."])
-    )
+    raise SharedMistake("\n".join([*said, NOTHING_LEFT]))
 
 
 def _more(count: int) -> str:

@@ -46,13 +46,16 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises DamagedError where it is missing or not as it was written, UserError where a later version wrote it."""
     path = folder / MANIFEST
     try:
-        values = json.loads(path.read_bytes())
-        written = values["format"]
-        if isinstance(written, int) and written > FORMAT:
-            raise UserError(f"{path} has format {written}; this version of Triplane reads {FORMAT}. Update Triplane.")
+        data = path.read_bytes()
+        values = json.loads(data)
         own = values.pop("hash")
         if own != _own_hash(values):
-            raise ValueError(f"its own hash is {own}, its content hashes to {_own_hash(values)}")
+            raise ValueError(f"expected the hash that it tells, {own}, found {_own_hash(values)}")
+        written = values["format"]
+        if isinstance(written, int) and written > FORMAT:  # behind the hash: a flipped bit makes a later format, too
+            raise UserError(f"{path} has format {written}; this version of Triplane reads {FORMAT}. Update Triplane.")
+        if data != _as_bytes(values):
+            raise ValueError("its content is laid out otherwise than it was written")
         return Manifest(
             files={name: FileFacts(*facts) for name, facts in values["files"].items()}, about=values["about"]
         )
@@ -75,7 +78,10 @@ def _is_own(name: str) -> bool:
 
 
 def _encoded(manifest: Manifest) -> bytes:
-    values = {"format": FORMAT, "about": dict(manifest.about), "files": dict(manifest.files)}
+    return _as_bytes({"format": FORMAT, "about": dict(manifest.about), "files": dict(manifest.files)})
+
+
+def _as_bytes(values: Mapping[str, Any]) -> bytes:
     return (json.dumps({**values, "hash": _own_hash(values)}, indent=1) + "\n").encode()
 
 

@@ -10,6 +10,9 @@ import xxhash
 
 from training.checkpoint.format.pieces import Group, Piece, piece_entry
 
+DATA = ".bin"
+"""Ending of a file of tensors."""
+
 TABLE = ".pieces.json"
 """Ending of the table beside a data file, until the commit puts all tables together."""
 
@@ -20,7 +23,7 @@ class FileWriter:
     """Writes ``folder/name.bin`` and, when closed, its table. What has no table was not finished."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.path = folder / f"{name}.bin"
+        self.path = folder / f"{name}{DATA}"
         self._file = self.path.open("wb", buffering=0)
         self._hash, self._position = xxhash.xxh3_128(), 0
         self._groups: dict[Group, list[Piece]] = {}

@@ -1,0 +1,1 @@
+"""What accompanies training and may end it: requests from outside."""

@@ -1,0 +1,41 @@
+"""Requests to stop: the first SIGUSR2, SIGTERM or Ctrl-C asks for a checkpoint and a clean end. No torch here.
+
+SLURM sends SIGUSR2 where ``--signal=B:USR2@...`` and the batch script say so, and SIGTERM for scancel, preemption and
+the time limit; some of them twice within a moment, so what comes soon after the first says nothing new.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from parallel.local_ranks import STOPPED
+
+REPEAT_S = 5.0
+"""A request that comes so long after the first is meant: end at once."""
+NUMBERS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Whether somebody asked this process to stop. Before training there is nothing to save: it ends right there."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.number: int | None = None
+        self.training = False
+        self._clock, self._first_s = clock, 0.0
+
+    def listen(self) -> None:
+        """Take the signals over, but for those that this process was told to ignore."""
+        for number in NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self.hear)
+
+    def hear(self, number: int, _frame: Any = None) -> None:
+        """A signal has come. Raises SystemExit while there is nothing to save; Ctrl-C twice is always meant."""
+        if self.number is None:
+            self.number, self._first_s = number, self._clock()
+            if not self.training:
+                raise SystemExit(STOPPED)
+        elif number == signal.SIGINT or self._clock() - self._first_s > REPEAT_S:
+            os._exit(128 + number)
