@@ -1,0 +1,186 @@
+"""tools.reshard between megatron-core's own checkpoints and ours; torch's reader is the witness."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.names import checkpoint_key
+from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, train_and_save
+from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
+from tools.reshard.__main__ import main
+from training import recipe
+from training.checkpoint.format.reader import Reader
+from training.config import RunConfig
+
+STATES = ("param", "exp_avg", "exp_avg_sq")
+WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
+
+LLAMA = configuration(sizes(), dtype="bf16", shape="llama2_tiny")
+MOE = configuration(sizes(), shape="qwen3_moe_tiny")
+MIXED = configuration(sizes(), shape="qwen3_moe_tiny", moe_layer_freq="[0,1,1,0]")
+
+
+def with_recipe(config: RunConfig, folder: Path) -> list[str]:
+    path = folder / "recipe.toml"
+    path.write_text(recipe.dump(config))
+    return ["--recipe", str(path)]
+
+
+def words(tensor: torch.Tensor) -> np.ndarray:
+    unsigned = {4: torch.uint32, 2: torch.uint16}[tensor.element_size()]
+    return tensor.contiguous().view(unsigned).numpy()
+
+
+def check_states(target: Path, expected: Callable[[str, str], torch.Tensor]) -> int:
+    """That the target's optimizer has, for each state and key, what ``expected`` says: how many there are."""
+    count = 0
+    with Reader(target) as reader:
+        for key in reader.tensors:
+            if match := re.match(r"optimizer\.state\.(\w+)\.(.+)", key):
+                assert np.array_equal(reader.whole(key), words(expected(match[1], match[2]))), key
+                count += 1
+    return count
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """HybridModel in bf16 at TP2 DP2, as Megatron-LM leaves it: iter_N and the text file beside it."""
+    root = tmp_path_factory.mktemp("hybrid")
+    config = configuration(sizes(2), dtype="bf16", shape="llama2_tiny")
+    on_ranks(4, config, train_and_save, root / "iter_0000002", "fully_reshardable")
+    (root / "latest_checkpointed_iteration.txt").write_text("2\n")
+    return root
+
+
+def test_a_hybrid_models_checkpoint_becomes_ours(hybrid: Path, tmp_path: Path) -> None:
+    assert main([str(hybrid), str(tmp_path / "ours"), "--verify", *with_recipe(LLAMA, tmp_path)]) == 0
+    theirs = as_torch_reads(hybrid / "iter_0000002")
+    count = check_states(tmp_path / "ours", lambda state, key: theirs[f"optimizer.state.{state}.{key}"])
+    assert count == len([key for key in theirs if key.startswith("optimizer.state.")]) > 60
+
+
+def test_weights_alone_are_the_saved_ones(hybrid: Path, tmp_path: Path) -> None:
+    assert main([str(hybrid), str(tmp_path / "ours"), "--drop_optimizer", *with_recipe(LLAMA, tmp_path)]) == 0
+    theirs = as_torch_reads(hybrid / "iter_0000002")
+    with Reader(tmp_path / "ours") as reader:
+        assert len(reader.tensors) > 20
+        for key, info in reader.tensors.items():
+            assert info.dtype == "bfloat16"
+            assert np.array_equal(reader.whole(key), words(theirs[key]))
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_stacked_blocks_of_experts_become_sublayers(ep: int, tmp_path: Path) -> None:
+    """GPTModel of local modules: everything stacked over blocks, and the norm before the experts under another name."""
+    config = configuration(sizes(expert_model_parallel_size=ep), shape="qwen3_moe_tiny")
+    gpt_on_ranks(2, config, fill_and_save, tmp_path / "theirs", "fully_reshardable")
+    theirs = as_torch_reads(tmp_path / "theirs")
+    assert any(key.startswith("chained_0.") for key in theirs) == (ep == 2)
+    assert main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--verify", *with_recipe(MOE, tmp_path)]) == 0
+    plain = {re.sub(r"^chained_\d\.", "", key): tensor for key, tensor in theirs.items()}
+    stacked = {
+        "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
+        "mlp.experts.linear_fc1.weight": "mlp.experts.experts.linear_fc1.weight",
+        "mlp.experts.linear_fc2.weight": "mlp.experts.experts.linear_fc2.weight",
+    }
+    stacked |= {name: name for name in (
+        "self_attention.linear_qkv.weight", "self_attention.linear_qkv.layer_norm_weight", "mlp.router.weight",
+        "self_attention.linear_proj.weight", "self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight",
+    )}  # fmt: skip
+    rest = {
+        "word_embeddings.weight": "embedding.word_embeddings.weight",
+        "final_layernorm.weight": "decoder.final_layernorm.weight",
+        "output_layer.weight": "output_layer.weight",
+    }
+    wanted: dict[str, Callable[[str], torch.Tensor]] = {}
+    for name, key in rest.items():
+        wanted[checkpoint_key(name)] = lambda state, key=key: plain[f"optimizer.state.{state}.{key}"]
+    for block in range(4):
+        for name, key in stacked.items():
+            wanted[checkpoint_key(f"layers.{block}.{name}")] = lambda state, key=key, block=block: plain[
+                f"optimizer.state.{state}.decoder.layers.{key}"
+            ][block]
+    assert check_states(tmp_path / "ours", lambda state, key: wanted[key](state)) == 3 * len(wanted)
+
+
+def test_blocks_that_differ_have_keys_by_block(tmp_path: Path) -> None:
+    config = configuration(sizes(2), shape="qwen3_moe_tiny", moe_layer_freq="[0,1,1,0]")
+    gpt_on_ranks(2, config, fill_and_save, tmp_path / "theirs", "fully_reshardable")
+    theirs = as_torch_reads(tmp_path / "theirs")
+    assert "decoder.layers.3.mlp.linear_fc1.layer_norm_weight" in theirs
+    assert main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--verify", *with_recipe(MIXED, tmp_path)]) == 0
+    of_block_3, of_block_2 = "decoder.layers.3.mlp.linear_fc1.", "decoder.layers.2.mlp.linear_fc1."
+    with Reader(tmp_path / "ours") as reader:
+        for key, of in (
+            ("decoder.layers.7.mlp.linear_fc1.layer_norm_weight", of_block_3 + "layer_norm_weight"),
+            ("decoder.layers.5.pre_mlp_layernorm.weight", of_block_2 + "layer_norm_weight"),
+            ("decoder.layers.7.mlp.linear_fc1.weight", of_block_3 + "weight"),
+        ):
+            for state in STATES:
+                found = reader.whole(f"optimizer.state.{state}.{key}")
+                assert np.array_equal(found, words(theirs[f"optimizer.state.{state}.{of}"]))
+
+
+# ---- what is refused
+
+
+def refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], target: Path) -> None:
+    assert main(arguments) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not target.exists()
+
+
+def test_an_optimizer_that_megatron_core_has_written_wrongly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tied embeddings, biases, a padded bucket before another: megatron-core itself saves what is not the state."""
+    parallel = sizes(pp=2, overlap_grad_reduce=True, ddp_bucket_size=20000)
+    config = configuration(parallel, shape="gpt2_tiny")
+    on_ranks(2, config, train_and_save, tmp_path / "theirs", "fully_reshardable")
+    arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours"), *with_recipe(config, tmp_path)]
+    theirs = as_torch_reads(tmp_path / "theirs")
+    prefix = "optimizer.state.param."
+    masters = {key.removeprefix(prefix): tensor for key, tensor in theirs.items() if key.startswith(prefix)}
+    wrong = [key for key, master in masters.items() if not torch.equal(master, theirs[key])]
+    assert "embedding.word_embeddings.weight" in wrong
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    named = re.search(r"optimizer\.state\.param of (.*) and (\d+) more does not round", said)
+    assert named
+    assert set(named[1].split(", ")) <= set(wrong)
+    assert int(named[2]) + 5 == len(wrong)
+    assert not (tmp_path / "ours").exists()
+    assert main([*arguments, "--drop_optimizer", "--verify"]) == 0
+
+
+def test_flat_buckets_are_refused_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configuration(sizes(), shape="llama2_tiny")
+    on_ranks(2, config, train_and_save, tmp_path / "theirs", "dp_reshardable")
+    arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours"), *with_recipe(config, tmp_path)]
+    refused(arguments, "dp_reshardable.*--drop_optimizer", capsys, tmp_path / "ours")
+    assert main([*arguments, "--drop_optimizer", "--verify"]) == 0
+
+
+MISFITS: dict[str, tuple[dict[str, object], str]] = {
+    "another depth": ({"num_layers": 3}, r"has no place for decoder\.layers\.6"),
+    "another width": ({"ffn_hidden_size": 64}, r"differs in decoder\.layers\.1\.mlp\.linear_fc1\.weight \[352, 64\]"),
+    "tied": ({"untie_embeddings_and_output_weights": False}, r"has no place for output_layer\.weight"),
+    "with biases": ({"add_qkv_bias": True}, r"lacks layers\.0\.self_attention\.linear_qkv\.bias"),
+    "more ids": ({"vocab_size": 500}, r"has 384 rows, but the model 500 token ids"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_recipe_of_another_model(name: str, hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, message = MISFITS[name]
+    config = configuration(sizes(), dtype="bf16", shape="llama2_tiny", **changes)
+    arguments = [str(hybrid), str(tmp_path / "ours"), *with_recipe(config, tmp_path)]
+    refused(arguments, message, capsys, tmp_path / "ours")
+
+
+def test_without_a_recipe(hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused([str(hybrid), str(tmp_path / "ours")], "--recipe", capsys, tmp_path / "ours")

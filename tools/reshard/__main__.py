@@ -1,0 +1,133 @@
+"""Rewrite a checkpoint offline, on a CPU: ours to ours, Megatron's torch_dist to ours, ours to Megatron's.
+
+    python -m tools.reshard SOURCE TARGET [--drop_optimizer] [--dtype bfloat16] [--max_file_size 2GB]
+    python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
+    python -m tools.reshard MEGATRON_FOLDER TARGET --recipe RECIPE.toml
+    python -m tools.reshard SOURCE TARGET --form megatron --keys stacked
+
+A checkpoint of ours needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
+checkpoint is run, and no pickle is executed. A killed run goes on where it was when the same command is given again.
+Exit code 2: bad input, or what was compared differs.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from parallel.errors import UserError
+from tools.convert.__main__ import at_least_one, size_in_bytes
+from tools.reshard.options import Dtype, Form, Keys, Options
+from tools.reshard.plan import Plan
+from tools.reshard.rewriting import planned
+from tools.reshard.sources import Source, check, open_ours, open_source
+from tools.reshard.verify import verify
+from training.checkpoint.format.manifest import DamagedError
+
+
+@dataclass(kw_only=True)
+class Reshard:
+    """Rewrite a checkpoint."""
+
+    source: tyro.conf.Positional[Path]
+    """A checkpoint, or a run's folder, or a folder of checkpoints: the newest. Or Megatron's torch_dist folder."""
+    target: tyro.conf.Positional[Path]
+    """Folder to write; must not exist."""
+    form: Form = "triplane"
+    """megatron: TARGET/iter_N with latest_checkpointed_iteration.txt beside it, for Megatron-LM's --load TARGET."""
+    keys: Keys = "per_layer"
+    """With --form megatron: per_layer for HybridModel; stacked for GPTModel, per_block for GPTModel with
+    non_homogeneous_layers."""
+    expert_model_parallel_size: int = 1
+    """With --form megatron: EP of the job that loads it. Above 1, Megatron's optimizer is two, and so is its state."""
+    drop_optimizer: bool = False
+    """Weights alone."""
+    dtype: Dtype | None = None
+    """Round weights to this one; routers' biases stay. None: as they are."""
+    vocab_size: int | None = None
+    """More token ids: new rows are 0. Rows of ids are never removed."""
+    make_vocab_size_divisible_by: int | None = None
+    """Pad the vocabulary to a multiple of this, moments included; rows that are padding may go."""
+    recipe: Path | None = None
+    """The model of a Megatron checkpoint as a recipe; python -m tools.from_megatron makes one of its command line."""
+    max_file_size: str = "4GB"
+    """Size of the files; what is lost when it is killed is one file per worker."""
+    workers: int = 1
+    """Processes; each needs about 0.5 GB."""
+    verify: bool = False
+    """Read the target back and compare every tensor with the source, moments included."""
+
+    def options(self) -> Options:
+        """Raises UserError."""
+        if self.recipe is not None and not self.recipe.is_file():
+            raise UserError(f"--recipe {self.recipe}: no such file.")
+        return Options(
+            form=self.form,
+            drop_optimizer=self.drop_optimizer,
+            dtype=self.dtype,
+            max_file_bytes=size_in_bytes(self.max_file_size),
+            vocab_size=self.vocab_size,
+            make_vocab_size_divisible_by=self.make_vocab_size_divisible_by,
+            keys=self.keys,
+            expert_model_parallel_size=self.expert_model_parallel_size,
+            recipe=self.recipe.resolve() if self.recipe else None,
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
+    job = tyro.cli(Reshard, args=argv, use_underscores=True, description=__doc__)
+    try:
+        reshard(job)
+    except (UserError, DamagedError) as error:
+        print(f"tools.reshard: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"tools.reshard: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def reshard(job: Reshard) -> None:
+    """Raises UserError before anything is written, where the input is bad."""
+    options, workers = job.options(), at_least_one(job.workers)
+    if job.target.exists():
+        raise UserError(f"{job.target}: already there. Give a name that is free, or remove it.")
+    source = open_source(job.source, options)
+    try:
+        plan = planned(source, options)
+        check(source)
+        write(source, plan, job.target, options, workers)
+        print(f"wrote {job.target}: {sum(map(len, plan.groups)):,} tensors, {plan.bytes:,} bytes")
+        if job.verify:
+            print(compare(source, plan, job.target, options))
+    finally:
+        source.files.close()
+
+
+def write(source: Source, plan: Plan, target: Path, options: Options, workers: int) -> None:
+    """In the form that is asked for."""
+    from tools.reshard import megatron_target, ours
+
+    form = megatron_target if options.form == "megatron" else ours
+    form.write(source, plan, target, options, workers)
+
+
+def compare(source: Source, plan: Plan, target: Path, options: Options) -> str:
+    """A sentence on what was compared. Raises UserError where something differs."""
+    if options.form == "triplane":
+        files = open_ours(target).files
+    else:
+        from tools.reshard import megatron_target
+
+        files = megatron_target.reader(target)
+    try:
+        return verify(source, plan, files, target)
+    finally:
+        files.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,277 @@
+"""A Megatron checkpoint by our keys: what of it is what, and whether its optimizer's state is to be trusted.
+
+No torch here, and no process group: megatron-core's own loader is not used.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.families import resolve
+from models.names import canonical, checkpoint_key
+from models.parameters import parameters
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from parallel.layout import Layout
+from tools.convert.words import cast
+from tools.reshard.megatron_files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
+from tools.reshard.megatron_keys import moe_blocks, ours, style_of
+from tools.reshard.options import Options
+from tools.reshard.sources import MASTER, STATE, STATES, Source, real_vocab_size
+from tools.reshard.tensors import BLOCK_BYTES, Origin, rectangles
+from tools.reshard.vocabulary import is_of_vocabulary
+from training.checkpoint.folders import LATEST_OF_MEGATRON
+from training.checkpoint.format.pieces import ITEM_BYTES
+from training.checkpoint.progress import Progress
+from training.checkpoint.state import State
+from training.config import RunConfig
+from training.recipe import load
+
+_STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)$")
+_BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")
+_NO_WEIGHTS = re.compile(r"(^|/|\.)(_extra_state|rng_state|rerun_state_machine_state|common_state)(/|$|\.)")
+
+
+def find(path: Path) -> Path | None:
+    """A torch_dist folder: ``path`` itself, or the newest iteration in it. None where there is none."""
+    if (path / METADATA).is_file():
+        if not is_torch_dist(path):
+            raise UserError(
+                f"{path}: has {METADATA}, but its {CONFIG} does not say torch_dist, the only form read here."
+            )
+        return path
+    try:
+        iteration = int((path / LATEST_OF_MEGATRON).read_text())
+    except (OSError, ValueError):
+        return None
+    folder = path / f"iter_{iteration:07d}"
+    return folder if (folder / METADATA).is_file() else None
+
+
+def open_source(folder: Path, options: Options) -> Source:
+    """Raises UserError for whatever of it is not covered, by name."""
+    if options.recipe is None:
+        raise UserError(
+            f"{folder}: Megatron's checkpoint does not say enough of its model. Give the model as a recipe, --recipe "
+            "RECIPE.toml; python -m tools.from_megatron makes one of Megatron-LM's command line."
+        )
+    config = load(options.recipe)
+    files = TorchDist(folder)
+    vocab_size = real_vocab_size(config, options.recipe.parent)
+    shape = resolve(config.model, vocab_size)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    common = files.common()
+    origins = _origins(files, shape, folder, options.drop_optimizer)
+    return Source(
+        folder=folder,
+        files=files,
+        origins=origins,
+        state=_state(common),
+        config=config,
+        about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
+        carried=_tokenizer(config),
+        pads_as_configured=False,
+        fingerprint=files.fingerprint(),
+    )
+
+
+def _tokenizer(config: RunConfig) -> dict[str, Path]:
+    """The tokenizer's file, where it is one: a checkpoint carries its own."""
+    path = Path(config.data.tokenizer)
+    return {path.name: path} if path.is_file() else {}
+
+
+def _origins(files: TorchDist, shape: GPTShape, folder: Path, weights_alone: bool) -> dict[str, Origin]:
+    """Every tensor of the model by our key. Raises UserError for what is missing, left over or of another shape."""
+    keys = [key for key in files.tensors if not _NO_WEIGHTS.search(key)]
+    plain = [key for key in keys if not _STATE.match(key) and not _BUCKET.match(key)]
+    style = style_of(plain)
+    moe = moe_blocks(plain, style)
+    found: dict[str, Origin] = {}
+    extra: list[str] = []
+    for key in keys:
+        match = _STATE.match(key)
+        if weights_alone and (match or _BUCKET.match(key)):
+            continue
+        if _BUCKET.match(key):
+            raise UserError(_flat_buckets(folder, key))
+        name, prefix = (match[2], f"{STATE}{match[1]}.") if match else (key, "")
+        info = files.tensors[key]
+        try:
+            for our_key, index in ours(name, style, info.shape[0] if info.shape else 0, moe):
+                own = info.shape if index is None else info.shape[1:]
+                if prefix + our_key in found:
+                    raise UserError(f"{folder}: {found[prefix + our_key].key} and {key} are the same tensor's names.")
+                found[prefix + our_key] = Origin(key, info.dtype, own, index)
+        except (KeyError, ValueError):
+            extra.append(key)
+        if match and match[1] not in STATES:
+            extra.append(key)
+    _check_model(found, extra, shape, folder)
+    return found
+
+
+def _flat_buckets(folder: Path, key: str) -> str:
+    return (
+        f"{folder}: the optimizer's state is dp_reshardable ({key}): flat memory of each TP x PP rank, in an order "
+        "that only the job that wrote it knows. Let Megatron-LM load it in the layout that wrote it, and save it with "
+        "--dist-ckpt-optim-fully-reshardable; or take the weights alone: --drop_optimizer."
+    )
+
+
+def expected(shape: GPTShape) -> dict[str, tuple[int, ...]]:
+    """Every weight of a model and its shape, by our key; buffers that are saved, too."""
+    found = {checkpoint_key(each.name): each.shape for each in parameters(shape)}
+    if shape.moe_router_enable_expert_bias:
+        routers = [key for key in found if key.endswith("mlp.router.weight")]
+        found |= {key.replace("router.weight", "router.expert_bias"): found[key][:1] for key in routers}
+    return found
+
+
+def _check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTShape, folder: Path) -> None:
+    wanted = expected(shape)
+    weights = {key: origin for key, origin in found.items() if not key.startswith(STATE)}
+    missing = sorted(wanted.keys() - weights.keys())
+    left = sorted({*extra, *(weights[key].key for key in weights.keys() - wanted.keys())})
+    reshaped = [
+        f"{found[key].key} {list(found[key].shape)}, expected {list(size)}"
+        for key, size in wanted.items()
+        if key in weights and not _fits(key, found[key].shape, size)
+    ]
+    for what, names in (
+        ("lacks", [_name(key) for key in missing]),
+        ("has no place for", left),
+        ("differs in", reshaped),
+    ):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise UserError(
+                f"{folder}: the model of --recipe {what} {', '.join(names[:5])}{more}. Mend the recipe."
+                if what != "lacks"
+                else f"{folder}: lacks {', '.join(names[:5])}{more}, which the model of --recipe has. Mend the recipe."
+            )
+    _check_states(found, weights, folder)
+
+
+def _check_states(found: Mapping[str, Origin], weights: Mapping[str, Origin], folder: Path) -> None:
+    """Each state of the optimizer has its weight's shape, and no state is there in part."""
+    states = [key for key in found if key.startswith(STATE)]
+    for key in states:
+        name = key.removeprefix(STATE).partition(".")[2]
+        if name not in weights or found[key].shape != weights[name].shape:
+            raise UserError(f"{folder}: {found[key].key} {list(found[key].shape)} has no weight of its shape.")
+        lacking = [part for part in STATES if f"{STATE}{part}.{name}" not in found]
+        if lacking:
+            raise UserError(
+                f"{folder}: lacks optimizer.state.{lacking[0]}.{name}. Take the weights alone: --drop_optimizer."
+            )
+    trained = [name for name in weights if not name.endswith("router.expert_bias")]
+    if states and (bare := [name for name in trained if MASTER + name not in found]):
+        raise UserError(
+            f"{folder}: lacks the optimizer's state of {bare[0]}. Take the weights alone: --drop_optimizer."
+        )
+
+
+def _fits(key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """The vocabulary may be padded otherwise."""
+    if is_of_vocabulary(key):
+        return found[1:] == wanted[1:]
+    return found == wanted
+
+
+def _name(key: str) -> str:
+    try:
+        return canonical(key)
+    except KeyError:
+        return key
+
+
+def check_optimizer(source: Source) -> None:
+    """The optimizer's fp32 weights, rounded, are the model's, bit by bit. Raises UserError with those that are not.
+
+    megatron-core 0.19.2 gathers a padded bucket's state wrongly (distrib_optimizer.py:1398 counts unpadded elements,
+    :1791 padded ones), and says so in a warning at most. The moments of such a tensor are wrong as its weights are.
+    """
+    weights = source.weights()
+    wrong = [
+        key for key, weight in weights.items()
+        if MASTER + key in source.origins and not _rounds_to(source, source.origins[MASTER + key], weight)
+    ]  # fmt: skip
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise UserError(
+            f"{source.folder}: the optimizer's state does not belong to the weights: optimizer.state.param of "
+            f"{', '.join(wrong[:5])}{more} does not round to the saved weight. megatron-core's fully_reshardable form "
+            "loses a padded bucket's place; its moments are wrong as well. The weights are right: --drop_optimizer."
+        )
+
+
+def _rounds_to(source: Source, master: Origin, weight: Origin) -> bool:
+    for rectangle in rectangles(weight.shape, ITEM_BYTES[master.dtype], BLOCK_BYTES):
+        rounded = cast(master.rows_read(source.files, rectangle), master.dtype, weight.dtype)
+        if not np.array_equal(rounded, weight.rows_read(source.files, rectangle)):
+            return False
+    return True
+
+
+def _state(common: Mapping[str, Any]) -> State:
+    groups = _param_groups(common.get("optimizer"))
+    steps = {int(group["step"]) for group in groups if group.get("step") is not None}
+    if len(steps) > 1:
+        raise UserError(f"Megatron's parameter groups have taken different numbers of steps: {sorted(steps)}.")
+    args = _plain(common.get("args"))
+    samples = args.get("consumed_train_samples", 0) if isinstance(args, dict) else 0
+    return State(
+        progress=Progress(iteration=_iteration(common), consumed_samples=int(samples or 0)),
+        layout=Layout(),
+        device="cpu",
+        optimizer={
+            "step": steps.pop() if steps else _iteration(common),
+            "param_groups": [
+                _plain({key: value for key, value in group.items() if key != "params"}) for group in groups
+            ],
+            "grad_scaler": _grad_scaler(common.get("optimizer")),
+        },
+        entries={"megatron_args": args} if args else {},
+    )
+
+
+def _iteration(common: Mapping[str, Any]) -> int:
+    return int(common.get("iteration") or 0)
+
+
+def _param_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """Of one optimizer, or of several chained ones."""
+    if not isinstance(optimizer, dict):
+        return []
+    if isinstance(inner := optimizer.get("optimizer"), dict):
+        return [group for group in inner.get("param_groups", []) if isinstance(group, dict)]
+    return [group for part in optimizer.values() for group in _param_groups(part)]
+
+
+def _grad_scaler(optimizer: Any) -> dict[str, Any] | None:
+    """Of fp16: its scale is a tensor of one element in Megatron's."""
+    if not isinstance(optimizer, dict):
+        return None
+    if isinstance(saved := optimizer.get("grad_scaler"), dict):
+        return {key: value[0] if isinstance(value, list) else value for key, value in saved.items()}
+    return next(filter(None, map(_grad_scaler, optimizer.values())), None)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value; the rest is left out."""
+    if isinstance(value, Namespace):
+        value = value.state
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items() if _is_plain(each)}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value if _is_plain(each)]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | dict | list | tuple)

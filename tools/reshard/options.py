@@ -1,0 +1,35 @@
+"""What is asked for. It travels to workers, and an unfinished folder remembers it. No torch here."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+Form = Literal["triplane", "megatron"]
+Keys = Literal["stacked", "per_block", "per_layer"]
+
+
+@dataclass(kw_only=True, frozen=True)
+class Options:
+    """How the target differs from the source."""
+
+    form: Form = "triplane"
+    drop_optimizer: bool = False
+    dtype: Dtype | None = None
+    max_file_bytes: int = 4_000_000_000
+    vocab_size: int | None = None
+    make_vocab_size_divisible_by: int | None = None
+    keys: Keys = "per_layer"
+    expert_model_parallel_size: int = 1
+    recipe: Path | None = None
+
+    @property
+    def repads(self) -> bool:
+        """Whether the vocabulary gets another size."""
+        return self.vocab_size is not None or self.make_vocab_size_divisible_by is not None
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record; the recipe by its content, so that an edited one starts over."""
+        values = dataclasses.asdict(self)
+        return values | {"recipe": self.recipe.read_text() if self.recipe else None}

@@ -1,0 +1,48 @@
+"""Our checkpoint, from the parts that are written. No torch here."""
+
+import dataclasses
+from pathlib import Path
+
+from tools.convert import work
+from tools.convert.importing import is_committed
+from tools.reshard.options import Options
+from tools.reshard.plan import Plan
+from tools.reshard.rewriting import job_of, rewrite
+from tools.reshard.sources import CONFIG, Source
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import write_manifest
+from training.checkpoint.format.tables import merge, remove_tables
+from training.checkpoint.format.writer import write_durably
+from training.checkpoint.state import encoded
+from training.config import RunConfig
+from training.recipe import dump
+
+
+def write(source: Source, plan: Plan, target: Path, options: Options, workers: int) -> None:
+    """Write ``target``, a checkpoint. Killed and started again, it goes on and writes the same bytes."""
+    with work.unfinished(target, job_of(source, options)) as folder:
+        names = rewrite(source, plan, folder, options, workers)
+        if not is_committed(folder):
+            commit(source, plan, folder, names)
+        remove_tables(folder, names)
+        work.finish(folder, target)
+
+
+def commit(source: Source, plan: Plan, folder: Path, names: list[str]) -> None:
+    """Index, state, configuration and what goes along; the manifest last."""
+    facts = merge(folder, names)
+    for name, path in source.carried.items():
+        folders.copy(path, folder / name)
+    unchanged = plan.config == source.config and (source.folder / CONFIG).is_file()
+    text = (source.folder / CONFIG).read_text() if unchanged else dump(_with_own_tokenizer(plan.config, folder))
+    write_durably(folder / CONFIG, text.encode())
+    write_durably(folder / folders.STATE, encoded(plan.state).encode())
+    write_manifest(folder, facts, {**source.about, "resharded": source.folder.name})
+
+
+def _with_own_tokenizer(config: RunConfig, folder: Path) -> RunConfig:
+    """A tokenizer's file that went along, by its bare name: the folder can be moved."""
+    name = Path(config.data.tokenizer).name
+    if not (folder / name).is_file():
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=name))

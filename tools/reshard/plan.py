@@ -1,0 +1,87 @@
+"""Which tensors are written, and from what. No torch here."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from models.families import resolve
+from parallel.errors import UserError
+from tools.convert.words import FLOATS
+from tools.reshard.options import Options
+from tools.reshard.sources import RNG, STATE, Source
+from tools.reshard.tensors import Origin, Target
+from tools.reshard.vocabulary import is_of_vocabulary, repadded
+from training.checkpoint.state import State
+from training.config import RunConfig
+
+KEEPS_DTYPE = "router.expert_bias"
+"""Fp32 in every model, whatever it computes in: what the routers add up over a run."""
+
+
+@dataclass(kw_only=True, frozen=True)
+class Plan:
+    """A checkpoint to write, but for its files."""
+
+    groups: tuple[tuple[Target, ...], ...]
+    """Tensors that are cut alike: a weight alone, or the states of its optimizer."""
+    state: State
+    config: RunConfig
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(target.bytes for group in self.groups for target in group)
+
+
+def plan(source: Source, options: Options) -> Plan:
+    """Our checkpoint from a source. Raises UserError for what cannot be asked of it.
+
+    Weights that the optimizer has in fp32 are not written beside it: they are its roundings.
+    """
+    weights = source.weights()
+    config = repadded(source, options)
+    rows = padded_rows(source, config, options)
+    groups: list[tuple[Target, ...]] = []
+    for key, origin in weights.items():
+        states = {} if options.drop_optimizer else source.states(key)
+        if states:
+            groups.append(tuple(_target(name, state, state.dtype, rows) for name, state in states.items()))
+        else:
+            groups.append((_target(key, origin, weight_dtype(key, origin, options), rows),))
+    if options.dtype is not None and any(group[0].key.startswith(STATE) for group in groups):
+        raise UserError(
+            f"--dtype {options.dtype}: the weights of {source.folder} are the optimizer's fp32 ones, which training "
+            "goes on with; the model's are their roundings. Add --drop_optimizer for weights alone."
+        )
+    groups += [
+        (_target(key, origin, origin.dtype, None),) for key, origin in source.origins.items() if key.startswith(RNG)
+    ]
+    state = dataclasses.replace(source.state, optimizer={}) if options.drop_optimizer else source.state
+    return Plan(groups=tuple(groups), state=state, config=config)
+
+
+def padded_rows(source: Source, config: RunConfig, options: Options) -> int | None:
+    """Rows of the vocabulary's tensors; None where they are the source's. Raises UserError for real rows not there."""
+    if not options.repads and source.pads_as_configured:
+        return None
+    rows = resolve(config.model, source.real_vocab_size).padded_vocab_size
+    for key, origin in source.weights().items():
+        if is_of_vocabulary(key) and origin.shape[0] < source.real_vocab_size:
+            raise UserError(
+                f"{source.folder}: {key} has {origin.shape[0]} rows, but the model {source.real_vocab_size} token ids. "
+                "Mend model.vocab_size."
+            )
+    return rows
+
+
+def weight_dtype(key: str, origin: Origin, options: Options) -> str:
+    """Of a weight that is written as such."""
+    if options.dtype is None or key.endswith(KEEPS_DTYPE) or origin.dtype not in FLOATS:
+        return origin.dtype
+    return options.dtype
+
+
+def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> Target:
+    shape = origin.shape
+    if rows is not None and is_of_vocabulary(key):
+        shape = (rows, *shape[1:])
+    return Target(key, dtype, shape, (origin,))

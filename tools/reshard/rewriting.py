@@ -1,0 +1,115 @@
+"""The work: blocks into parts of bounded size, by workers, resumable part by part. No torch here."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tools.convert import work
+from tools.reshard.options import Options
+from tools.reshard.plan import Plan
+from tools.reshard.sources import Source, open_source
+from tools.reshard.tensors import Block, Tensors, blocks
+from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.writer import TABLE, FileWriter
+
+
+class Writer(Protocol):
+    """One part's file; ``format.writer.FileWriter`` is one."""
+
+    def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
+        """Append a piece."""
+
+
+@dataclass(kw_only=True, frozen=True)
+class Rewriting:
+    """One rewriting, as every worker works it out from the same source."""
+
+    source: Path
+    folder: Path
+    """The unfinished target."""
+    options: Options
+
+    def is_done(self, part: int) -> bool:
+        """Whether a part's file is complete: its table is written last."""
+        return (self.folder / f"{part_name(part)}{TABLE}").is_file()
+
+    def do(self, worker: int, workers: int, report: work.Report) -> None:
+        """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
+        source = open_source(self.source, self.options)
+        try:
+            parts = parts_of(planned(source, self.options), self.options.max_file_bytes)
+            for number, part in list(enumerate(parts))[worker::workers]:
+                if not self.is_done(number):
+                    self._write(number, part, source.files, report)
+        finally:
+            source.files.close()
+
+    def _write(self, number: int, part: Sequence[Block], files: Tensors, report: work.Report) -> None:
+        with writer_of(self.options)(self.folder, part_name(number)) as file:
+            for block in part:
+                rectangle = (block.offset, block.shape)
+                words = [target.words(files, rectangle) for target in block.targets]
+                first = block.targets[0]
+                group = Group(tuple(target.key for target in block.targets), first.dtype, first.shape)
+                file.add(group, *rectangle, [memoryview(each.reshape(-1).view(np.uint8)) for each in words])
+                report(block.bytes)
+
+
+def rewrite(source: Source, plan: Plan, folder: Path, options: Options, workers: int) -> list[str]:
+    """Write every part that is not done yet: the names of all of them, without their endings."""
+    job = Rewriting(source=source.folder, folder=folder, options=options)
+    sizes = [sum(block.bytes for block in part) for part in parts_of(plan, options.max_file_bytes)]
+    done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
+    if done < sum(sizes):
+        work.run(job, max(1, min(workers, len(sizes))), sum(sizes), done, "reshard")
+    return [part_name(number) for number in range(len(sizes))]
+
+
+def planned(source: Source, options: Options) -> Plan:
+    """What to write, in the form that is asked for."""
+    from tools.reshard import megatron_target, plan
+
+    return megatron_target.plan(source, options) if options.form == "megatron" else plan.plan(source, options)
+
+
+def writer_of(options: Options) -> Callable[[Path, str], AbstractContextManager[Writer]]:
+    """Of the form's files. Megatron's needs torch, so it is imported where it is wanted."""
+    if options.form == "triplane":
+        return FileWriter
+    from tools.reshard.megatron_blobs import BlobWriter
+
+    return BlobWriter
+
+
+def parts_of(plan: Plan, max_file_bytes: int) -> list[list[Block]]:
+    """Blocks by the file that they go into; the same whatever the number of workers."""
+    found: list[list[Block]] = []
+    size = max_file_bytes
+    for block in _blocks(plan, max_file_bytes):
+        if size + block.bytes > max_file_bytes:
+            found.append([])
+            size = 0
+        found[-1].append(block)
+        size += block.bytes
+    return found
+
+
+def part_name(number: int) -> str:
+    """Of a part's file, without its ending."""
+    return f"part_{number:05d}"
+
+
+def _blocks(plan: Plan, max_file_bytes: int) -> Iterator[Block]:
+    from tools.reshard.tensors import BLOCK_BYTES
+
+    for group in plan.groups:
+        yield from blocks(group, min(BLOCK_BYTES, max_file_bytes))
+
+
+def job_of(source: Source, options: Options) -> dict[str, Any]:
+    """What an unfinished folder is made from."""
+    return {"source": str(source.folder.resolve()), "files": source.fingerprint, **options.as_json(), "version": 1}
