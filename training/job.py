@@ -1,6 +1,7 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -81,7 +82,6 @@ def train(
             progress.consumed_samples,
             packing,
         )
-        step = partial(one_step, config, chunks, optim, stream, ranks)
         saves = Saves(
             checkpoints(run_dir),
             run_folder.contents(config, prepared),
@@ -92,6 +92,7 @@ def train(
             timeout_s=60 * config.parallel.distributed_timeout_minutes,
             claim=claim,
         )
+        step = partial(one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update)
         recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
         evaluation = Evaluation(
             config.train,
@@ -142,6 +143,7 @@ def one_step(
     ranks: Ranks,
     progress: Progress,
     wishes: Wishes,
+    before_update: Callable[[], None] = lambda: None,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update."""
     schedule = learning_schedule(config.optimizer, config.train)
@@ -156,6 +158,7 @@ def one_step(
         learning_rate=schedule.learning_rate(progress.consumed_samples),
         weight_decay=schedule.weight_decay(progress.consumed_samples),
         wishes=wishes,
+        before_update=before_update,
     )
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 

@@ -50,7 +50,7 @@ class Saves(Attachment):
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
         self.timeout_s, self.claim = timeout_s, claim
         self.writer = BackgroundWriter(ranks.rank) if background else None
-        self.began_s, self.stalled_s, self.warned = time.monotonic(), 0.0, False
+        self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
         self.folder = root
 
@@ -82,10 +82,20 @@ class Saves(Attachment):
             self._failed(path.name, str(error))
         stall_s = time.monotonic() - began
         self.stalled_s += stall_s
+        self.stall_s = stall_s
         if self.writer and not self.retry:
-            self.ranks.say(f"checkpoint {path.name} scheduled (training stood still for {stall_s:.2f} s)")
+            self.ranks.say(f"checkpoint {path.name} scheduled")
         self._warn_of_cost()
         return path, stall_s
+
+    def before_update(self) -> None:
+        """Weights and optimizer are about to change: what is being saved must be copied by now."""
+        if self.writer is None or not self.writer.is_busy:
+            return
+        began = time.monotonic()
+        self.writer.finish_copy()
+        waited_s = time.monotonic() - began
+        self.stall_s, self.stalled_s = self.stall_s + waited_s, self.stalled_s + waited_s
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self._hear(0.0)
@@ -151,7 +161,11 @@ class Saves(Attachment):
             self._failed(name, outcome.error)
 
     def _committed(self, name: str, size: int, seconds: float) -> None:
-        self.ranks.say(f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s)")
+        stall_s = self.stall_s if self.writer else seconds
+        self.ranks.say(
+            f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s; "
+            f"training stood still for {stall_s:.2f} s)"
+        )
 
     def _failed(self, name: str, text: str) -> None:
         """Say so, make room for another attempt, and go on as long as there is something to come back to."""

@@ -59,11 +59,13 @@ def train_step(
     learning_rate: float,
     weight_decay: float,
     wishes: Wishes,
+    before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Forward and backward over all microbatches, one reduction of gradients, clipping, one AdamW update.
 
     The schedule (no pipeline, 1F1B or interleaved 1F1B) is Megatron's; gradients are reduced once, after the last
-    microbatch, and divided by the number of unmasked tokens of the global batch.
+    microbatch, and divided by the number of unmasked tokens of the global batch. before_update: called when weights
+    and optimizer are about to change.
     """
     for chunk in chunks:
         chunk.zero_grad_buffer()
@@ -71,6 +73,7 @@ def train_step(
     sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
     set_schedule(optimizer, learning_rate, weight_decay)
     loss_scale = float(optimizer.get_loss_scale())
+    before_update()
     updated, grad_norm, _ = optimizer.step()
     loss, tokens, wishes = unite(sums, ranks, wishes)
     return StepResult(

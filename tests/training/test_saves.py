@@ -24,12 +24,13 @@ def test_scheduled_and_committed_are_different_lines(
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True"), 2)
     lines = said(capfd)
     for name in ("iter_0000002", "iter_0000004"):
-        scheduled = f"checkpoint {name} scheduled (training stood still for N s)"
-        committed = f"checkpoint {name} COMMITTED (N MiB in N s)"
+        scheduled = f"checkpoint {name} scheduled"
+        committed = f"checkpoint {name} COMMITTED (N MiB in N s; training stood still for N s)"
         assert lines.index(scheduled) < lines.index(committed)
     assert len(lines) == 4
     runs.train(prepared, runs.configuration(tmp_path / "waiting", *FLAGS), 1)
-    assert said(capfd) == [f"checkpoint iter_000000{n} COMMITTED (N MiB in N s)" for n in (2, 4)]
+    told = "COMMITTED (N MiB in N s; training stood still for N s)"
+    assert said(capfd) == [f"checkpoint iter_000000{n} {told}" for n in (2, 4)]
 
 
 def test_saving_that_costs_too_much_is_said_once(

@@ -162,6 +162,7 @@ def _rounds_table(row: dict[str, Any]) -> list[str]:
         ratio("load (sizes) / dd", read / row["load_sizes_s"], 0.7),
         ratio("hashing adds", row["save_s"] / row["unhashed_save_s"] - 1, 0.10, most=True),
         ratio("stall / synchronous save", row["stall_s"] / row["save_s"], 0.05, most=True),
+        ratio("  with no step to hide the copy", row["copy_s"] / row["save_s"], 0.05, most=True),
         ratio("memory, save / own shard", row["save_growth"] / own, 1.1, most=True),
         ratio(
             "memory, copy / own shard",

@@ -70,16 +70,20 @@ class Background:
         self.iteration = 0
 
     def once(self) -> Numbers:
-        """For how long a step stands still, and until the checkpoint is committed; the copy's and growth's bytes."""
+        """Seconds until training goes on, until all is copied, and until it is committed; bytes of copy and growth."""
         self.iteration += 1
         cost = memory.cost(lambda: self.saves(Progress(iteration=self.iteration)), dist.barrier)
+        began = time.perf_counter()
+        self.saves.before_update()
+        copy_s = cost.seconds + time.perf_counter() - began
         began = time.perf_counter()
         self.saves._hear(600.0)
         dist.barrier()
         writer = cast(BackgroundWriter, self.saves.writer)
         return {
             "stall_s": cost.seconds,
-            "background_save_s": cost.seconds + time.perf_counter() - began,
+            "copy_s": copy_s,
+            "background_save_s": copy_s + time.perf_counter() - began,
             "copy_bytes": float(writer._size),
             "stall_growth": float(cost.grown_bytes),
             "writer_anonymous": float(memory.resident("RssAnon", str(writer._process.pid))),

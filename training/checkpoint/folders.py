@@ -6,6 +6,7 @@ RUN_DIR/checkpoints/latest                a text file: the name of the folder to
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -146,16 +147,19 @@ def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
     """Delete all but ``keep`` complete checkpoints: ``latest`` always stays, then the highest iterations below it.
 
     Those above it are of a future that was abandoned when an earlier checkpoint was continued: they go first.
-    Iterations that ``retain_interval`` divides stay, and do not count.
+    Iterations that ``retain_interval`` divides stay, and do not count. What the disk does not let go of stays too, for
+    the next time: a checkpoint that was committed has not failed for that.
     """
     for path in candidates(root)[keep:]:
         if retain_interval and (iteration_of(path) or 0) % retain_interval == 0:
             continue
         doomed = path.with_name(f"{path.name}{TEMPORARY}removed")
-        path.replace(doomed)  # so that a kill in the middle leaves nothing that looks complete
-        remove(doomed)
+        with contextlib.suppress(OSError):
+            path.replace(doomed)  # so that a kill in the middle leaves nothing that looks complete
+            remove(doomed)
     for left in root.glob(f"*{TEMPORARY}replaced"):
-        remove(left)
+        with contextlib.suppress(OSError):
+            remove(left)
 
 
 def remove(path: Path) -> None:

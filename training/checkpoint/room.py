@@ -1,7 +1,9 @@
 """Whether a folder can take a checkpoint: free space, free names, permission. No torch here."""
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -31,3 +33,19 @@ def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
 def nearest(path: Path) -> Path:
     """``path``, or the folder nearest to it that exists."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+
+
+@contextlib.contextmanager
+def explained(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Around the writing of ``path``: an OSError is raised with that name, what it takes, and what is free.
+
+    write(2) and fsync(2) tell none of them, and whoever reads the message is to know which disk and how much.
+    """
+    try:
+        yield
+    except OSError as error:
+        there = os.statvfs(nearest(path))
+        free = f"{there.f_bavail * there.f_frsize:,} bytes, {there.f_favail:,} files"
+        place = f", {error.filename}" if error.filename else ""
+        text = f"{error.strerror or error}{place} (it takes {needed_bytes:,} bytes; free there: {free})"
+        raise OSError(error.errno, text, str(path)) from error

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.checkpoint import room
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.format.reader import Reader as FileReader
-from training.checkpoint.format.writer import FileWriter
+from training.checkpoint.format.writer import DATA, FileWriter
 
 __all__ = ["Reader", "file_name", "grouped", "write"]
 
@@ -30,7 +31,8 @@ def write(folder: Path, boxes: Sequence[Box], rank: int) -> int:
     Straight from the tensors' memory; from a GPU, a box at a time passes through the host. Raises OSError where the
     disk does not take them.
     """
-    with FileWriter(folder, file_name(rank)) as file:
+    needed = sum(box.data.nbytes for box in boxes if box.writes)
+    with room.explained(folder / f"{file_name(rank)}{DATA}", needed), FileWriter(folder, file_name(rank)) as file:
         for group, alike in grouped(boxes):
             host = [box.data.detach().to("cpu", copy=False).contiguous() for box in alike]
             file.add(group, alike[0].offset, tuple(alike[0].data.shape), [_bytes(tensor) for tensor in host])

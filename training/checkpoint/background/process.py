@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from training.checkpoint import committing
+from training.checkpoint import committing, room
 from training.checkpoint.background.messages import FAILED, Commit, Lines, Outcome, Write, failure_of, mark_failed
+from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.tables import IncompleteError
-from training.checkpoint.format.writer import TABLE, FileWriter
+from training.checkpoint.format.writer import DATA, TABLE, FileWriter
 from training.owner.claim import Claim, LostOwnership
 
 POLL_S = 0.02
@@ -54,8 +55,11 @@ def _write(message: Write, memory: int) -> None:
     view = memoryview(b"")
     if message.total_bytes:
         view = memoryview(mmap.mmap(memory, message.total_bytes, prot=mmap.PROT_READ))
-    position = 0
-    with FileWriter(Path(message.folder), message.name) as file:
+    position, folder = 0, Path(message.folder)
+    with (
+        room.explained(folder / f"{message.name}{DATA}", message.total_bytes),
+        FileWriter(folder, message.name) as file,
+    ):
         for piece in message.pieces:
             group = message.groups[piece.group]
             size = group.piece_bytes(piece.shape)
@@ -80,7 +84,7 @@ def commit(message: Commit) -> Outcome:
             retain_interval=message.retain_interval,
             claim=Claim(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
         )
-    except (OSError, IncompleteError, LostOwnership) as problem:
+    except (OSError, IncompleteError, DamagedError, LostOwnership) as problem:
         error, lost = str(problem), isinstance(problem, LostOwnership)
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began

@@ -1,5 +1,6 @@
 """A rank's side of saving in the background: copy, hand over, and hear what came of it."""
 
+import contextlib
 import mmap
 import os
 import socket
@@ -12,9 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from training.checkpoint.background.copying import Copy, flat_bytes, pin
 from training.checkpoint.background.messages import Commit, Lines, Outcome, PieceInMemory, Write
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import Group
+from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,6 +37,8 @@ class BackgroundWriter:
         self._descriptor = os.memfd_create("triplane-checkpoint")
         self._memory: Tensor | None = None
         self._size, self._unheard = 0, 0
+        self._copy: Copy | None = None
+        self._unsent: list[Write | Commit] = []
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -50,35 +55,53 @@ class BackgroundWriter:
         theirs.close()
 
     def hand_over(self, folder: Path, boxes: Sequence[Box]) -> None:
-        """Copy what this rank writes, and let the process write it. Training stands still for this alone.
+        """Begin to copy what this rank writes; the process writes it when ``finish_copy`` has seen it copied.
 
-        Raises OSError where the host has no memory for the copy, or the last one is still being written.
+        The optimizer's state stays as it is until the next update, so it is copied by a thread, while forward and
+        backward passes run; all else is copied here. Raises OSError where the host has no memory for the copy, or the
+        last one is still being written.
         """
         if self.is_busy:
             raise OSError(f"rank {self.rank} is still writing the checkpoint before")
         alike = list(grouped(boxes))
         total = sum(box.data.nbytes for _, same in alike for box in same)
-        self._make_room(total)
+        self._make_room(total, pinned=any(box.data.is_cuda for box in boxes))
         position, groups, pieces = 0, dict[Group, int](), []
+        later = list[tuple[Tensor, Tensor]]()
         for group, same in alike:
             for box in same:
-                self._copy(box.data, position)
+                pair = self._target(position, box.data.nbytes), flat_bytes(box.data)
+                if box.key.startswith(UNTIL_UPDATE):
+                    later.append(pair)
+                else:
+                    pair[0].copy_(pair[1])
                 position += box.data.nbytes
             number = groups.setdefault(group, len(groups))
             pieces.append(PieceInMemory(group=number, offset=same[0].offset, shape=tuple(same[0].data.shape)))
-        self._send(
-            Write(
-                folder=str(folder.absolute()),
-                name=file_name(self.rank),
-                groups=tuple(groups),
-                pieces=tuple(pieces),
-                total_bytes=total,
-            )
+        write = Write(
+            folder=str(folder.absolute()),
+            name=file_name(self.rank),
+            groups=tuple(groups),
+            pieces=tuple(pieces),
+            total_bytes=total,
         )
+        self._copy, self._unsent = Copy(later), [write]
+        self._copy.start()
 
     def commit(self, message: Commit) -> None:
         """On one rank, behind ``hand_over``: commit when all writers are done."""
-        self._send(message)
+        self._unsent.append(message)
+
+    def finish_copy(self) -> None:
+        """Wait until everything is copied, and let the process write it. To be called before the next update."""
+        if self._copy is not None:
+            self._copy.finish()
+            self._copy = None
+        while self._unsent:
+            with contextlib.suppress(OSError):  # the process has gone: ``outcomes`` tells
+                self.lines.send(self._unsent[0])
+            self._unsent.pop(0)
+            self._unheard += 1
 
     def outcomes(self, timeout_s: float) -> Iterator[Outcome]:
         """What came of the messages so far; waits at most ``timeout_s`` for all that are under way.
@@ -86,6 +109,8 @@ class BackgroundWriter:
         Raises ChildProcessError where the process has gone before its time.
         """
         deadline = time.monotonic() + timeout_s
+        if timeout_s:
+            self.finish_copy()
         while self._unheard:
             try:
                 outcome = self.lines.receive(max(0.0, deadline - time.monotonic()))
@@ -102,19 +127,16 @@ class BackgroundWriter:
     @property
     def is_busy(self) -> bool:
         """Whether something is under way."""
-        return self._unheard > 0
+        return self._unheard > 0 or bool(self._unsent)
 
     def close(self) -> None:
         """Let the process end when it is done."""
+        self.finish_copy()
         self.lines.channel.close()
         os.close(self._descriptor)
         self._process.wait()
 
-    def _send(self, message: Write | Commit) -> None:
-        self.lines.send(message)
-        self._unheard += 1
-
-    def _make_room(self, total: int) -> None:
+    def _make_room(self, total: int, *, pinned: bool) -> None:
         """Shared memory of at least ``total`` bytes; kept from save to save."""
         if total <= self._size:
             return
@@ -127,12 +149,13 @@ class BackgroundWriter:
         os.ftruncate(self._descriptor, total)
         self._memory = torch.frombuffer(mmap.mmap(self._descriptor, total), dtype=torch.uint8)
         self._size = total
+        if pinned:
+            pin(self._memory)
 
-    def _copy(self, data: Tensor, position: int) -> None:
-        if data.numel():
-            assert self._memory is not None
-            flat = data.detach().contiguous().reshape(-1).view(torch.uint8)
-            self._memory[position : position + flat.numel()].copy_(flat)
+    def _target(self, position: int, size: int) -> Tensor:
+        """uint8 [size], in the shared memory."""
+        assert self._memory is not None or not size
+        return torch.empty(0, dtype=torch.uint8) if self._memory is None else self._memory[position : position + size]
 
 
 def available_host_bytes() -> int:

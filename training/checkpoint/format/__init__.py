@@ -1,7 +1,7 @@
 """The files of a checkpoint, format 2: bytes of rectangles of global tensors, JSON about them, and nothing that runs.
 
 iter_0000100/
-    rank_00000.bin ...   one file per writer: the bytes of its pieces, one after another, nothing between
+    rank_00000.bin ...   one file per writer: the bytes of its pieces, one after another, then a table of them
     pieces.jsonl         for each tensor, a line with its pieces: file, position, place in the global tensor, hash
     index.json           for each tensor its dtype, its global shape and its line in pieces.jsonl
     manifest.json        sizes and hashes of all files and of itself: written last; without it nothing here counts

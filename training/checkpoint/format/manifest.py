@@ -10,7 +10,7 @@ import xxhash
 
 from parallel.errors import UserError
 from training.checkpoint.format.tables import FileFacts
-from training.checkpoint.format.writer import TABLE, write_durably
+from training.checkpoint.format.writer import DATA, TABLE, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -34,6 +34,8 @@ class DamagedError(Exception):
 def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[str, JSON]) -> Manifest:
     """The only commit point. ``known``: files whose writers hashed them; the others, which are small, are read."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not _is_own(entry.name))
+    if unknown := [name for name in names if name.endswith(DATA) and name not in known]:
+        raise DamagedError(f"{folder / unknown[0]}: no writer has said what is in it")
     files = {name: known[name] if name in known else facts_of(folder / name) for name in names}
     if missing := sorted(known.keys() - files.keys()):
         raise DamagedError(f"{folder / missing[0]}: written, but not there any more")
@@ -64,7 +66,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Size and xxh3_128 of a file, read in steps."""
+    """Size and xxh3_128 of a small file."""
     digest, size = xxhash.xxh3_128(), 0
     with path.open("rb", buffering=0) as file:
         while data := file.read(16 << 20):

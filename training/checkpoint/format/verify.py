@@ -1,16 +1,20 @@
 """Whether the files of a checkpoint are what was written: sizes, or every byte. No torch here."""
 
+import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import xxhash
 
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, Manifest, facts_of, read_manifest
-from training.checkpoint.format.reader import Reader
-from training.checkpoint.format.tables import INDEX, PIECES
-from training.checkpoint.format.writer import DATA
+from training.checkpoint.format.pieces import Group, read_piece
+from training.checkpoint.format.tables import FileFacts
+from training.checkpoint.format.writer import DATA, LENGTH_BYTES
 
+STEP_BYTES, AHEAD_BYTES = 1 << 20, 32 << 20
+"""Read and hashed in one go, so that it is still in the processor's cache; and what the disk is asked for ahead."""
 Depth = Literal["hashes", "sizes"]
 
 
@@ -58,37 +62,65 @@ def _file(folder: Path, name: str, manifest: Manifest, depth: Depth) -> list[Dam
         size = path.stat().st_size
         if size != expected.bytes:
             return [Damage(name, f"{path}: expected {expected.bytes:,} bytes, found {size:,}")]
-        if depth == "sizes" and name.endswith(DATA):
-            return []
+        if name.endswith(DATA):
+            return _tensors(path, expected) if depth == "hashes" else []
         found = facts_of(path)
     except OSError as error:
         return [Damage(name, f"{path}: {error.strerror or error}")]
     if found == expected:
         return []
-    where = _damaged_tensors(folder, name)
-    return [Damage(name, f"{path}: expected hash {expected.hash}, found {found.hash}{where}")]
+    return [Damage(name, f"{path}: expected hash {expected.hash}, found {found.hash}")]
 
 
-def _damaged_tensors(folder: Path, name: str) -> str:
-    """Which tensors the changed bytes belong to, as far as the index can be read."""
-    if name in (INDEX, PIECES):
-        return ""
-    try:
-        reader = Reader(folder)
-        keys = [key for key, info in reader.tensors.items() if _changed(folder, name, reader, key)]
-    except (DamagedError, OSError, ValueError, KeyError):
-        return ""
+def _tensors(path: Path, expected: FileFacts) -> list[Damage]:
+    """A file of tensors, read once: the table at its end has the manifest's hash, and each piece the table's.
+
+    A step's bytes are hashed while the disk fetches those of the next.
+    """
+    with path.open("rb", buffering=0) as file:
+        file.seek(expected.bytes - LENGTH_BYTES)
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        start = max(0, expected.bytes - LENGTH_BYTES - length)
+        file.seek(start)
+        table = file.read(min(length, expected.bytes))
+        if (
+            found := xxhash.xxh3_128(table).hexdigest()
+        ) != expected.hash or start + length + LENGTH_BYTES != expected.bytes:
+            text = f"{path}: expected hash {expected.hash} of the table at its end, found {found}"
+            return [Damage(path.name, text)]
+        buffer = memoryview(bytearray(STEP_BYTES))
+        changed = []
+        for key, position, size, wanted in _hashed(json.loads(table)):
+            found = _hash(file.fileno(), position, size, buffer)
+            if found != wanted:
+                changed.append((key, wanted, found))
+    if not changed:
+        return []
+    keys = list(dict.fromkeys(key for key, _, _ in changed))
     shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    return f" (in {shown})" if keys else ""
+    _, wanted, found = changed[0]
+    return [Damage(path.name, f"{path}: expected hash {wanted}, found {found} (in {shown})")]
 
 
-def _changed(folder: Path, name: str, reader: Reader, key: str) -> bool:
-    info = reader.tensors[key]
-    for piece in reader.pieces(key):
-        if piece.file == name:
-            size = info.piece_bytes(piece.shape)
-            with (folder / name).open("rb") as file:
-                file.seek(piece.position + info.number * size)
-                if xxhash.xxh3_64(file.read(size)).hexdigest() != piece.hashes[info.number]:
-                    return True
-    return False
+def _hashed(table: Any) -> Iterator[tuple[str, int, int, str]]:
+    """(key, position, bytes, hash) of every piece of every tensor, in the order of the file."""
+    found = []
+    for entry in table["groups"]:
+        group = Group(tuple(entry["keys"]), entry["dtype"], tuple(entry["shape"]))
+        for piece in map(read_piece, entry["pieces"]):
+            size = group.piece_bytes(piece.shape)
+            for number, (key, wanted) in enumerate(zip(group.keys, piece.hashes, strict=True)):
+                found.append((key, piece.position + number * size, size, wanted))
+    yield from sorted(found, key=lambda part: part[1])
+
+
+def _hash(descriptor: int, position: int, size: int, buffer: memoryview) -> str:
+    digest, end = xxhash.xxh3_64(), position + size
+    while position < end:
+        os.posix_fadvise(descriptor, position + STEP_BYTES, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        count = os.preadv(descriptor, [buffer[: min(STEP_BYTES, end - position)]], position)
+        if not count:
+            break  # shorter than a moment ago
+        digest.update(buffer[:count])
+        position += count
+    return digest.hexdigest()

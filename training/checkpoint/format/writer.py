@@ -1,4 +1,8 @@
-"""One writer's file: the bytes of its pieces as they come, hashed on their way, and a table of them. No torch."""
+"""One writer's file: the bytes of its pieces as they come, hashed on their way, and a table of them. No torch.
+
+The table also ends the file itself, before 8 bytes with its length. So a file is read once to be verified: its hash in
+the manifest is that of the table, and the table has those of the pieces.
+"""
 
 import json
 import os
@@ -16,7 +20,10 @@ DATA = ".bin"
 TABLE = ".pieces.json"
 """Ending of the table beside a data file, until the commit puts all tables together."""
 
-CHUNK_BYTES = 16 << 20  # what is hashed and written in one go: a cache-sized step, and progress in between
+LENGTH_BYTES = 8
+"""At the end of a file of tensors, little-endian: the bytes of the table before it."""
+
+CHUNK_BYTES = 1 << 20  # what is hashed and then written: still in the processor's cache when it is written
 
 
 class FileWriter:
@@ -25,12 +32,12 @@ class FileWriter:
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / f"{name}{DATA}"
         self._file = self.path.open("wb", buffering=0)
-        self._hash, self._position = xxhash.xxh3_128(), 0
+        self._position = 0
         self._groups: dict[Group, list[Piece]] = {}
 
     @property
     def written_bytes(self) -> int:
-        """Bytes written so far."""
+        """Bytes of pieces written so far."""
         return self._position
 
     def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
@@ -48,22 +55,21 @@ class FileWriter:
 
     def close(self) -> None:
         """Make the file durable, then say what is in it."""
+        groups = [
+            {
+                "keys": group.keys,
+                "dtype": group.dtype,
+                "shape": group.shape,
+                "pieces": [piece_entry(piece) for piece in pieces],
+            }
+            for group, pieces in self._groups.items()
+        ]
+        end = json.dumps({"file": self.path.name, "groups": groups}, separators=(",", ":")).encode()
+        self._write(memoryview(end + len(end).to_bytes(LENGTH_BYTES, "little")))
         os.fsync(self._file.fileno())
         self._file.close()
-        table = {
-            "file": self.path.name,
-            "bytes": self._position,
-            "hash": self._hash.hexdigest(),
-            "groups": [
-                {
-                    "keys": group.keys,
-                    "dtype": group.dtype,
-                    "shape": group.shape,
-                    "pieces": [piece_entry(piece) for piece in pieces],
-                }
-                for group, pieces in self._groups.items()
-            ],
-        }
+        size = self._position + len(end) + LENGTH_BYTES
+        table = {"file": self.path.name, "bytes": size, "hash": xxhash.xxh3_128(end).hexdigest(), "groups": groups}
         write_durably(self.path.with_suffix(TABLE), json.dumps(table, separators=(",", ":")).encode())
 
     def __enter__(self) -> Self:
@@ -81,11 +87,13 @@ class FileWriter:
         for start in range(0, data.nbytes, CHUNK_BYTES):
             part = data[start : start + CHUNK_BYTES]
             own.update(part)
-            self._hash.update(part)
-            while part.nbytes:  # a raw file may take less than it is given
-                part = part[self._file.write(part) or 0 :]
+            self._write(part)
         self._position += data.nbytes
         return own.hexdigest()
+
+    def _write(self, data: memoryview) -> None:
+        while data.nbytes:  # a raw file may take less than it is given
+            data = data[self._file.write(data) or 0 :]
 
 
 def write_durably(path: Path, data: bytes) -> None:

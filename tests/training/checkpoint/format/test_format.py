@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel.errors import UserError
+from training.checkpoint.format import manifest
 from training.checkpoint.format import reader as reading
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
@@ -167,9 +168,25 @@ def test_a_folder_counts_only_with_its_manifest(committed: Path) -> None:
 
 
 def test_a_later_format_is_refused(committed: Path) -> None:
-    values = json.loads((committed / MANIFEST).read_text())
-    (committed / MANIFEST).write_text(json.dumps(values | {"format": 3}))
+    values = json.loads((committed / MANIFEST).read_text()) | {"format": 3}
+    del values["hash"]
+    (committed / MANIFEST).write_bytes(manifest._as_bytes(values))
     with pytest.raises(UserError, match="has format 3"):
+        read_manifest(committed)
+
+
+def test_a_flipped_bit_of_the_format_is_damage_not_a_later_version(committed: Path) -> None:
+    text = (committed / MANIFEST).read_text()
+    (committed / MANIFEST).write_text(text.replace('"format": 2', '"format": 3'))
+    with pytest.raises(DamagedError, match=r"manifest\.json: not the manifest .*expected the hash"):
+        read_manifest(committed)
+
+
+def test_a_manifest_that_means_the_same_but_is_laid_out_otherwise_is_damage(committed: Path) -> None:
+    text = (committed / MANIFEST).read_text()
+    (committed / MANIFEST).write_text(text.replace('"iteration"', r'"iter\u0061tion"'))
+    assert json.loads((committed / MANIFEST).read_text()) == json.loads(text)
+    with pytest.raises(DamagedError, match="laid out otherwise"):
         read_manifest(committed)
 
 

@@ -1,0 +1,57 @@
+"""Tensors into shared memory by a thread, while forward and backward passes run."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Copy(threading.Thread):
+    """Copies (target, source) pairs of uint8 tensors. Sources must stay as they are until ``finish``.
+
+    On a GPU the copies go through a stream of their own, behind what this thread's creator has asked for so far.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(name="checkpoint-copy", daemon=True)
+        self.pairs = pairs
+        self.error: Exception | None = None
+        self.device = next((source.device for _, source in pairs if source.is_cuda), None)
+        self.stream = None
+        if self.device is not None:
+            self.stream = torch.cuda.Stream(self.device)
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def run(self) -> None:
+        """The thread. torch lets go of Python's lock while it copies."""
+        try:
+            if self.stream is None:
+                self._copy()
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                    self._copy()
+                self.stream.synchronize()
+        except Exception as error:
+            self.error = error
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        for target, source in self.pairs:
+            target.copy_(source, non_blocking=True)
+
+    def finish(self) -> None:
+        """Wait for the end. Raises what went wrong."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+
+def flat_bytes(data: Tensor) -> Tensor:
+    """uint8 [bytes]: the memory of a contiguous tensor."""
+    return data.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def pin(memory: Tensor) -> None:
+    """Let a GPU copy into this memory directly (cudaHostRegister). Slower without, and no error."""
+    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
