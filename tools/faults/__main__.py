@@ -1,0 +1,114 @@
+"""Inject faults and write what came of them to docs/faults.md.
+
+    python -m tools.faults [--only damages kills matrix disk] [--count N] [--seed N]
+
+Interrupted, it goes on where it was: give it the same seed and the same commit.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import tyro
+
+from parallel import launch, output
+from tools.benchmark.circumstances import ROOT, commit, now
+from tools.faults import document
+from tools.faults.results import Store
+
+Campaign = Literal["damages", "kills", "matrix", "disk"]
+COUNTS: dict[Campaign, int] = {"damages": 500, "kills": 200, "matrix": 1000, "disk": 1000}
+"""How many cases make docs/faults.md; of the matrix and the disk, all there are."""
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Inject faults and write what came of them to docs/faults.md."""
+
+    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk")
+    """damages: changed files; kills: killed processes; matrix: every layout's checkpoint in every other; disk: full,
+    read-only, gone."""
+
+    count: int | None = None
+    """Cases of each campaign. None: as many as docs/faults.md tells of."""
+
+    seed: int = 0
+    """Decides what is injected where."""
+
+    results: Path = ROOT / "runs/faults.jsonl"
+    """What came of each case, a JSON object a line; cases that are in it are not done again."""
+
+    output: Path = ROOT / "docs/faults.md"
+    """The document; sections of campaigns that do not run stay as they are."""
+
+    folder: Path | None = None
+    """Where checkpoints are written and damaged. None: the system's temporary folder."""
+
+
+@dataclass
+class Progress:
+    """A line every few seconds, with the time that is left. Called behind each case, by whichever process did it."""
+
+    campaign: str
+    todo: Sequence[str]
+    store: Store
+    console: int
+    began_s: float = field(default_factory=time.monotonic)
+    said_s: float = field(default_factory=time.monotonic)
+
+    def __call__(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self.said_s < 5:
+            return
+        self.said_s = now_s
+        left, total = len(self.store.left(self.campaign, list(self.todo))), len(self.todo)
+        left_s = (now_s - self.began_s) / max(1, total - left) * left
+        os.write(self.console, f"{self.campaign}: {total - left} of {total}, {left_s:.0f} s left\n".encode())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: everything was survived; 1: something was not, see the document."""
+    job = tyro.cli(Faults, args=argv, use_underscores=True, description=__doc__)
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
+    store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10])
+    wrong = 0
+    for name in job.only:
+        with tempfile.TemporaryDirectory(prefix="triplane-faults-", dir=job.folder) as scratch:
+            wrong += campaign(name, job, store, Path(scratch))
+    return 1 if wrong else 0
+
+
+def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
+    """Do what is left of a campaign and write its section: how many cases were not as they must be."""
+    (scratch / "logs").mkdir()
+    with output.own_output(scratch / "logs", launch.Identity(), every_rank=False) as console:  # torch loads noisily
+        module: ModuleType = importlib.import_module(f"tools.faults.{name}")
+        count = job.count or COUNTS[name]
+        cases = module.cases(count)
+        todo = store.left(name, cases)
+        progress = Progress(name, todo, store, 1 if console is None else console)
+        if todo:
+            module.run(todo, store, scratch, progress)
+    results = [result for result in store.results(name) if result.case in set(cases)]
+    wrong = [result for result in results if result.problem]
+    for result in wrong:
+        print(f"{name}: {result.case}: {result.kind}: {result.problem}", file=sys.stderr)
+    print(f"{name}: {len(results)} cases, {len(wrong)} not as they must be; {job.output}", flush=True)
+    chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] < 1000 else ""
+    command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}"
+    machine = f"{os.cpu_count()} cores, no GPU"
+    document.write(job.output, module.TITLE, document.section(module.TITLE, module.TEXT, command, machine, results))
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

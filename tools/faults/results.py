@@ -1,0 +1,59 @@
+"""What came of each injected fault: JSON lines, so that a campaign that was interrupted goes on. No torch here."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Result:
+    """One fault and what was seen."""
+
+    campaign: str
+    case: str
+    """Unique within a campaign and a seed."""
+    kind: str
+    """What was injected: a row of the table in docs/faults.md."""
+    outcome: str
+    """What was seen, in a few words: results with the same words are counted together."""
+    seconds: float
+    """Until everything was as it should be again."""
+    problem: str = ""
+    """What was not as it should be; empty when all was."""
+    date: str = ""
+    commit: str = ""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Store:
+    """A file of results. Those of another seed or another commit do not count."""
+
+    path: Path
+    seed: int
+    commit: str
+    date: str
+
+    def add(self, result: Result) -> None:
+        """Append a line; whole, since a short line is one write."""
+        stamped = dataclasses.replace(result, date=self.date, commit=self.commit)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"seed": self.seed, **dataclasses.asdict(stamped)}) + "\n"
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def results(self, campaign: str) -> list[Result]:
+        """Of this campaign, in the order in which they came; the last one of a case counts."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        found: dict[str, Result] = {}
+        for line in lines:
+            values = json.loads(line)
+            same = values.pop("seed") == self.seed and values["commit"] == self.commit
+            if same and values["campaign"] == campaign:
+                found[values["case"]] = Result(**values)
+        return list(found.values())
+
+    def left(self, campaign: str, cases: list[str]) -> list[str]:
+        """The cases without a result."""
+        done = {result.case for result in self.results(campaign)}
+        return [case for case in cases if case not in done]
