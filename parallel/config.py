@@ -61,7 +61,8 @@ class ParallelConfig:
     """How tokens reach their experts' ranks; flex is DeepEP (GPU only; model.megatron picks another backend)."""
 
     cp_comm_type: Literal["p2p", "a2a", "all_gather"] = "p2p"
-    """How Transformer Engine's attention exchanges keys and values over CP; without it they are all-gathered."""
+    """How Transformer Engine's attention exchanges keys and values over CP. Without it, and with packed documents
+    (data.reset), they are all-gathered."""
 
     use_distributed_optimizer: bool = True
     """Split the optimizer's fp32 state over the DP ranks (ZeRO-1)."""

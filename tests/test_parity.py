@@ -48,6 +48,20 @@ def test_a_missing_piece_and_a_lost_loss_are_noticed(llama: Observed) -> None:
     assert furthest([float("nan")], [1.0]) > 1
 
 
+def test_what_is_no_number_is_as_far_as_can_be(llama: Observed) -> None:
+    """One NaN among thousands of elements; a reference with a hole; an overlap that makes up for a hole."""
+    name = "layers.0.mlp.linear_fc2.weight"
+    [piece] = llama.gradients[name]
+    spoiled = piece.data.clone()
+    spoiled[1, 2] = float("nan")
+    for ours, theirs in ((spoiled, piece.data), (piece.data, spoiled)):
+        sides = [{**llama.gradients, name: [dataclasses.replace(piece, data=data)]} for data in (ours, theirs)]
+        assert worst_gradient(sides[0], sides[1])[:2] == (float("inf"), name)
+    half = dataclasses.replace(piece, data=piece.data[: len(piece.data) // 2])
+    twice = {**llama.gradients, name: [half, half]}
+    assert worst_gradient(twice, llama.gradients)[2] == [f"{name} is not covered exactly once"]
+
+
 def test_layout_names() -> None:
     config, world_size = with_layout(shrunk(), "tp2sppp2vpp2dp2overlapmbs2")
     parallel = config.parallel

@@ -6,6 +6,9 @@ from typing import Literal
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 
+WITH_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
+"""What megatron-core recomputes in Transformer Engine's modules only."""
+
 
 def mtp_problems(shape: GPTShape, reset: str) -> list[str]:
     """Multi-token prediction with packed documents, or with blocks that attend differently."""
@@ -28,16 +31,42 @@ def mtp_problems(shape: GPTShape, reset: str) -> list[str]:
 
 
 def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
-    """A dispatcher whose kernels the device lacks."""
-    if device != "cpu" or parallel.moe_token_dispatcher_type != "flex":
+    """A dispatcher whose kernels the device lacks, or that has nowhere to send tokens."""
+    field = 'parallel.moe_token_dispatcher_type "flex"'
+    if parallel.moe_token_dispatcher_type != "flex":
+        return []
+    if device == "cpu":
+        return [f'{field} needs GPUs, found device = "cpu". Use "alltoall" or "allgather".']
+    etp = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+    if parallel.expert_model_parallel_size * etp == 1:
+        return [
+            f"{field} needs parallel.expert_model_parallel_size x expert_tensor_parallel_size above 1, found 1. Use "
+            '"alltoall".'
+        ]
+    return []
+
+
+def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
+    """What Transformer Engine's attention cannot exchange over context ranks (its attn_forward_func_with_cp)."""
+    kind, cp = parallel.cp_comm_type, parallel.context_parallel_size
+    if cp == 1 or device == "cpu":
+        return []
+    if any(shape.window_blocks) and kind == "p2p":
+        what, way = f"sliding windows (model.window_size {shape.window_size})", '"all_gather" or "a2a"'
+    elif shape.multi_latent_attention and kind != "p2p":
+        what, way = "latent attention (model.multi_latent_attention)", '"p2p"'
+    else:
         return []
     return [
-        'parallel.moe_token_dispatcher_type "flex" needs GPUs, found device = "cpu". Use "alltoall" or "allgather".'
+        f'parallel.cp_comm_type "{kind}" cannot exchange {what} over context ranks: Transformer Engine refuses it. '
+        f"Use {way}."
     ]
 
 
-def recompute_problems(shape: GPTShape, modules: Sequence[str]) -> list[str]:
-    """Recomputation of parts that the model does not have."""
+def recompute_problems(
+    shape: GPTShape, modules: Sequence[str], device: Literal["auto", "cpu", "cuda"] = "auto"
+) -> list[str]:
+    """Recomputation of parts that the model does not have, or that only Transformer Engine's modules recompute."""
     experts, shared = shape.num_moe_experts > 0, shape.moe_shared_expert_intermediate_size > 0
     parts = {
         "mla_up_proj": ("model.multi_latent_attention", shape.multi_latent_attention),
@@ -49,4 +78,9 @@ def recompute_problems(shape: GPTShape, modules: Sequence[str]) -> list[str]:
         f'train.recompute_modules "{module}" needs a model with {parts[module][0]}, found none. Leave it out.'
         for module in modules
         if module in parts and not parts[module][1]
+    ] + [
+        f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". Leave it '
+        "out."
+        for module in modules
+        if device == "cpu" and module in WITH_TRANSFORMER_ENGINE and parts.get(module, ("", True))[1]
     ]

@@ -17,7 +17,7 @@ from parallel.hatch import hatch_problems, parse
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.stages import stage_problems
 from training.batch_size import BatchSchedule
-from training.combinations import dispatcher_problems, mtp_problems, recompute_problems
+from training.combinations import dispatcher_problems, exchange_problems, mtp_problems, recompute_problems
 from training.divisions import (
     context_problems,
     expert_problems,
@@ -372,7 +372,7 @@ class RunConfig:
         shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
         found = shape.problems() + mtp_problems(shape, self.data.reset)
         if self.train.recompute_granularity == "selective":
-            found += recompute_problems(shape, self.train.recompute_modules)
+            found += recompute_problems(shape, self.train.recompute_modules, self.device)
         if with_parallel:
             found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
             found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
@@ -380,6 +380,8 @@ class RunConfig:
             found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
             found += context_problems(shape, self.parallel)
             found += dispatcher_problems(self.parallel, self.device)
+            if self.data.reset == "none":  # else attention is ours everywhere
+                found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
         return found
 

@@ -156,6 +156,22 @@ def _latent_down_projection() -> bool:
     ) == ["self", "hidden_states"]
 
 
+def _latent_norms() -> bool:
+    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+    return _arguments(MLASelfAttention._resolve_qk_norm_config) == ["self", "submodules"]
+
+
+def _routing() -> bool:
+    from megatron.core.transformer.moe import moe_utils, router
+
+    names = {"logits", "topk", "num_groups", "group_topk", "score_function", "router_replay", "fused"}
+    called = inspect.getsource(router.TopKRouter)
+    return names <= set(_arguments(moe_utils.topk_routing_with_score_function)) and (
+        "= topk_routing_with_score_function(" in called
+    )
+
+
 def _checkpoint_spots() -> bool:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -181,6 +197,8 @@ PROBES = {
     "mappings._gather/_reduce_scatter_along_first_dim and maybe_move_tensor_to_cpu": _uneven_collectives,
     "hybrid_model.process_mtp_loss": _mtp_loss,
     "MLASelfAttention._qkv_down_projection": _latent_down_projection,
+    "MLASelfAttention._resolve_qk_norm_config": _latent_norms,
+    "router.topk_routing_with_score_function": _routing,
     "HybridStack.final_norm": _final_norm,
     "RotaryEmbedding.inv_freq and its cache": _rope_cache,
 }

@@ -144,6 +144,8 @@ def _small_experts(shape: GPTShape, num_layers: int) -> dict[str, Any]:
     """Four experts, or eight in two groups; of a dense-first pattern, one dense block."""
     if not shape.num_moe_experts:
         return {}
+    if num_layers == 1 and not shape.moe_blocks[0]:
+        raise UserError("--num_layers 1 would leave only the dense block of this mixture of experts. Use 2 or more.")
     groups = 2 if shape.moe_router_num_groups else 0
     return {
         "num_moe_experts": 8 if groups else 4,

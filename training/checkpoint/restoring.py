@@ -161,5 +161,14 @@ def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
     if any(reader.shapes.get(box.key) != box.global_shape for box in boxes):
         return False
     reader.read(boxes)
-    rng.set_states(found, ranks)
+    problems = []
+    try:
+        rng.set_states(found, ranks)
+    except (RuntimeError, ValueError) as error:  # bytes that are no generator's state: `sizes` does not see them
+        problems = [f"rank {ranks.rank}: {error}"]
+    if problems := gathered(problems, ranks):
+        raise SharedMistake(
+            f"checkpoint {reader.files.folder} is damaged: a generator's state cannot be restored ({problems[0]}). "
+            "Use --checkpoint.verify hashes, which takes an older checkpoint then."
+        )
     return True
