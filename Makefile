@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | bench | bench-checkpoint | prove-gpu.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | bench | bench-checkpoint | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 ifeq ($(VENV),system)
@@ -11,7 +11,7 @@ endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint bench bench-checkpoint prove-gpu clean
+.PHONY: demo test setup lint bench bench-checkpoint prove-gpu faults clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -32,6 +32,9 @@ bench-checkpoint: setup
 
 prove-gpu: setup
 	$(PYTHON) -m tools.prove_gpu
+
+faults: setup
+	$(PYTHON) -m tools.faults
 
 # Versions come from constraints.txt, packages from pyproject.toml; the editable install makes `python tools/x.py` work.
 .venv/.ready: pyproject.toml constraints.txt

@@ -42,7 +42,7 @@ class Benchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = tyro.cli(Benchmark, args=argv, use_underscores=True, description=__doc__)
+    job = tyro.cli(Benchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark", description=__doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = json.loads(job.output.read_text()) if job.output.exists() else {}
     failed = False

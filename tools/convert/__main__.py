@@ -98,7 +98,9 @@ Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
-    job: Import | Export = tyro.cli(Command, args=argv, use_underscores=True, description=__doc__)
+    job: Import | Export = tyro.cli(
+        Command, args=argv, use_underscores=True, prog="python -m tools.convert", description=__doc__
+    )
     try:
         job.run()
     except UserError as error:

@@ -76,7 +76,7 @@ class Progress:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: everything was survived; 1: something was not, see the document."""
-    job = tyro.cli(Faults, args=argv, use_underscores=True, description=__doc__)
+    job = tyro.cli(Faults, args=argv, use_underscores=True, prog="python -m tools.faults", description=__doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10])

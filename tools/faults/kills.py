@@ -41,6 +41,9 @@ LIMIT_S = 60.0
 OLD = (f"{folders.TEMPORARY}removed", f"{folders.TEMPORARY}replaced")
 """Endings of committed checkpoints that are on their way out."""
 LAYOUTS = ((), ("--parallel.tensor_model_parallel_size", "2"))
+STAGES = ("", DATA, TABLE, INDEX, MANIFEST)
+"""What must be there of a save when the moment of the kill is drawn, by its ending; "": its folder. In the background
+nothing else is there for as long as the copy is made, and the rest takes milliseconds."""
 VICTIMS = ("rank 0", "rank 1", "the launcher", "all processes")
 WRITERS = ("writer 0", "writer 1")
 
@@ -144,11 +147,15 @@ def one(chain: Chain, victim: str) -> tuple[str, list[str]]:
     pid = chain.start()
     processes = None
     try:
-        seen, problems = wait_for_save(chain, before, chain.draw.randrange(4), pid)
+        more = chain.draw.randrange(4)
+        if victim in WRITERS:  # a run that has no checkpoint yet may end; one that has must go on
+            more = max(1, more)
+        seen, problems = wait_for_save(chain, before, more, pid)
         processes = family(pid)
         if len(processes.ranks) != 2 or (chain.background and len(processes.writers) != 2):
             return "?", [*problems, f"the run has no 2 ranks: {_tail(chain)}"]
-        time.sleep(chain.draw.choice([0.0, chain.draw.uniform(0, 0.02), chain.draw.uniform(0, 0.12)]))
+        wait_for_stage(chain.root, seen.temporary - before.temporary, chain.draw.choice(STAGES))
+        time.sleep(chain.draw.choice([0.0, chain.draw.uniform(0, 0.005), chain.draw.uniform(0, 0.05)]))
         seen = max(seen, look(chain.root), key=lambda moment: moment.committed)
         kill(chosen(processes, victim))
         if victim in WRITERS:
@@ -214,12 +221,25 @@ def wait_for_save(chain: Chain, before: Seen, more: int, pid: int) -> tuple[Seen
     return seen, [] if first == expected else [f"expected to go on with iteration {expected}, found {first}"]
 
 
+def wait_for_stage(root: Path, temporary: frozenset[str], ending: str) -> None:
+    """Until the folder that is being written has a file with this ending, or is gone; at most a second."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        try:
+            names = [name for folder in temporary for name in os.listdir(root / folder)]  # noqa: PTH208
+        except OSError:
+            return
+        if any(name.endswith(ending) for name in names) or not ending:
+            return
+        time.sleep(0.0002)
+
+
 def goes_on(chain: Chain, pid: int) -> list[str]:
-    """Without a writer: training goes on and commits again, or it ends for want of any checkpoint."""
+    """Without a writer: training goes on and commits again."""
     had, deadline = look(chain.root).committed, time.monotonic() + LIMIT_S
     while look(chain.root).committed < had + 2:
         if not _is_alive(pid):
-            return [] if had == 0 else [f"the run ended: {_tail(chain)}"]
+            return [f"the run ended: {_tail(chain)}"]
         if time.monotonic() > deadline:
             return [f"no checkpoint within {LIMIT_S:.0f} s behind iteration {had}: {_tail(chain)}"]
         time.sleep(0.002)

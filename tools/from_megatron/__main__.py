@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     # A command line that begins with its first flag is one word here, no flag of ours.
     shielded = [f" {word}" if word.startswith("--") and len(word.split()) > 1 else word for word in given]
-    job = tyro.cli(FromMegatron, args=shielded, use_underscores=True, description=__doc__)
+    job = tyro.cli(
+        FromMegatron, args=shielded, use_underscores=True, prog="python -m tools.from_megatron", description=__doc__
+    )
     try:
         text, origin = read(job.source)
         recipe, summary = convert(text, origin, settings(job.set))

@@ -161,9 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     job: Inspect | Average
     if given[:1] == ["average"]:  # a checkpoint of this name is ./average
-        job = tyro.cli(Average, args=given[1:], use_underscores=True, prog="inspect_checkpoint average")
+        job = tyro.cli(Average, args=given[1:], use_underscores=True, prog="python -m tools.inspect_checkpoint average")
     else:
-        job = tyro.cli(Inspect, args=given, use_underscores=True, prog="inspect_checkpoint", description=__doc__)
+        job = tyro.cli(
+            Inspect, args=given, use_underscores=True, prog="python -m tools.inspect_checkpoint", description=__doc__
+        )
     try:
         return job.run()
     except UserError as error:

@@ -39,7 +39,7 @@ class Parity:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all layouts agree; 1: one does not; 2: bad input."""
-    job = tyro.cli(Parity, args=argv, use_underscores=True, description=__doc__)
+    job = tyro.cli(Parity, args=argv, use_underscores=True, prog="python -m tools.parity", description=__doc__)
     try:
         return prove(job)
     except UserError as error:

@@ -35,7 +35,7 @@ class ProveGpu:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every subject passed or cannot be tried here; 1: one failed; 2: no GPU."""
-    job = tyro.cli(ProveGpu, args=argv, use_underscores=True, description=__doc__)
+    job = tyro.cli(ProveGpu, args=argv, use_underscores=True, prog="python -m tools.prove_gpu", description=__doc__)
     try:
         require_gpu()
     except UserError as error:

@@ -78,7 +78,7 @@ class Reshard:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
-    job = tyro.cli(Reshard, args=argv, use_underscores=True, description=__doc__)
+    job = tyro.cli(Reshard, args=argv, use_underscores=True, prog="python -m tools.reshard", description=__doc__)
     try:
         reshard(job)
     except (UserError, DamagedError) as error:
