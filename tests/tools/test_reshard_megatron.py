@@ -157,14 +157,6 @@ def test_an_optimizer_that_megatron_core_has_written_wrongly(
     assert main([*arguments, "--drop_optimizer", "--verify"]) == 0
 
 
-def test_flat_buckets_are_refused_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = configuration(sizes(), shape="llama2_tiny")
-    on_ranks(2, config, train_and_save, tmp_path / "theirs", "dp_reshardable")
-    arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours"), *with_recipe(config, tmp_path)]
-    refused(arguments, "dp_reshardable.*--drop_optimizer", capsys, tmp_path / "ours")
-    assert main([*arguments, "--drop_optimizer", "--verify"]) == 0
-
-
 MISFITS: dict[str, tuple[dict[str, object], str]] = {
     "another depth": ({"num_layers": 3}, r"has no place for decoder\.layers\.6"),
     "another width": ({"ffn_hidden_size": 64}, r"differs in decoder\.layers\.1\.mlp\.linear_fc1\.weight \[352, 64\]"),

@@ -29,8 +29,8 @@ def style_of(keys: Collection[str]) -> Style:
         return "stacked"
     kinds: dict[str, set[str]] = {}
     for match in filter(None, map(_LAYER.match, keys)):
-        kinds.setdefault(match[1], set()).add("attention" if "attention" in match[2] else "mlp")
-    return "per_block" if any(len(found) == 2 for found in kinds.values()) else "per_layer"
+        kinds.setdefault(match[1], set()).add(match[2].partition(".")[0])  # norms may stand alone in either
+    return "per_block" if any({"self_attention", "mlp"} <= found for found in kinds.values()) else "per_layer"
 
 
 def ours(key: str, style: Style, blocks: int, moe: Collection[int | None]) -> Iterator[tuple[str, int | None]]:

@@ -19,10 +19,11 @@ from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.convert.words import cast
 from tools.reshard.megatron_files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
+from tools.reshard.megatron_flat import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron_keys import moe_blocks, ours, style_of
 from tools.reshard.options import Options
 from tools.reshard.sources import MASTER, STATE, STATES, Source, real_vocab_size
-from tools.reshard.tensors import BLOCK_BYTES, Origin, rectangles
+from tools.reshard.tensors import BLOCK_BYTES, Origin, Tensors, rectangles
 from tools.reshard.vocabulary import is_of_vocabulary
 from training.checkpoint.folders import LATEST_OF_MEGATRON
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -65,11 +66,17 @@ def open_source(folder: Path, options: Options) -> Source:
     shape = resolve(config.model, vocab_size)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
     common = files.common()
-    origins = _origins(files, shape, folder, options.drop_optimizer)
+    tensors: Tensors = files
+    if has_buckets(files):
+        common = common | {"optimizer": optimizer_numbers(files)}
+        if not options.drop_optimizer:
+            weights = _weights(files)
+            style = style_of(weights)
+            tensors = by_weight(files, weights, shape, style, moe_blocks(weights, style))
     return Source(
         folder=folder,
-        files=files,
-        origins=origins,
+        files=tensors,
+        origins=_origins(tensors, shape, folder, options.drop_optimizer),
         state=_state(common),
         config=config,
         about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
@@ -85,10 +92,16 @@ def _tokenizer(config: RunConfig) -> dict[str, Path]:
     return {path.name: path} if path.is_file() else {}
 
 
-def _origins(files: TorchDist, shape: GPTShape, folder: Path, weights_alone: bool) -> dict[str, Origin]:
+def _weights(files: Tensors) -> list[str]:
+    """Keys of the model's tensors."""
+    keys = [key for key in files.tensors if not _NO_WEIGHTS.search(key)]
+    return [key for key in keys if not _STATE.match(key) and not _BUCKET.match(key)]
+
+
+def _origins(files: Tensors, shape: GPTShape, folder: Path, weights_alone: bool) -> dict[str, Origin]:
     """Every tensor of the model by our key. Raises UserError for what is missing, left over or of another shape."""
     keys = [key for key in files.tensors if not _NO_WEIGHTS.search(key)]
-    plain = [key for key in keys if not _STATE.match(key) and not _BUCKET.match(key)]
+    plain = _weights(files)
     style = style_of(plain)
     moe = moe_blocks(plain, style)
     found: dict[str, Origin] = {}
@@ -98,7 +111,10 @@ def _origins(files: TorchDist, shape: GPTShape, folder: Path, weights_alone: boo
         if weights_alone and (match or _BUCKET.match(key)):
             continue
         if _BUCKET.match(key):
-            raise UserError(_flat_buckets(folder, key))
+            raise UserError(
+                f"{folder}: {key}: a form of the optimizer's state that is not read here. Take the weights alone: "
+                "--drop_optimizer."
+            )
         name, prefix = (match[2], f"{STATE}{match[1]}.") if match else (key, "")
         info = files.tensors[key]
         try:
@@ -113,14 +129,6 @@ def _origins(files: TorchDist, shape: GPTShape, folder: Path, weights_alone: boo
             extra.append(key)
     _check_model(found, extra, shape, folder)
     return found
-
-
-def _flat_buckets(folder: Path, key: str) -> str:
-    return (
-        f"{folder}: the optimizer's state is dp_reshardable ({key}): flat memory of each TP x PP rank, in an order "
-        "that only the job that wrote it knows. Let Megatron-LM load it in the layout that wrote it, and save it with "
-        "--dist-ckpt-optim-fully-reshardable; or take the weights alone: --drop_optimizer."
-    )
 
 
 def expected(shape: GPTShape) -> dict[str, tuple[int, ...]]:
@@ -203,10 +211,13 @@ def check_optimizer(source: Source) -> None:
     ]  # fmt: skip
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        why = "" if isinstance(source.files, FlatStates) else (
+            "megatron-core's fully_reshardable form loses a padded bucket's place; its moments are wrong as well. "
+        )  # fmt: skip
         raise UserError(
             f"{source.folder}: the optimizer's state does not belong to the weights: optimizer.state.param of "
-            f"{', '.join(wrong[:5])}{more} does not round to the saved weight. megatron-core's fully_reshardable form "
-            "loses a padded bucket's place; its moments are wrong as well. The weights are right: --drop_optimizer."
+            f"{', '.join(wrong[:5])}{more} does not round to the saved weight. {why}"
+            "The weights are right: --drop_optimizer."
         )
 
 
