@@ -97,7 +97,8 @@ the test suite.
 On CPU ranks (gloo), fp32, 2 to 6 layers of width 64, 4 iterations of 4 or 8 samples of 64 tokens: the losses, the
 gradient norms, the gradient of **every parameter** at step 1, the samples and their order (not with CP, where a rank
 sees slices of samples), and the losses after a checkpoint of this layout was resumed on **one** rank, weights and
-optimizer, all within 1e-5 relative of one rank that ran straight through. A layout's name spells its sizes: `tp2` is TP 2, `sp` sequence parallelism, `pp` pipeline, `vpp`
+optimizer, all within 1e-5 relative of one rank that ran straight through. A layout's name spells its sizes: `tp2` is
+TP 2, `sp` sequence parallelism, `pp` pipeline, `vpp`
 chunks per stage, `dp` replicas, `cp` context, `ep` experts, `etp` expert TP; `mbs` micro-batch, `overlap` of gradient
 reduction and parameter gather, `bucket` gradient elements per bucket, `zero0` without distributed optimizer,
 `first`/`last` layers of the end stages, `account` embedding and loss counted as layers, `[Et|tL]` what each chunk holds

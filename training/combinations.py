@@ -74,13 +74,14 @@ def recompute_problems(
         "moe_act": ("model.num_moe_experts", experts),
         "shared_experts": ("model.moe_shared_expert_intermediate_size", shared),
     }
-    return [
-        f'train.recompute_modules "{module}" needs a model with {parts[module][0]}, found none. Leave it out.'
-        for module in modules
-        if module in parts and not parts[module][1]
-    ] + [
-        f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". Leave it '
-        "out."
-        for module in modules
-        if device == "cpu" and module in WITH_TRANSFORMER_ENGINE and parts.get(module, ("", True))[1]
-    ]
+    found = []
+    for module in modules:
+        needs, there = parts.get(module, ("", True))
+        if not there:
+            found.append(f'train.recompute_modules "{module}" needs a model with {needs}, found none. Leave it out.')
+        elif device == "cpu" and module in WITH_TRANSFORMER_ENGINE:
+            found.append(
+                f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". '
+                "Leave it out."
+            )
+    return found

@@ -174,7 +174,9 @@ class Saves(Attachment):
         good = folders.latest(self.root)
         if good is None:
             raise OSError(f"checkpoint {name} FAILED, and there is no other one: {text}")
-        self.ranks.say(f"checkpoint {name} FAILED: {text}. Training goes on; the newest good one is {good.name}")
+        self.ranks.say(
+            f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
+        )
         if self.ranks.rank == 0 and not self.retried:
             folders.prune(self.root, 1, self.contents.retain_interval)
             self.retry = True
@@ -182,7 +184,7 @@ class Saves(Attachment):
     def _problem(self) -> str | None:
         if self.claim is not None:
             self.claim.check()
-        return room.problem(self.root, self.needed_bytes, self.ranks.identity.world_size + 8)
+        return room.problem(self.root, self.needed_bytes, 2 * self.ranks.identity.world_size + 8)
 
     def _over_all_ranks(self, count: int) -> int:
         total = torch.tensor([count], dtype=torch.int64, device=self.ranks.device)
