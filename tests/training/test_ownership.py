@@ -18,7 +18,7 @@ import pytest
 from parallel.errors import UserError
 from parallel.launch import Identity
 from training.owner import heartbeat, liveness
-from training.owner.claim import ATTEMPT, Claim, LostOwnership, _succeed, fenced, owned, take
+from training.owner.claim import ATTEMPT, RELEASED, Claim, LostOwnership, _succeed, fenced, owned, take
 from training.owner.record import OWNER, Owner, current, encode, myself, successor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -68,6 +68,11 @@ for _ in range(rounds):
     os.close(let_end)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
+
+
+def left_in(folder: Path) -> list[str]:
+    """What lies there, but for the word on who gave it back."""
+    return sorted(path.name for path in folder.iterdir() if path.name != RELEASED)
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -145,7 +150,7 @@ def test_a_folder_is_one_runs_at_a_time(cache_dir: Path, tmp_path: Path) -> None
     third = start_run(run_dir, cache_dir, "--train.train_iters", "5000", "--train.exit_interval", "1")
     printed, said = third.communicate()
     assert third.returncode == 0, said
-    assert "resumed " in printed
+    assert "resumed\n" in printed
     assert not list(run_dir.glob("owner*"))
     until(lambda: not beating(run_dir))
 
@@ -196,10 +201,10 @@ def test_a_released_folder_is_free(tmp_path: Path) -> None:
         assert claim is not None
         assert claim.still_owns()
         assert f"pid {os.getpid()}" in refusal(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
     with pytest.raises(ZeroDivisionError), owned(tmp_path, None, {}):
         raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 def test_ranks_that_did_not_claim(tmp_path: Path) -> None:
@@ -254,14 +259,14 @@ def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
     assert claim.still_owns()
     assert len(said) == 1
     assert "host elsewhere" in said[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"owner.{claim.attempt}.heartbeat", OWNER]
+    assert left_in(tmp_path) == [f"owner.{claim.attempt}.heartbeat", OWNER]
     claim.release()
 
 
 def test_a_damaged_record_is_an_owner_that_nobody_can_see(tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text('{"attempt": "12')
     take(tmp_path, {}, still_s=0.5).release()
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -299,7 +304,7 @@ def test_a_successor_that_died_or_lives_before_owner_json_names_it(tmp_path: Pat
     successor(tmp_path, dead.attempt).write_bytes(encode(dataclasses.replace(after, process_start=1)))
     claim = take(tmp_path, {})
     assert claim.still_owns()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"owner.{claim.attempt}.heartbeat", OWNER]
+    assert left_in(tmp_path) == [f"owner.{claim.attempt}.heartbeat", OWNER]
     claim.release()
 
 
@@ -344,6 +349,12 @@ def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
     with fenced(second):
         pass
     second.release()
+    assert not second.still_owns()
+    second.check()  # nobody has taken it since: what was copied before may be committed
+    with pytest.raises(LostOwnership, match="nobody"):
+        first.check()
+    third = take(tmp_path, {})
+    third.release()
     with pytest.raises(LostOwnership, match="nobody"):
         second.check()
 

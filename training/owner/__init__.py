@@ -11,6 +11,7 @@ In a run's folder:
     owner.json                  the owner; without it the folder is free
     owner.ATTEMPT.heartbeat     its counter. Not in owner.json: a heartbeat that was suspended and woke up would
                                 overwrite its successor's record there
+    .owner.released             the attempt that gave the folder back: what its writers still hold, they may commit
     owner.after-ATTEMPT         the successor of a dead owner; gone when owner.json names it
 
 Taking the folder is one link(2), which fails where the name exists, also between hosts of an NFS server: a free

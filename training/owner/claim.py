@@ -16,6 +16,9 @@ from training.owner.record import OWNER, Owner, current, describe, encode, mysel
 ATTEMPT = "TRIPLANE_ATTEMPT"
 """Environment variable by which an owner hands its attempt to the ranks that it starts anew."""
 
+RELEASED = ".owner.released"
+"""Names the attempt that gave the folder back, until somebody else takes it."""
+
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without hard links answer to link(2)
 
 
@@ -35,10 +38,13 @@ class Claim:
         return owner is not None and owner.attempt == self.attempt
 
     def check(self) -> None:
-        """Raises LostOwnership, with who owns the folder now, unless this attempt does."""
-        if self.still_owns():
-            return
+        """Raises LostOwnership, with who owns the folder now, unless this attempt does, or was the last that did.
+
+        The latter is for writers that outlive their run by a moment: what was copied before is still to be committed.
+        """
         owner = current(self.folder)
+        if self.attempt == (owner.attempt if owner else _released(self.folder)):
+            return
         now = f"owned by {describe(owner)}" if owner else f"owned by nobody ({OWNER} was removed)"
         raise LostOwnership(
             f"run_dir {self.folder}: this run (attempt {self.attempt}) was taken for dead; the folder is now {now}. "
@@ -49,6 +55,7 @@ class Claim:
         """Free the folder, if it is still ours; what cannot be removed is left for the next start to find dead."""
         with contextlib.suppress(OSError):
             if self.still_owns():
+                (self.folder / RELEASED).write_text(self.attempt)
                 (self.folder / OWNER).unlink()
         if self._heartbeat is not None:
             self._heartbeat.end()
@@ -111,6 +118,7 @@ def take(
                 _succeed(folder, owner, newcomer)
             elif current(folder) == owner:
                 raise UserError(_refusal(folder, owner))
+        (folder / RELEASED).unlink(missing_ok=True)
         heartbeat = Heartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
     except OSError as error:
         raise UserError(
@@ -118,6 +126,14 @@ def take(
             "Make room or give permission there, or choose another with --run_dir."
         ) from None
     return Claim(folder, newcomer.attempt, heartbeat)
+
+
+def _released(folder: Path) -> str | None:
+    """The attempt that gave the folder back, if nobody has taken it since."""
+    try:
+        return (folder / RELEASED).read_text()
+    except (OSError, ValueError):
+        return None
 
 
 def _refusal(folder: Path, owner: Owner) -> str:

@@ -28,8 +28,7 @@ class BackgroundWriter:
     """The writer process of this rank, and the memory that they share: as large as what the rank writes.
 
     It is a fresh program (exec), so it inherits no thread, no CUDA and no lock. It outlives the rank by what it was
-    asked for: a checkpoint that is copied everywhere is committed even where all ranks are killed right then, unless
-    the launcher, which outlived them, has given the run's folder back before.
+    asked for: a checkpoint that is copied everywhere is committed even where all ranks are killed right then.
     """
 
     def __init__(self, rank: int) -> None:
