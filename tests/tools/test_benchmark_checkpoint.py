@@ -1,5 +1,6 @@
 """The checkpoint benchmark on a model of no size: every side is measured and every goal has a line."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -13,8 +14,18 @@ from tools.benchmark_checkpoint import conversion, scale
 from training.checkpoint.format.tables import IncompleteError
 
 
+def helpers() -> set[str]:
+    """Processes that multiprocessing has started, of everybody here."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"multiprocessing.spawn" in path.read_bytes():
+                found.add(path.parent.name)
+    return found
+
+
 def test_both_sides_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "results.json"
+    output, before = tmp_path / "results.json", helpers()
     arguments = ["--subjects", "rounds", "--gigabytes", "0.03", "--rounds", "1", "--nproc", "2"]
     assert benchmark.main([*arguments, "--folder", str(tmp_path), "--output", str(output)]) == 0
     [row] = json.loads(output.read_text())["rounds"]["results"]
@@ -25,6 +36,7 @@ def test_both_sides_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture[st
     for name in ("save / dd", "load (hashes) / mcore fully_reshardable", "stall / synchronous save"):
         assert name in printed
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert helpers() == before
 
 
 def test_made_up_ranks_hold_every_element_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

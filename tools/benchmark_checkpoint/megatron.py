@@ -5,6 +5,7 @@ bound to one TP, PP and EP. Both as Megatron-LM calls them: fully parallel over 
 """
 
 import contextlib
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +80,13 @@ def state_dict(trainer: Trainer, form: Form, *, is_loading: bool) -> dict[str, A
     model = {name: entry for part in state.values() for name, entry in part.items()}
     state["optimizer"] = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     return state
+
+
+def end_helpers() -> None:
+    """mcore keeps a manager process for the results of its writers, which would outlive a forked rank."""
+    for process in multiprocessing.active_children():
+        process.terminate()
+        process.join()
 
 
 @contextlib.contextmanager

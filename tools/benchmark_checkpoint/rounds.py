@@ -32,6 +32,7 @@ def measure(identity: Identity, job: Rounds, output: Path) -> None:
     """On every rank: all rounds; each rank leaves its numbers in ``output.RANK``."""
     with started(configuration(job.num_layers, job.hidden_size), identity) as trainer:
         found = list(_rounds(trainer, job))
+        megatron.end_helpers()
         result = {**ours.shard(trainer), "total_bytes": ours.total_bytes(trainer), "rounds": found}
         output.with_suffix(f".{identity.rank}").write_text(json.dumps(result))
 
