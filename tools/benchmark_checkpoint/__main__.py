@@ -2,7 +2,7 @@
 
     python -m tools.benchmark_checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
 
-FOLDER lies on the disk to measure; 8 times --gigabytes are needed there. Ratios are of medians of one run.
+FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run.
 """
 
 import json
