@@ -26,8 +26,8 @@ class FileFacts(NamedTuple):
 def merge(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
     """Write ``index.json`` and ``pieces.jsonl`` from the tables of the writers ``names``: the facts of their files.
 
-    Linear in the pieces: 11 s for the 406,243 of a 405B model's 16,384 ranks (make bench-checkpoint). Raises IncompleteError where a
-    tensor is not covered exactly once, and OSError where a writer's table is missing.
+    Linear in the pieces: 11 s for the 406,243 of a 405B model's 16,384 ranks (make bench-checkpoint). Raises
+    IncompleteError where a tensor is not covered exactly once, and OSError where a writer's table is missing.
     """
     facts: dict[str, FileFacts] = {}
     groups: dict[Group, list[Piece]] = {}
