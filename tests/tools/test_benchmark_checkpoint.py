@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ def helpers() -> set[str]:
 
 
 def test_both_sides_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sleeper = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)
+    sleeper.start()  # ranks that are forked from a process with children list them among their own
     output, before = tmp_path / "results.json", helpers()
     arguments = ["--subjects", "rounds", "--gigabytes", "0.03", "--rounds", "1", "--nproc", "2"]
     assert benchmark.main([*arguments, "--folder", str(tmp_path), "--output", str(output)]) == 0
@@ -37,6 +41,9 @@ def test_both_sides_are_measured(tmp_path: Path, capfd: pytest.CaptureFixture[st
         assert name in printed
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert helpers() == before
+    assert sleeper.is_alive()
+    sleeper.terminate()
+    sleeper.join()
 
 
 def test_made_up_ranks_hold_every_element_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

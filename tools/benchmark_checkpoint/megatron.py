@@ -6,7 +6,8 @@ bound to one TP, PP and EP. Both as Megatron-LM calls them: fully parallel over 
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -82,11 +83,15 @@ def state_dict(trainer: Trainer, form: Form, *, is_loading: bool) -> dict[str, A
     return state
 
 
-def end_helpers() -> None:
-    """mcore keeps a manager process for the results of its writers, which would outlive a forked rank."""
+def end_helpers(inherited: Sequence[BaseProcess]) -> None:
+    """mcore keeps a manager process for the results of its writers, which would outlive a forked rank.
+
+    A forked rank also lists the children of its parent, which are not its own to end: ``inherited``.
+    """
     for process in multiprocessing.active_children():
-        process.terminate()
-        process.join()
+        if process not in inherited:
+            process.terminate()
+            process.join()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Disk, Triplane and megatron-core in turns, on the ranks of one run."""
 
 import json
+import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,8 +32,9 @@ class Rounds:
 def measure(identity: Identity, job: Rounds, output: Path) -> None:
     """On every rank: all rounds; each rank leaves its numbers in ``output.RANK``."""
     with started(configuration(job.num_layers, job.hidden_size), identity) as trainer:
+        inherited = multiprocessing.active_children()
         found = list(_rounds(trainer, job))
-        megatron.end_helpers()
+        megatron.end_helpers(inherited)
         result = {**ours.shard(trainer), "total_bytes": ours.total_bytes(trainer), "rounds": found}
         output.with_suffix(f".{identity.rank}").write_text(json.dumps(result))
 
