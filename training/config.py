@@ -1,4 +1,4 @@
-"""The whole configuration: eight sections, each living with the package that reads it. No torch here.
+"""The whole configuration: nine sections, each living with the package that reads it. No torch here.
 
 ``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
 """
@@ -27,6 +27,7 @@ from training.divisions import (
     split_problems,
 )
 from training.schedule import Schedule
+from training.watch.config import FaultConfig
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
 
@@ -295,6 +296,7 @@ Section = (
     | TrainConfig
     | CheckpointConfig
     | LogConfig
+    | FaultConfig
 )
 
 
@@ -325,6 +327,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
 
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
