@@ -14,6 +14,7 @@ from parallel.errors import UserError
 from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
+from training.fitting import fit
 from training.owner.claim import ATTEMPT, Claim, owned
 from training.watch.request import StopRequest
 
@@ -44,10 +45,19 @@ def start(config: RunConfig) -> int:
     identity = launch.detect(os.environ)
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
     nproc = config.nproc or gpus or smallest_world(config.parallel)
+    given = identity.world_size if identity else nproc
+    if identity is not None and config.nproc not in (None, given) and identity.rank == 0:
+        print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {given} ranks", flush=True)
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
-    cli.check(expected, identity.world_size if identity else nproc)
-    if identity is not None and config.nproc not in (None, identity.world_size) and identity.rank == 0:
-        print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {identity.world_size} ranks", flush=True)
+    fitted = fit(expected, given)
+    cli.check(fitted.config, fitted.world_size)
+    if fitted.words:
+        config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
+        if identity is None or identity.rank == 0:
+            print(fitted.words, flush=True)
+        if identity is not None and identity.rank >= nproc:
+            return 0  # nothing to do: the others are enough for whole replicas
+        identity = replace(identity, world_size=nproc) if identity else None
     output.make_run_dir(run_dir)
     with owned(run_dir, identity, os.environ) as claim:
         return train_ranks(config, run_dir, identity, nproc, claim, request)

@@ -76,6 +76,10 @@ class ParallelConfig:
     ddp_bucket_size: int | None = None
     """Gradient elements per bucket of an overlapped reduction. None: Megatron's max(40M, 1M x DP)."""
 
+    fit: bool = False
+    """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else
+    another PP, then a smaller TP, and say so. Global batch and data order stay."""
+
     distributed_timeout_minutes: float = 10.0
     """Minutes until a collective that some rank never joined raises."""
 
