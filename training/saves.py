@@ -1,6 +1,7 @@
 """When the loop asks for a checkpoint: written in the background or waited for, reported, and survived if it fails."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -46,13 +47,14 @@ class Saves(Attachment):
         background: bool,
         timeout_s: float,
         claim: Claim | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.claim = timeout_s, claim
+        self.timeout_s, self.claim, self.beat = timeout_s, claim, beat
         self.writer = BackgroundWriter(ranks.rank) if background else None
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
-        self.folder = root
+        self.folder, self.saved = root, False
 
     def start(self, progress: Progress) -> None:
         """Raises SharedMistake where the folder cannot take a checkpoint: before step 1, not hours into the run."""
@@ -74,10 +76,13 @@ class Saves(Attachment):
             self._hear(self.timeout_s)  # one at a time: the memory of the last one is still being written
             if (text := on_first_rank(self._problem, self.ranks)) is not None:
                 raise OSError(text)
+            if self.saved and self.ranks.rank == 0 and not self.root.is_dir():
+                self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is made anew")
             if self.writer is None:
                 self._save(progress)
             else:
                 self._hand_over(progress, self.writer)
+            self.saved = True
         except OSError as error:
             self._failed(path.name, str(error))
         stall_s = time.monotonic() - began
@@ -142,7 +147,7 @@ class Saves(Attachment):
         if self.writer is None:
             return
         try:
-            for outcome in self.writer.outcomes(timeout_s):
+            for outcome in self.writer.outcomes(timeout_s, self.beat):
                 if outcome.what == "Commit":
                     self._report(outcome)
         except ChildProcessError as error:  # killed, say for its memory: the committer must not wait for it

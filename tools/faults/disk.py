@@ -248,11 +248,13 @@ def read_only_later(world: World) -> None:
 
 
 def gone(world: World) -> None:
-    """The folder of checkpoints was moved away: the next save makes it anew."""
+    """The folder of checkpoints was moved away: the next save says so, and makes it anew."""
     world.start()
     world.expect_committed(world.save(), 1)
     world.to_disk(take_away)
-    world.expect_committed(world.save(), 2)
+    said = world.save()
+    world.expect(said, f"{world.root} is gone, and the checkpoints in it")
+    world.expect_committed(said, 2)
 
 
 def gone_while_writing(world: World) -> None:
@@ -294,7 +296,7 @@ SEEN: Mapping[Scenario, str] = {
     read_only_at_the_start: "refused before step 1",
     full_before_the_first: "said; the run ends",
     full_of_old_ones: "said; training goes on; an old one makes room, tried again, committed",
-    gone: "made anew, committed",
+    gone: "said; made anew, committed",
 }
 GOES_ON = "said; training goes on; committed when the disk is back"
 

@@ -23,7 +23,7 @@ TABLE = ".pieces.json"
 LENGTH_BYTES = 8
 """At the end of a file of tensors, little-endian: the bytes of the table before it."""
 
-CHUNK_BYTES = 1 << 20  # what is hashed and then written: still in the processor's cache when it is written
+CHUNK_BYTES = 256 << 10  # what is hashed and then written: still in the core's own cache when it is written
 
 
 class FileWriter:
