@@ -185,6 +185,43 @@ def test_what_is_not_the_weights_is_refused(
     assert main([*arguments, "--drop_optimizer"]) == 0
 
 
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two stages that both have the embedding, of more elements than are looked at to find it."""
+    folder = tmp_path_factory.mktemp("tied")
+    on_ranks(2, TIED, save_flat, folder)
+    return folder
+
+
+TIED = configuration(sizes(pp=2), shape="gpt2_tiny")
+
+
+def with_a_changed_copy(tied: Path, target: Path, state: str) -> Path:
+    """One bit of the later stage's embedding, far from its ends."""
+    shutil.copytree(tied / "theirs", target)
+    dtypes = "dtype_(torch.float32, torch.float32)"
+    key = f"optimizer.distributed.dp_group_idx_1.gbuf_idx_0.{dtypes}.bucket_idx_0.{state}"
+    files = TorchDist(target)
+    (chunk,) = files.tensors[key].chunks
+    assert chunk.shape == (384 * 64,)
+    start = files._data_start(key, files.tensors[key], chunk)
+    files.close()
+    np.memmap(target / chunk.file, np.uint8, "r+", offset=start, shape=(chunk.shape[0], 4))[12000, 0] ^= 1
+    return target
+
+
+def test_a_copy_is_compared_whole(tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moments of copies may drift apart, and that is said; weights that differ are not copies."""
+    more = with_recipe(TIED, tmp_path)
+    source = with_a_changed_copy(tied, tmp_path / "moments", "exp_avg")
+    assert main([str(source), str(tmp_path / "ours"), *more]) == 0
+    assert "state of embedding.word_embeddings.weight differs between the ranks" in capsys.readouterr().out
+    check(tied, tmp_path / "ours")
+    source = with_a_changed_copy(tied, tmp_path / "weights", "param")
+    message = r"begins and ends as embedding\.word_embeddings\.weight, but is not the same weight"
+    refused([str(source), str(tmp_path / "out"), *more], message, capsys, tmp_path / "out")
+
+
 def test_what_training_left_is_read_whole(trained: Path, tmp_path: Path) -> None:
     arguments = [str(trained / "theirs"), str(tmp_path / "ours"), *with_recipe(LLAMA, tmp_path), "--workers", "2"]
     assert main(arguments) == 0

@@ -93,6 +93,7 @@ def test_megatron_core_loads_it_whole_in_another_layout(name: str, run_of: RunOf
     on_ranks(readers, configuration(read, **model), load_and_go_on, tmp_path / "theirs", source, tmp_path / "pieces")
 
 
+@torch.no_grad()
 def load_gpt(parts: Parts, folder: Path, source: Path) -> None:
     """Block i of GPTModel has sublayers 2 i and 2 i + 1 of ours."""
     found = load(parts, folder)

@@ -1,5 +1,6 @@
 """A Hugging Face folder becomes a checkpoint: rows of theirs into pieces of ours, block after block. No torch here."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,12 @@ from parallel.layout import Layout
 from tools.convert import recipe, work
 from tools.convert.blocks import Block, blocks, entry_dtype, most_frequent_dtype, read_block
 from tools.convert.checking import architecture, check, names_in
+from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
 from tools.convert.source import Source
-from training.checkpoint.format.manifest import DamagedError, read_manifest, write_manifest
+from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.format.tables import merge, remove_tables
-from training.checkpoint.format.writer import TABLE, FileWriter, write_durably
+from training.checkpoint.format.writer import FileWriter, write_durably
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, write_state
 
@@ -43,27 +45,16 @@ class Import:
     def parts(self, source: Source) -> list[list[Block]]:
         """Blocks by the file that they go into; the same whatever the number of workers."""
         model_type, shape = self.architecture
-        found: list[list[Block]] = []
-        size = self.max_file_bytes
-        for entry in entries(model_type, shape):
-            for block in blocks(entry, entry_dtype(entry, source, names_in(source, model_type), self.dtype)):
-                if size + block.bytes > self.max_file_bytes:
-                    found.append([])
-                    size = 0
-                found[-1].append(block)
-                size += block.bytes
-        return found
-
-    def is_done(self, part: int) -> bool:
-        """Whether a part's file is complete: its table is written last."""
-        return (self.folder / f"{part_name(part)}{TABLE}").is_file()
+        names = names_in(source, model_type)
+        found = (blocks(entry, entry_dtype(entry, source, names, self.dtype)) for entry in entries(model_type, shape))
+        return in_parts(itertools.chain.from_iterable(found), self.max_file_bytes)
 
     def do(self, worker: int, workers: int, report: work.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         with Source(self.source) as source:
             names = names_in(source, self.architecture[0])
             for number, part in list(enumerate(self.parts(source)))[worker::workers]:
-                if not self.is_done(number):
+                if not is_done(self.folder, number):
                     self._write(part, number, source, names, report)
 
     def _write(
@@ -92,27 +83,11 @@ def import_folder(source: Path, target: Path, *, dtype: str | None, workers: int
             job = Import(source=source, folder=folder, dtype=dtype, max_file_bytes=max_file_bytes)
             parts = job.parts(opened)
             if not is_committed(folder):
-                sizes = [sum(block.bytes for block in part) for part in parts]
-                done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
-                work.run(job, min(workers, len(parts)), sum(sizes), done, "import")
+                do(job, folder, parts, workers, "import")
                 commit(folder, opened, job, len(parts))
             remove_tables(folder, map(part_name, range(len(parts))))
             work.finish(folder, target)
     return notes
-
-
-def part_name(number: int) -> str:
-    """Of a part's file, without its ending."""
-    return f"part_{number:05d}"
-
-
-def is_committed(folder: Path) -> bool:
-    """Whether an earlier run came as far as the manifest."""
-    try:
-        read_manifest(folder)
-    except DamagedError:
-        return False
-    return True
 
 
 def commit(folder: Path, source: Source, job: Import, parts: int) -> None:

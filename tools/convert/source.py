@@ -12,6 +12,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from tools.convert.words import FLOATS, cast, dequantised, from_numbers, to_numbers
+from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -54,7 +55,7 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._descriptors: dict[Path, int] = {}
+        self._descriptors = Descriptors(folder)
         self._scales: dict[str, np.ndarray] = {}
 
     @cached_property
@@ -88,7 +89,7 @@ class Source:
         """Rows of a tensor as words of ``dtype``: [count, elements of a row]."""
         place = self.places[name]
         words = np.empty((count, place.row_bytes // ITEM_BYTES[place.dtype]), dtype=WORDS[ITEM_BYTES[place.dtype]])
-        _fill(self._descriptor(place.file), place.start + first * place.row_bytes, words, place.file)
+        _fill(self._descriptors.of(place.file.name), place.start + first * place.row_bytes, words, place.file)
         if self._is_scaled(name):
             return from_numbers(dequantised(words, self._scale(name), first), dtype)
         return cast(words, place.dtype, dtype)
@@ -104,9 +105,7 @@ class Source:
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._descriptors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,11 +123,6 @@ class Source:
             words = self.rows(name + SCALE, 0, place.shape[0], place.dtype)
             self._scales = {name: to_numbers(words, place.dtype).astype(np.float32)}
         return self._scales[name]
-
-    def _descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
-            self._descriptors[path] = os.open(path, os.O_RDONLY)
-        return self._descriptors[path]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from tools.convert import work
-from tools.convert.importing import is_committed, part_name
+from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
 from tools.convert.words import FLOATS, from_numbers, to_numbers
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
@@ -21,7 +21,7 @@ from training.checkpoint.format.pieces import ITEM_BYTES, Group
 from training.checkpoint.format.reader import Reader
 from training.checkpoint.format.tables import INDEX, PIECES, merge, remove_tables
 from training.checkpoint.format.verify import damages
-from training.checkpoint.format.writer import TABLE, FileWriter, write_durably
+from training.checkpoint.format.writer import FileWriter, write_durably
 
 DTYPE = "float32"
 """Of the means: what a run's own weights, its masters, are."""
@@ -61,21 +61,12 @@ class Average:
         """Blocks by the file that they go into; the same whatever the number of workers."""
         with Reader(self.sources[-1]) as reader:
             weights = weights_of(reader)
-        found: list[list[Block]] = []
-        size = FILE_BYTES
-        for name, stored in weights.items():
-            for offset, shape in rectangles(stored.shape):
-                block = Block(name, kind_of(stored.key)[1], stored.shape, offset, shape)
-                if size + block.bytes > FILE_BYTES:
-                    found.append([])
-                    size = 0
-                found[-1].append(block)
-                size += block.bytes
-        return found
-
-    def is_done(self, part: int) -> bool:
-        """Whether a part's file is complete: its table is written last."""
-        return (self.folder / f"{part_name(part)}{TABLE}").is_file()
+        found = (
+            Block(name, kind_of(stored.key)[1], stored.shape, offset, shape)
+            for name, stored in weights.items()
+            for offset, shape in rectangles(stored.shape)
+        )
+        return in_parts(found, FILE_BYTES)
 
     def do(self, worker: int, workers: int, report: work.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
@@ -83,7 +74,7 @@ class Average:
         weights = [weights_of(reader) for reader in readers]
         try:
             for number, part in list(enumerate(self.parts))[worker::workers]:
-                if self.is_done(number):
+                if is_done(self.folder, number):
                     continue
                 with FileWriter(self.folder, part_name(number)) as file:
                     for block in part:
@@ -120,9 +111,7 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
     with work.unfinished(target, job_text) as folder:
         job = Average(sources=tuple(sources), shares=tuple(parts), folder=folder)
         if not is_committed(folder):
-            sizes = [sum(block.bytes for block in part) for part in job.parts]
-            done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
-            work.run(job, min(workers, len(sizes)), sum(sizes), done, "average")
+            do(job, folder, job.parts, workers, "average")
             commit(job)
         remove_tables(folder, map(part_name, range(len(job.parts))))
         work.finish(folder, target)

@@ -14,8 +14,16 @@
     megatron_files.py     .metadata and .distcp files: tensors by rectangle, the common state
     megatron_keys.py      Megatron's keys <-> ours: stacked, by block, by sublayer
     megatron_source.py    what of a Megatron checkpoint is what, and whether its optimizer's state is to be trusted
+    megatron_params.py    the parameters that ranks held, and the order of a model's modules
+    megatron_flat.py      dp_reshardable optimizers: ranks' flat memory, in which each tensor is to be found
+    megatron_copies.py    ... what several ranks hold alike, compared whole
+    megatron_known.py     ... where we have written it, and know
     megatron_blobs.py     writes .distcp files
-    megatron_target.py    ``--form megatron``: .metadata, metadata.json, the common state
+    megatron_target.py    ``--form megatron``: .metadata, metadata.json
+    megatron_job.py       the job that is to load it
+    megatron_buckets.py   dp_reshardable optimizers to be written: each rank's flat memory
+    megatron_state.py     the common state, and ranks' own
+    megatron_args.py      what Megatron-LM restores besides: its arguments, samples, schedule
 
 Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A checkpoint of
 ours fits every TP, PP, DP and EP size as it is; what is rewritten here is what it holds.

@@ -4,6 +4,8 @@
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
     python -m tools.reshard MEGATRON_FOLDER TARGET --recipe RECIPE.toml
     python -m tools.reshard SOURCE TARGET --form megatron --keys stacked
+    python -m tools.reshard SOURCE TARGET --form megatron --optimizer_form dp_reshardable \
+        --tensor_model_parallel_size 4 --pipeline_model_parallel_size 2 --data_parallel_size 8
 
 A checkpoint of ours needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
 checkpoint is run, and no pickle is executed. A killed run goes on where it was when the same command is given again.
@@ -12,13 +14,14 @@ Exit code 2: bad input, or what was compared differs.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
 from parallel.errors import UserError
 from tools.convert.__main__ import at_least_one, size_in_bytes
+from tools.reshard.megatron_job import MegatronJob
 from tools.reshard.options import Dtype, Form, Keys, Options
 from tools.reshard.plan import Plan
 from tools.reshard.rewriting import planned
@@ -40,8 +43,7 @@ class Reshard:
     keys: Keys = "per_layer"
     """With --form megatron: per_layer for HybridModel; stacked for GPTModel, per_block for GPTModel with
     non_homogeneous_layers."""
-    expert_model_parallel_size: int = 1
-    """With --form megatron: EP of the job that loads it. Above 1, Megatron's optimizer is two, and so is its state."""
+    job: tyro.conf.OmitArgPrefixes[MegatronJob] = field(default_factory=MegatronJob)
     drop_optimizer: bool = False
     """Weights alone."""
     dtype: Dtype | None = None
@@ -63,6 +65,10 @@ class Reshard:
         """Raises UserError."""
         if self.recipe is not None and not self.recipe.is_file():
             raise UserError(f"--recipe {self.recipe}: no such file.")
+        if self.form != "megatron" and self.job != MegatronJob():
+            raise UserError(
+                "a job's sizes are for --form megatron alone: a checkpoint of ours fits all of them. Leave them out."
+            )
         return Options(
             form=self.form,
             drop_optimizer=self.drop_optimizer,
@@ -71,7 +77,7 @@ class Reshard:
             vocab_size=self.vocab_size,
             make_vocab_size_divisible_by=self.make_vocab_size_divisible_by,
             keys=self.keys,
-            expert_model_parallel_size=self.expert_model_parallel_size,
+            job=self.job,
             recipe=self.recipe.resolve() if self.recipe else None,
         )
 

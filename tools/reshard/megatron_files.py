@@ -23,6 +23,7 @@ import numpy as np
 from parallel.errors import UserError
 from tools.reshard.megatron_pickle import DTYPES, STORAGES, Ordered, Outside, Record, Size, read, record
 from training.checkpoint.format.coverage import covered_once
+from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 METADATA, CONFIG, LEGACY_COMMON = ".metadata", "metadata.json", "common.pt"
@@ -101,7 +102,7 @@ class TorchDist:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._descriptors: dict[str, int] = {}
+        self._descriptors = Descriptors(folder)
         self._data: dict[tuple[str, int], int] = {}
 
     @cached_property
@@ -239,21 +240,15 @@ class TorchDist:
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._descriptors.close()
 
     def _descriptor(self, name: str) -> int:
-        if Path(name).name != name:
-            raise UserError(f"{self.folder}: a chunk lies in {name!r}, which is no file of this folder.")
-        if name not in self._descriptors:
-            if len(self._descriptors) >= 256:
-                self.close()
-            try:
-                self._descriptors[name] = os.open(self.folder / name, os.O_RDONLY)
-            except OSError as error:
-                raise UserError(f"{self.folder / name}: {error.strerror}, but {METADATA} names it.") from None
-        return self._descriptors[name]
+        try:
+            return self._descriptors.of(name)
+        except ValueError as error:
+            raise UserError(f"{self.folder}: a chunk lies in {error}.") from None
+        except OSError as error:
+            raise UserError(f"{self.folder / name}: {error.strerror}, but {METADATA} names it.") from None
 
 
 class _Window(io.RawIOBase):

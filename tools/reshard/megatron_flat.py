@@ -9,7 +9,9 @@ checkpoint shows (megatron-core 0.19.2: distrib_optimizer.py, _compute_per_buffe
    uninterrupted stretch of it, fixed by the parameters that are like no other;
 3. ``megatron_source.check_optimizer`` compares every element that was found with its weight.
 
-What several ranks hold alike is read from the first of them, as megatron-core does when it saves by weight.
+What several ranks hold alike (norms on tensor-parallel ranks, a tied embedding on two stages) is read from the first of
+them, as megatron-core does when it saves by weight; ``check_optimizer`` compares the other copies whole
+(``megatron_copies``).
 """
 
 import itertools
@@ -45,7 +47,7 @@ _OBJECT = re.compile(
 )
 _ORDERS: Sequence[tuple[Norms, Experts]] = tuple(itertools.product(("before", "inside"), ("by expert", "by layer")))
 _EMBEDDING: Site = ("word_embeddings.weight", None)
-_WAY_OUT = (
+WAY_OUT = (
     "Let Megatron-LM load it in the layout that wrote it, and save it with --dist-ckpt-optim-fully-reshardable; or "
     "take the weights alone: --drop_optimizer."
 )
@@ -76,6 +78,15 @@ class Piece:
 
 
 @dataclass(slots=True, frozen=True)
+class Copy:
+    """A parameter that lies in two ranks' memory: (bucket, first element) of the one that is read, and of another."""
+
+    param: Param
+    read: tuple[str, int]
+    other: tuple[str, int]
+
+
+@dataclass(slots=True, frozen=True)
 class FlatTensor:
     """A state of the optimizer, of the shape of its weight."""
 
@@ -88,9 +99,9 @@ class FlatTensor:
 class FlatStates:
     """A folder's tensors, the optimizer's by weight: ``optimizer.state.<state>.<Megatron's key>``."""
 
-    def __init__(self, files: TorchDist, pieces: Mapping[str, tuple[Piece, ...]]) -> None:
+    def __init__(self, files: TorchDist, pieces: Mapping[str, tuple[Piece, ...]], copies: Sequence[Copy] = ()) -> None:
         plain: dict[str, Info] = {key: info for key, info in files.tensors.items() if not BUCKET.match(key)}
-        self._files = files
+        self.files, self.copies = files, copies
         self._flat = {
             f"{STATE}{state}.{key}": FlatTensor(
                 files.tensors[f"{found[0].bucket}.{state}"].dtype, files.tensors[key].shape, state, found
@@ -103,7 +114,7 @@ class FlatStates:
     def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
         """As ``TorchDist.read``."""
         if key not in self._flat:
-            self._files.read(key, offset, into)
+            self.files.read(key, offset, into)
             return
         info = self._flat[key]
         for piece in info.pieces:
@@ -122,13 +133,13 @@ class FlatStates:
         row = math.prod(shape[axis + 1 :])
         first, last = inside[axis].start, inside[axis].stop
         words = np.empty((last - first) * row, dtype=WORDS[ITEM_BYTES[dtype]])
-        self._files.read(key, (piece.start + first * row,), words)
+        self.files.read(key, (piece.start + first * row,), words)
         rows = words.reshape(*shape[:axis], last - first, *shape[axis + 1 :])
         return rows[(*inside[:axis], slice(None), *inside[axis + 1 :])]
 
     def close(self) -> None:
         """Close the files."""
-        self._files.close()
+        self.files.close()
 
 
 def has_buckets(files: TorchDist) -> bool:
@@ -145,17 +156,23 @@ def by_weight(
     for param in params:
         index.setdefault(weight_sample(files, param), []).append(param)
     places: dict[Param, tuple[str, int]] = {}
-    for buckets in _buffers(files):
+    copies: list[Copy] = []
+    for buckets in buffers_of(files).values():
         segments = [segment for bucket in buckets for segment in _segments(files, bucket, params, index)]
         for segment, param in zip(segments, _told_apart(files.folder, segments, shape), strict=True):
-            places.setdefault(param, (segment.bucket, segment.start))
+            here = (segment.bucket, segment.start)
+            if places.setdefault(param, here) != here:
+                copies.append(Copy(param, places[param], here))
     if lost := [key_of(param.site) for param in params if param not in places]:
-        raise UserError(f"{files.folder}: found no optimizer's state of {_some(lost)}. {_WAY_OUT}")
-    return FlatStates(files, _pieces(places))
+        raise UserError(f"{files.folder}: found no optimizer's state of {_some(lost)}. {WAY_OUT}")
+    return FlatStates(files, pieces_of(places), copies)
 
 
-def _buffers(files: TorchDist) -> list[list[str]]:
-    """The buckets of each model chunk's memory on each TP x PP rank, in order: keys without their state."""
+def buffers_of(files: TorchDist) -> dict[tuple[str, int, int], list[str]]:
+    """The buckets of each model chunk's memory on each TP x PP rank, in order: keys without their state.
+
+    By the chained optimizer's prefix, the rank's number, and the buffer's. Raises UserError where a state is lacking.
+    """
     found: dict[tuple[str, int, int], dict[int, str]] = {}
     for key, info in files.tensors.items():
         if match := BUCKET.match(key):
@@ -164,12 +181,12 @@ def _buffers(files: TorchDist) -> list[list[str]]:
             found.setdefault(owner, {})[int(match["bucket"])] = bucket
             param = files.tensors.get(f"{bucket}.param")
             if match["state"] not in STATES or param is None or param.shape != info.shape:
-                raise UserError(f"{files.folder}: {key} is no state of Adam beside {bucket}.param. {_WAY_OUT}")
+                raise UserError(f"{files.folder}: {key} is no state of Adam beside {bucket}.param. {WAY_OUT}")
     for buckets in found.values():
         for bucket, state in itertools.product(buckets.values(), STATES):
             if f"{bucket}.{state}" not in files.tensors:
-                raise UserError(f"{files.folder}: lacks {bucket}.{state}. {_WAY_OUT}")
-    return [[buckets[number] for number in sorted(buckets)] for _, buckets in sorted(found.items())]
+                raise UserError(f"{files.folder}: lacks {bucket}.{state}. {WAY_OUT}")
+    return {owner: [buckets[number] for number in sorted(buckets)] for owner, buckets in sorted(found.items())}
 
 
 def _segments(
@@ -190,7 +207,7 @@ def _segments(
             names = [key_of(param.site) for param in params if param.size in sizes]
             raise UserError(
                 f"{files.folder}: {key} does not round to any weight from element {at:,} on. It should be one of "
-                f"{_some(names) or 'the weights, none of which fits'}. {_WAY_OUT}"
+                f"{_some(names) or 'the weights, none of which fits'}. {WAY_OUT}"
             )
         ahead = _padded(found[0].size)  # a short one's padding may make it look like a longer one
         yield Segment(bucket, at, tuple(param for param in found if _padded(param.size) == ahead))
@@ -214,7 +231,7 @@ def _told_apart(folder: Path, segments: Sequence[Segment], shape: GPTShape) -> l
     names = [key_of(site) for segment in segments for site in sorted(segment.sites, key=str)[:1]]
     raise UserError(
         f"{folder}: {segments[0].bucket} and what follows it hold {_some(names)}, which is not the order of "
-        f"megatron-core's modules; nothing else tells equal tensors apart. {_WAY_OUT}"
+        f"megatron-core's modules; nothing else tells equal tensors apart. {WAY_OUT}"
     )
 
 
@@ -244,7 +261,7 @@ def _of_one_rank(folder: Path, segments: Sequence[Segment], sites: Sequence[Site
         if len(found) == 1 and ranks.setdefault((size, found[0].site[1] is None), number) != number:
             raise UserError(
                 f"{folder}: {key_of(found[0].site)} in {segments[0].bucket} is of tensor-parallel rank {number}, "
-                f"others there are not. {_WAY_OUT}"
+                f"others there are not. {WAY_OUT}"
             )
     chosen = []
     for found in choices:
@@ -252,13 +269,13 @@ def _of_one_rank(folder: Path, segments: Sequence[Segment], sites: Sequence[Site
         if len(mine) != 1:
             raise UserError(
                 f"{folder}: nothing tells which slice of {key_of(found[0].site)} is in {segments[0].bucket}: its "
-                f"slices are equal. {_WAY_OUT}"
+                f"slices are equal. {WAY_OUT}"
             )
         chosen.append(mine[0])
     return chosen
 
 
-def _pieces(places: Mapping[Param, tuple[str, int]]) -> dict[str, tuple[Piece, ...]]:
+def pieces_of(places: Mapping[Param, tuple[str, int]]) -> dict[str, tuple[Piece, ...]]:
     """Where the rectangles of each weight lie, by Megatron's key."""
     found: dict[str, list[Piece]] = {}
     for param, (bucket, start) in places.items():

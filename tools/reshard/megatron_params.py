@@ -54,7 +54,14 @@ _ORDERS: Mapping[Norms, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """A block's modules in the order in which megatron-core 0.19.2 makes them: norms are modules of their own (local and
-torch's), or inside the linear layer behind them (Transformer Engine). The longest name that fits counts."""
+torch's), or inside the linear layer behind them (Transformer Engine). The longest name that fits counts.
+
+"before" has run against megatron-core's own saving. "inside" and experts "by layer" have been read, not run, for want
+of Transformer Engine: megatron-core's attention.py (linear_proj, linear_qkv, q_layernorm, k_layernorm),
+multi_latent_attention.py, moe_layer.py (router, experts, shared_experts), experts.py (TEGroupedMLP: linear_fc1,
+linear_fc2) and multi_token_prediction.py; Transformer Engine's main branch of 2026-08-22 (d0067d0):
+pytorch/module/layernorm_linear.py registers layer_norm_weight, layer_norm_bias, weight, bias, and grouped_linear.py
+weight0, weight1, ... Not covered: --moe-single-grouped-weight, latent attention's fused down projections."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -18,6 +18,8 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.convert.words import cast
+from tools.reshard import megatron_copies, megatron_known
+from tools.reshard.megatron_args import ARGS, SCHEDULER
 from tools.reshard.megatron_files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
 from tools.reshard.megatron_flat import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron_keys import moe_blocks, ours, style_of
@@ -71,8 +73,7 @@ def open_source(folder: Path, options: Options) -> Source:
         common = common | {"optimizer": optimizer_numbers(files)}
         if not options.drop_optimizer:
             weights = _weights(files)
-            style = style_of(weights)
-            tensors = by_weight(files, weights, shape, style, moe_blocks(weights, style))
+            tensors = _by_weight(files, weights, shape, _plain(common.get("args")))
     return Source(
         folder=folder,
         files=tensors,
@@ -84,6 +85,15 @@ def open_source(folder: Path, options: Options) -> Source:
         pads_as_configured=False,
         fingerprint=files.fingerprint(),
     )
+
+
+def _by_weight(files: TorchDist, weights: Sequence[str], shape: GPTShape, args: Any) -> FlatStates:
+    """The optimizer's state by weight: as it is known to lie, or as it is found."""
+    style = style_of(weights)
+    moe = moe_blocks(weights, style)
+    if (job := megatron_known.job_of(args)) is not None:
+        return megatron_known.by_weight(files, weights, shape, style, moe, job)
+    return by_weight(files, weights, shape, style, moe)
 
 
 def _tokenizer(config: RunConfig) -> dict[str, Path]:
@@ -219,6 +229,12 @@ def check_optimizer(source: Source) -> None:
             f"{', '.join(wrong[:5])}{more} does not round to the saved weight. {why}"
             "The weights are right: --drop_optimizer."
         )
+    if isinstance(source.files, FlatStates) and (names := megatron_copies.differing(source.files)):
+        print(
+            f"{source.folder}: the optimizer's state of {', '.join(names[:5])}"
+            f"{f' and {len(names) - 5} more' if len(names) > 5 else ''} differs between the ranks that hold it alike; "
+            "the first rank's is taken, as megatron-core itself does. All round to the same weights."
+        )
 
 
 def _rounds_to(source: Source, master: Origin, weight: Origin) -> bool:
@@ -234,7 +250,7 @@ def _state(common: Mapping[str, Any]) -> State:
     steps = {int(group["step"]) for group in groups if group.get("step") is not None}
     if len(steps) > 1:
         raise UserError(f"Megatron's parameter groups have taken different numbers of steps: {sorted(steps)}.")
-    args = _plain(common.get("args"))
+    args, schedule = _plain(common.get("args")), _plain(common.get("opt_param_scheduler"))
     samples = args.get("consumed_train_samples", 0) if isinstance(args, dict) else 0
     return State(
         progress=Progress(iteration=_iteration(common), consumed_samples=int(samples or 0)),
@@ -247,7 +263,7 @@ def _state(common: Mapping[str, Any]) -> State:
             ],
             "grad_scaler": _grad_scaler(common.get("optimizer")),
         },
-        entries={"megatron_args": args} if args else {},
+        entries={key: value for key, value in ((ARGS, args), (SCHEDULER, schedule)) if isinstance(value, dict)},
     )
 
 

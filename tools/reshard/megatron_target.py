@@ -2,12 +2,13 @@
 
     TARGET/latest_checkpointed_iteration.txt
     TARGET/iter_0000100/part_00000.distcp ...    the tensors' chunks
-    TARGET/iter_0000100/objects.distcp           the common state
+    TARGET/iter_0000100/objects.distcp           the common state, and what ranks keep beside tensors
     TARGET/iter_0000100/.metadata                torch's table of all of it
     TARGET/iter_0000100/metadata.json            what makes it a checkpoint to megatron-core; written last
 
-The optimizer's state is in the fully_reshardable form (optimizer.state.*, without the prefix of chained optimizers).
-Generators' states are Megatron's own business and are not written.
+The optimizer's state is by weight (fully_reshardable: optimizer.state.*, without the prefix of chained optimizers), or
+as ranks have it in memory (dp_reshardable: ``megatron_buckets``). Generators' states are Megatron's own business and
+are not written.
 """
 
 import dataclasses
@@ -18,29 +19,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.families import resolve
+from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.convert import work
 from tools.convert.exporting import TORCH_DTYPES
+from tools.reshard.megatron_buckets import Memory, flat_origin, memories
 from tools.reshard.megatron_files import COMMON, CONFIG, METADATA, TorchDist
+from tools.reshard.megatron_flat import BUCKET
 from tools.reshard.megatron_keys import Style, theirs
+from tools.reshard.megatron_state import common_state, dtypes_of, rank_states
 from tools.reshard.options import Options
 from tools.reshard.plan import KEEPS_DTYPE, Plan, padded_rows
 from tools.reshard.rewriting import job_of, rewrite
-from tools.reshard.sources import STATE, Source
+from tools.reshard.sources import STATE, STATES, Source
 from tools.reshard.tensors import Origin, Target
 from tools.reshard.vocabulary import is_of_vocabulary, repadded
 from training.checkpoint import folders
 from training.checkpoint.format.writer import write_durably
-from training.checkpoint.state import State
 
 OBJECTS = "objects.distcp"
-CONTENT = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "chained_optim_avoid_prefix": True,
-    "singleton_local_shards": False,
-}
-"""What Megatron-LM is told of the content, and asks megatron-core for."""
 
 
 def plan(source: Source, options: Options) -> Plan:
@@ -49,6 +47,9 @@ def plan(source: Source, options: Options) -> Plan:
     Weights are written beside the optimizer's fp32 ones, as Megatron has them, in the dtype that the model computes in.
     """
     config = repadded(source, options)
+    shape = resolve(config.model, source.real_vocab_size)
+    if problems := options.job.problems(shape.num_layers, shape.mtp_num_layers):
+        raise UserError("\n".join(problems))
     rows = padded_rows(source, config, options)
     dtype = options.dtype or TORCH_DTYPES[config.precision.dtype]
     targets: list[tuple[str, Target]] = []
@@ -58,8 +59,41 @@ def plan(source: Source, options: Options) -> Plan:
         if not options.drop_optimizer:
             targets += [(key, _target(name, state, state.dtype, rows)) for name, state in source.states(key).items()]
     state = dataclasses.replace(source.state, optimizer={}) if options.drop_optimizer else source.state
-    groups = tuple((target,) for target in _renamed(targets, options.keys))
-    return Plan(groups=groups, state=state, config=config)
+    memories: tuple[Memory, ...] = ()
+    flat: list[Target] = []
+    if options.job.optimizer_form == "dp_reshardable" and not options.drop_optimizer:
+        memories = _memories(targets, source, shape, options)
+        flat = _in_buckets(memories, targets, dtypes_of(config, dtype))
+        targets = [(key, target) for key, target in targets if key == target.key]
+    groups = tuple((target,) for target in (*_renamed(targets, options.keys), *flat))
+    return Plan(groups=groups, state=state, config=config, memories=memories)
+
+
+def _memories(
+    targets: Sequence[tuple[str, Target]], source: Source, shape: GPTShape, options: Options
+) -> tuple[Memory, ...]:
+    """What of the optimizer lies where. Raises UserError for sizes that do not fit, and where there is no optimizer."""
+    shapes = {key: target.shape for key, target in targets if key == target.key}
+    with_state = {key for key, target in targets if key != target.key}
+    if bare := [key for key in shapes if key not in with_state and not key.endswith(KEEPS_DTYPE)]:
+        raise UserError(
+            f"--optimizer_form dp_reshardable: {source.folder} has no optimizer's state of {bare[0]}. Leave it out."
+        )
+    return tuple(memories(options.job, shape, shapes))
+
+
+def _in_buckets(found: Sequence[Memory], targets: Sequence[tuple[str, Target]], dtypes: str) -> list[Target]:
+    """A tensor for each bucket and state."""
+    origin_of = {target.key: target.origins[0] for _, target in targets}
+    flat: list[Target] = []
+    for memory in found:
+        for (number, buffer), state in itertools.product(enumerate(memory.buffers), STATES):
+            states = {key: origin_of[f"{STATE}{state}.{key}"] for key in memory.keys}
+            for at, bucket in enumerate(buffer):
+                origin = flat_origin(bucket, states)
+                key = f"{memory.prefix}.gbuf_idx_{number}.dtype_{dtypes}.bucket_idx_{at}.{state}"
+                flat.append(Target(key, origin.dtype, (bucket.unpadded,), (origin,)))
+    return flat
 
 
 def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> Target:
@@ -112,10 +146,15 @@ def commit(plan: Plan, folder: Path, names: Sequence[str], options: Options) -> 
     from tools.reshard.megatron_blobs import ENDING, read_table, saved
 
     common, nothing = saved([common_state(plan, options)]), saved([None])
-    write_durably(folder / OBJECTS, common + nothing)
-    objects = dict.fromkeys(extra_states(plan), (len(common), len(nothing)))
+    parts, end = [common, nothing], len(common) + len(nothing)
+    objects = dict.fromkeys(extra_states(plan), (len(common), len(nothing))) | {COMMON: (0, len(common))}
+    for key, value in rank_states(plan, options):
+        parts.append(saved([value]))
+        objects[f"{key}/shard_0_1"] = (end, len(parts[-1]))
+        end += len(parts[-1])
+    write_durably(folder / OBJECTS, b"".join(parts))
     tables = {name + ENDING: read_table(folder, name) for name in names}
-    write_durably(folder / METADATA, _metadata(plan, tables, objects | {COMMON: (0, len(common))}))
+    write_durably(folder / METADATA, _metadata(plan, tables, objects))
     for name in names:
         (folder / f"{name}.pieces.json").unlink(missing_ok=True)
     write_durably(folder / CONFIG, json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode())
@@ -124,10 +163,12 @@ def commit(plan: Plan, folder: Path, names: Sequence[str], options: Options) -> 
 def extra_states(plan: Plan) -> Iterator[str]:
     """Keys of the ``_extra_state`` that megatron-core asks for beside weights: nothing, unless it trains in fp8.
 
-    Which modules have one is the loading job's affair; those that it does not ask for do no harm.
+    Which modules have one is the loading job's affair; those that it does not ask for do no harm. An output layer has
+    one even where its weight is the embedding's.
     """
+    yield "output_layer._extra_state/shard_0_1"
     for target in (target for group in plan.groups for target in group):
-        if target.key.startswith(STATE):
+        if target.key.startswith(STATE) or BUCKET.match(target.key):
             continue
         module = target.key.rpartition(".")[0]
         leading = target.shape[: int(target.stacked) + (".experts.experts." in target.key)]
@@ -163,61 +204,3 @@ def _metadata(plan: Plan, tables: dict[str, Any], objects: dict[str, tuple[int, 
         entries[key] = metadata.BytesStorageMetadata()
         places[metadata.MetadataIndex(key)] = _StorageInfo(OBJECTS, start, length)
     return pickle.dumps(metadata.Metadata(entries, planner_data=None, storage_data=places), protocol=4)
-
-
-def common_state(plan: Plan, options: Options) -> dict[str, Any]:
-    """What megatron-core keeps beside tensors: plain values, which its loader of trusted types alone reads."""
-    state = plan.state
-    found: dict[str, Any] = {
-        "iteration": state.progress.iteration,
-        "checkpoint_version": 3.0,
-        "content_metadata": dict(CONTENT),
-        "num_floating_point_operations_so_far": 0,
-        "consumed_train_samples": state.progress.consumed_samples,
-    }
-    if any(target.key.startswith(STATE) for group in plan.groups for target in group):
-        found["optimizer"] = _optimizer(plan, state, options)
-    return found
-
-
-def _optimizer(plan: Plan, state: State, options: Options) -> dict[Any, Any]:
-    """Parameter groups, which Megatron matches by their own fields; one optimizer, or one for experts as well."""
-    groups = [
-        _group(group, state.optimizer.get("step")) for group in _distinct(state.optimizer.get("param_groups") or [])
-    ]
-    dense = [{**group, "is_expert_parallel": False} for group in groups]
-    dense = [group for number, group in enumerate(dense) if group not in dense[:number]]
-    form = {"param_state_sharding_type": CONTENT["distrib_optim_sharding_type"]}
-    scaler = {"grad_scaler": _scaler(state.optimizer["grad_scaler"])} if state.optimizer.get("grad_scaler") else {}
-    if options.expert_model_parallel_size == 1 or not _has_experts(plan):
-        return {"optimizer": {"param_groups": dense}, **scaler, **form}
-    experts = [{**group, "is_expert_parallel": True} for group in dense]
-    return {
-        0: {"optimizer": {"param_groups": dense}, **scaler, **form},
-        1: {"optimizer": {"param_groups": experts}, **scaler, **form},
-    }
-
-
-def _scaler(saved: Any) -> dict[str, Any]:
-    """Of fp16, with the scale as the tensor that Megatron has."""
-    import torch
-
-    return {**saved, "scale": torch.tensor([saved["scale"]], dtype=torch.float32)}
-
-
-def _has_experts(plan: Plan) -> bool:
-    return any(".experts.experts." in target.key for group in plan.groups for target in group)
-
-
-def _distinct(groups: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for group in groups:
-        if group not in found:
-            found.append(dict(group))
-    return found
-
-
-def _group(group: dict[str, Any], step: Any) -> dict[str, Any]:
-    """As an optimizer of torch has it: pairs are tuples, and the steps that were taken are the checkpoint's."""
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
-    return {**values, "step": int(step or 0)}

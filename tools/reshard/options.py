@@ -1,9 +1,11 @@
 """What is asked for. It travels to workers, and an unfinished folder remembers it. No torch here."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from tools.reshard.megatron_job import MegatronJob
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Form = Literal["triplane", "megatron"]
@@ -21,7 +23,8 @@ class Options:
     vocab_size: int | None = None
     make_vocab_size_divisible_by: int | None = None
     keys: Keys = "per_layer"
-    expert_model_parallel_size: int = 1
+    job: MegatronJob = field(default_factory=MegatronJob)
+    """Which loads it, with the form "megatron"."""
     recipe: Path | None = None
 
     @property

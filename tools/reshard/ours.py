@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from tools.convert import work
-from tools.convert.importing import is_committed
+from tools.convert.parts import is_committed
 from tools.reshard.options import Options
 from tools.reshard.plan import Plan
 from tools.reshard.rewriting import job_of, rewrite

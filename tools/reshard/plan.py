@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from models.families import resolve
 from parallel.errors import UserError
 from tools.convert.words import FLOATS
+from tools.reshard.megatron_buckets import Memory
 from tools.reshard.options import Options
 from tools.reshard.sources import RNG, STATE, Source
 from tools.reshard.tensors import Origin, Target
@@ -25,6 +26,8 @@ class Plan:
     """Tensors that are cut alike: a weight alone, or the states of its optimizer."""
     state: State
     config: RunConfig
+    memories: tuple[Memory, ...] = ()
+    """Of Megatron's dp_reshardable form: what of the optimizer lies on which rank."""
 
     @property
     def bytes(self) -> int:

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from tools.convert import work
+from tools.convert.parts import do, in_parts, is_done, part_name
 from tools.reshard.options import Options
 from tools.reshard.plan import Plan
 from tools.reshard.sources import Source, open_source
 from tools.reshard.tensors import Block, Tensors, blocks
 from training.checkpoint.format.pieces import Group
-from training.checkpoint.format.writer import TABLE, FileWriter
+from training.checkpoint.format.writer import FileWriter
 
 
 class Writer(Protocol):
@@ -33,17 +34,13 @@ class Rewriting:
     """The unfinished target."""
     options: Options
 
-    def is_done(self, part: int) -> bool:
-        """Whether a part's file is complete: its table is written last."""
-        return (self.folder / f"{part_name(part)}{TABLE}").is_file()
-
     def do(self, worker: int, workers: int, report: work.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         source = open_source(self.source, self.options)
         try:
             parts = parts_of(planned(source, self.options), self.options.max_file_bytes)
             for number, part in list(enumerate(parts))[worker::workers]:
-                if not self.is_done(number):
+                if not is_done(self.folder, number):
                     self._write(number, part, source.files, report)
         finally:
             source.files.close()
@@ -62,11 +59,7 @@ class Rewriting:
 def rewrite(source: Source, plan: Plan, folder: Path, options: Options, workers: int) -> list[str]:
     """Write every part that is not done yet: the names of all of them, without their endings."""
     job = Rewriting(source=source.folder, folder=folder, options=options)
-    sizes = [sum(block.bytes for block in part) for part in parts_of(plan, options.max_file_bytes)]
-    done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
-    if done < sum(sizes):
-        work.run(job, max(1, min(workers, len(sizes))), sum(sizes), done, "reshard")
-    return [part_name(number) for number in range(len(sizes))]
+    return do(job, folder, parts_of(plan, options.max_file_bytes), workers, "reshard")
 
 
 def planned(source: Source, options: Options) -> Plan:
@@ -87,20 +80,7 @@ def writer_of(options: Options) -> Callable[[Path, str], AbstractContextManager[
 
 def parts_of(plan: Plan, max_file_bytes: int) -> list[list[Block]]:
     """Blocks by the file that they go into; the same whatever the number of workers."""
-    found: list[list[Block]] = []
-    size = max_file_bytes
-    for block in _blocks(plan, max_file_bytes):
-        if size + block.bytes > max_file_bytes:
-            found.append([])
-            size = 0
-        found[-1].append(block)
-        size += block.bytes
-    return found
-
-
-def part_name(number: int) -> str:
-    """Of a part's file, without its ending."""
-    return f"part_{number:05d}"
+    return in_parts(_blocks(plan, max_file_bytes), max_file_bytes)
 
 
 def _blocks(plan: Plan, max_file_bytes: int) -> Iterator[Block]:

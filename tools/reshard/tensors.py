@@ -44,6 +44,17 @@ class Tensors(Protocol):
         """Close the files."""
 
 
+class Rows(Protocol):
+    """Where a tensor comes from."""
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name."""
+
+    def rows_read(self, source: Tensors, rectangle: Rectangle) -> np.ndarray:
+        """A rectangle as words of ``dtype``."""
+
+
 @dataclass(slots=True, frozen=True)
 class Origin:
     """Where a tensor lies in a source: whole, or as one index of the first dim of a stack of layers."""
@@ -75,7 +86,7 @@ class Target:
     key: str
     dtype: str
     shape: tuple[int, ...]
-    origins: tuple[Origin, ...]
+    origins: tuple[Rows, ...]
     """One; or, of a stack of layers, one for each index of its first dim."""
     stacked: bool = False
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES, Piece, read_piece
 from training.checkpoint.format.tables import INDEX, PIECES
@@ -43,7 +44,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._descriptors: dict[str, int] = {}
+        self._descriptors = Descriptors(folder)
         self._lines: dict[tuple[int, int], list[Piece]] = {}
 
     @cached_property
@@ -101,9 +102,7 @@ class Reader:
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._descriptors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,16 +111,12 @@ class Reader:
         self.close()
 
     def _descriptor(self, name: str) -> int:
-        if Path(name).name != name:
-            raise DamagedError(f"{self.folder}: a piece lies in {name!r}, which is no file of this folder")
-        if name not in self._descriptors:
-            if len(self._descriptors) >= 256:
-                self.close()
-            try:
-                self._descriptors[name] = os.open(self.folder / name, os.O_RDONLY)
-            except OSError as error:
-                raise DamagedError(f"{self.folder / name}: {error.strerror}") from None
-        return self._descriptors[name]
+        try:
+            return self._descriptors.of(name)
+        except ValueError as error:
+            raise DamagedError(f"{self.folder}: a piece lies in {error}") from None
+        except OSError as error:
+            raise DamagedError(f"{self.folder / name}: {error.strerror}") from None
 
     def _read_overlap(self, info: TensorInfo, piece: Piece, inside: tuple[slice, ...], target: np.ndarray) -> None:
         """The part ``inside`` of a piece into ``target``: dim by dim, until what is wanted lies in one run."""
