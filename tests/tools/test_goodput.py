@@ -1,0 +1,116 @@
+"""Effective training time: the simulation against the closed form, and what the tool prints."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.goodput import __main__ as goodput
+from tools.goodput.model import CAUSES, Times, closed_form
+from tools.goodput.simulation import simulate
+from training.watch.interval import advised_interval_s
+
+HOUR_S = 3600.0
+OFTEN = Times(
+    mtbf_s=HOUR_S, interval_s=600.0, stall_s=20.0, commit_s=0.0, verdict_s=30.0, queueing_s=50.0, restart_s=240.0
+)
+CASES = {
+    "often": OFTEN,
+    "rare": dataclasses.replace(OFTEN, mtbf_s=500 * HOUR_S),
+    "in the background": dataclasses.replace(OFTEN, commit_s=300.0),
+    "longer in the background than between saves": dataclasses.replace(OFTEN, commit_s=1000.0),
+    "hardly ever a save": dataclasses.replace(OFTEN, interval_s=1.5 * HOUR_S),
+    "restarts that fail": dataclasses.replace(OFTEN, restart_s=1.5 * HOUR_S),
+    "nothing but lost work": dataclasses.replace(OFTEN, stall_s=0.0, verdict_s=0.0, queueing_s=0.0, restart_s=0.0),
+}
+
+
+@pytest.mark.parametrize("times", CASES.values(), ids=CASES.keys())
+def test_the_simulation_agrees_with_the_closed_form(times: Times) -> None:
+    expected = closed_form(times)
+    simulated = simulate(times, 20_000 * times.mtbf_s, seed=1)
+    for cause in CAUSES:
+        assert simulated[cause] == pytest.approx(expected[cause], rel=0.05, abs=2e-3), cause
+    for shares in (expected, simulated):
+        assert tuple(shares) == CAUSES
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert min(shares.values()) >= 0
+
+
+def test_without_a_time_to_commit_it_is_dalys() -> None:
+    """T = M exp(R / M) (exp((t + d) / M) - 1) for t seconds of training, with all of R a restart."""
+    from math import exp
+
+    times = dataclasses.replace(OFTEN, verdict_s=0.0, queueing_s=0.0)
+    mean, cycle = times.mtbf_s, times.interval_s + times.stall_s
+    total_s = mean * exp(times.restart_s / mean) * (exp(cycle / mean) - 1)
+    assert closed_form(times)["training"] == pytest.approx(times.interval_s / total_s)
+
+
+def test_the_advised_interval_is_the_best_one() -> None:
+    for stall_s, mean_s in ((5.0, 3 * HOUR_S), (60.0, 2 * HOUR_S), (300.0, HOUR_S)):
+        best = dataclasses.replace(OFTEN, stall_s=stall_s, mtbf_s=mean_s)
+        share = {
+            factor: closed_form(
+                dataclasses.replace(best, interval_s=factor * advised_interval_s(stall_s, mean_s))
+            )["training"]
+            for factor in (0.5, 0.9, 1.0, 1.1, 2.0)
+        }  # fmt: skip
+        assert max(share, key=lambda factor: share[factor]) == 1.0
+
+
+def test_a_short_simulation_without_a_failure_is_whole() -> None:
+    shares = simulate(dataclasses.replace(OFTEN, mtbf_s=1e12), 10 * 620.0, seed=0)
+    assert shares["training"] == pytest.approx(600 / 620)
+    assert shares["stall"] == pytest.approx(20 / 620)
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert goodput.main(["--days", "100"]) == 0
+    printed = capsys.readouterr().out
+    assert "1,024 GPUs: a failure every 2.0 days, a save every 22.0 minutes\n" in printed
+    assert "16,384 GPUs: a failure every 3.1 hours, a save every 5.5 minutes\n" in printed
+    assert "effective training time 93.9% expected" in printed
+    assert "97 %    9,600 GPUs" in printed
+    assert goodput.main(["--days", "100"]) == 0
+    assert capsys.readouterr().out == printed  # the same seed
+    assert goodput.main(["--num_gpus", "64", "--save_interval_s", "7200", "--days", "10"]) == 0
+    assert (
+        "64 GPUs: a failure every 32.6 days, a save every 2.0 hours (advised: 88.3 minutes)" in capsys.readouterr().out
+    )
+
+
+def test_a_runs_own_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stalls = enumerate((9.0, 0.25, 0.2), start=1)
+    lines = [json.dumps({"iteration": number, "loss": 1.0, "checkpoint_stall_s": stall}) for number, stall in stalls]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert goodput.main(["--run_dir", str(tmp_path), "--days", "1"]) == 0
+    assert capsys.readouterr().out.startswith("a save stops training for 0.25 s")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--num_gpus", "0"], "--num_gpus must be 1 or more, found 0."),
+        (["--failures_per_gpu_hour", "0"], "--failures_per_gpu_hour must be above 0, found 0.0."),
+        (["--stall_s", "-1"], "--stall_s must be 0 or more, found -1.0."),
+        (["--restart_s", "nan"], "--restart_s must be 0 or more, found nan."),
+        (["--num_gpus", "100000000"], "a failure every 1.8 s never lets a restart of 180 s end."),
+        (["--run_dir", "no"], "no/metrics.jsonl: No such file or directory."),
+    ],
+)
+def test_mistakes(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert goodput.main(flags) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys, tools.goodput.__main__, tools.supervise.__main__, tools.supervise.decide, training.exit_note\n"
+        "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules)"
+    )
+    root = Path(__file__).resolve().parent.parent.parent
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

@@ -1,0 +1,161 @@
+"""Expected share of effective training time (goodput), at one size or several.
+
+    python -m tools.goodput [--num_gpus 1024 16384] [--save_interval_s S] [--stall_s S | --run_dir DIR] [...]
+
+For each size: the interval between saves that is advised (Young, Daly), the share in closed form and by simulation,
+and where the rest goes. Every time is an argument: give those that docs/faults.md measured on your machine.
+
+Exit code 0: printed; 2: bad input.
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from parallel.errors import UserError
+from tools.goodput.model import CAUSES, Shares, Times, closed_form, times
+from tools.goodput.simulation import simulate
+from training.metrics.jsonl import read_jsonl
+from training.watch.interval import FAILURES_PER_GPU_HOUR, advised_interval_s, mtbf_s
+
+DAY_S = 86400.0
+PUBLISHED = """published, of whole jobs and their own machines:
+  97 %    9,600 GPUs, three months, ByteRobust (arXiv:2509.16293)
+  > 90 %  16,384 H100, 54 days, Llama 3 405B (arXiv:2407.21783, section 3.3.4)"""
+
+
+@dataclass(kw_only=True)
+class Goodput:
+    """Expected share of effective training time."""
+
+    num_gpus: tuple[int, ...] = (1024, 16384)
+    """GPUs of the job, each of which ends it when it fails."""
+
+    failures_per_gpu_hour: float = FAILURES_PER_GPU_HOUR
+    """Failures of any kind that end the job, per GPU and hour; the default is Llama 3's."""
+
+    save_interval_s: float | None = None
+    """Seconds of training between two saves. None: as advised for the size."""
+
+    stall_s: float = 5.0
+    """Seconds for which a save stops training. Assumed, of a large model; a run prints its own."""
+
+    commit_s: float = 60.0
+    """Seconds until a save that is written in the background can be restored. Assumed, of a large model."""
+
+    verdict_s: float = 60.0
+    """Seconds from a failure until the job has ended: a killed rank takes 10 at most, a hang 1.5 times
+    fault.step_timeout_s. Assumed, a mixture."""
+
+    queueing_s: float = 60.0
+    """Seconds until the job runs again. Assumed: SLURM holds a requeued job back for a while, spare nodes are there."""
+
+    restart_s: float = 180.0
+    """Seconds until it trains again: imports, rendezvous, loading, the first steps. Assumed, of thousands of ranks."""
+
+    days: float = 1000.0
+    """Days to simulate, for a mean that is worth one."""
+
+    seed: int = 0
+    """Of the simulated failures."""
+
+    run_dir: Path | None = None
+    """A run whose measured stall is taken for stall_s: the median of checkpoint_stall_s in its metrics.jsonl."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within these flags."""
+        found = [f"--num_gpus must be 1 or more, found {number}." for number in self.num_gpus if number < 1]
+        positive = ("failures_per_gpu_hour", "save_interval_s", "days")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not isinstance(value, float):
+                continue
+            if not math.isfinite(value) or value < 0 or (value == 0 and each.name in positive):
+                least = "above 0" if each.name in positive else "0 or more"
+                found.append(f"--{each.name} must be {least}, found {value}.")
+        return found
+
+    def hopeless(self) -> list[str]:
+        """Sizes at which a restart never ends: exp(R / M) of them are needed."""
+        return [
+            f"--num_gpus {number}: a failure every {between_s:.3g} s never lets a restart of {self.restart_s:g} s end. "
+            "Give fewer GPUs, a lower --failures_per_gpu_hour or a shorter --restart_s."
+            for number in self.num_gpus
+            if (between_s := mtbf_s(number, self.failures_per_gpu_hour)) * 10 < self.restart_s
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: printed; 2: bad input."""
+    job = tyro.cli(Goodput, args=argv, use_underscores=True, prog="python -m tools.goodput", description=__doc__)
+    try:
+        if problems := job.problems() or job.hopeless():
+            raise UserError("\n".join(problems))
+        stall_s = job.stall_s if job.run_dir is None else measured_stall_s(job.run_dir)
+    except UserError as error:
+        print(f"tools.goodput: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"a save stops training for {stall_s:.3g} s and is committed {job.commit_s:g} s later; verdict "
+        f"{job.verdict_s:g} s, queueing {job.queueing_s:g} s, restart {job.restart_s:g} s; "
+        f"{job.failures_per_gpu_hour:.3g} failures per GPU and hour"
+    )
+    for number in job.num_gpus:
+        of_size = times(
+            number,
+            job.failures_per_gpu_hour,
+            interval_s=job.save_interval_s,
+            stall_s=stall_s,
+            commit_s=job.commit_s,
+            verdict_s=job.verdict_s,
+            queueing_s=job.queueing_s,
+            restart_s=job.restart_s,
+        )
+        simulated = simulate(of_size, job.days * DAY_S, job.seed)
+        print(f"\n{report(number, of_size, closed_form(of_size), simulated, job.days)}")
+    print(f"\n{PUBLISHED}")
+    return 0
+
+
+def report(num_gpus: int, times: Times, expected: Shares, simulated: Shares, days: float) -> str:
+    """What is printed about one size."""
+    advised_s = advised_interval_s(times.stall_s, times.mtbf_s)
+    given = "" if times.interval_s == advised_s else f" (advised: {_duration(advised_s)})"
+    lines = [
+        f"{num_gpus:,} GPUs: a failure every {_duration(times.mtbf_s)}, a save every "
+        f"{_duration(times.interval_s)}{given}",
+        f"  effective training time {expected['training']:.1%} expected, {simulated['training']:.1%} over {days:g} "
+        "simulated days; lost to",
+    ]
+    for cause in CAUSES[1:]:
+        lines.append(f"    {cause:<10}{expected[cause]:>7.2%} {simulated[cause]:>7.2%}")
+    return "\n".join(lines)
+
+
+def measured_stall_s(run_dir: Path) -> float:
+    """The median stall of a run's saves. Raises UserError where it tells of none."""
+    path = run_dir / "metrics.jsonl"
+    try:
+        stalls = [float(line["checkpoint_stall_s"]) for line in read_jsonl(path) if "checkpoint_stall_s" in line]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}. Give a run's folder as --run_dir, or --stall_s.") from None
+    if not stalls:
+        raise UserError(f"{path}: no iteration with checkpoint_stall_s. Give --stall_s, or a run that has saved.")
+    return statistics.median(stalls)
+
+
+def _duration(seconds: float) -> str:
+    """Two digits that matter, in the largest fitting unit."""
+    for unit, length in (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""RUN_DIR/attempts.jsonl: what happened to a run, one JSON object per attempt to run it. No torch here.
+
+Written by whoever decides about the next attempt: the batch script, or one supervisor on each host.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tools.supervise.rule import Attempt
+
+ATTEMPTS = "attempts.jsonl"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Record:
+    """An attempt, who made it and where, and what was decided."""
+
+    attempt: Attempt
+    job: str
+    """Whose budget it counts against: the batch job, requeued or not, or one start of a supervisor."""
+    time: str = ""
+    """When it ended, UTC."""
+    nodes: str = ""
+    """Where it ran, as SLURM writes it, or the host."""
+    again: bool = False
+    why: str = ""
+    exclude: tuple[str, ...] = ()
+    """Nodes that the next attempt should do without, those of earlier attempts included."""
+    markers: dict[str, int] = field(default_factory=dict)
+    """Files in the run's folder that the decision went by, with their time in ns: seen once, they are old."""
+
+
+def read(run_dir: Path) -> tuple[list[Record], int]:
+    """The records of all jobs, oldest first, and how many lines could not be read: a full disk leaves half ones.
+
+    Raises OSError where there is a file that cannot be read.
+    """
+    try:
+        lines = (run_dir / ATTEMPTS).read_bytes().splitlines()
+    except FileNotFoundError:
+        return [], 0
+    records = [_record(line) for line in lines if line.strip()]
+    return [record for record in records if record is not None], records.count(None)
+
+
+def of_job(records: Sequence[Record], job: str) -> list[Record]:
+    """The records of one job."""
+    return [record for record in records if record.job == job]
+
+
+def append(run_dir: Path, record: Record) -> None:
+    """Add a line that is on the disk when this returns. Raises OSError where it cannot be kept."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / ATTEMPTS
+    unfinished = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    table = asdict(record)
+    line = json.dumps(table.pop("attempt") | table)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, f"{'\n' if unfinished else ''}{line}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        table = json.loads(line)
+        attempt = _build(Attempt, table)
+        record: Record = _build(Record, table | {"attempt": attempt, "exclude": tuple(table.get("exclude", ()))})
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return record if _plausible(record) else None
+
+
+def _build(kind: type, table: dict[str, Any]) -> Any:
+    known = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in table.items() if name in known})
+
+
+def _plausible(record: Record) -> bool:
+    attempt = record.attempt
+    numbers = (attempt.exit_code, attempt.before or 0, attempt.after or 0, *record.markers.values())
+    texts = (attempt.verdict, attempt.node, record.job, *record.exclude)
+    return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

@@ -1,0 +1,153 @@
+"""Whether to start a run again after an attempt ended; one line says why. slurm/pretrain.sbatch asks this.
+
+    python -m tools.supervise.decide --run_dir DIR --exit_code N [--max_attempts 5] [--bad_node NAME ...]
+
+The marker `done`: no. Exit code 2, bad input: never. Exit code 75 or the marker `requeue`, stopped on request: yes,
+and no failure. All else is a failure: yes, until max_attempts of them in a row committed no checkpoint. What happened
+is kept in RUN_DIR/attempts.jsonl; attempts of an earlier job (SLURM_JOB_ID) count no more.
+
+Exit code 0: start again. 1: do not. 2: usage.
+"""
+
+import contextlib
+import datetime
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+from tools.supervise import attempts, evidence, rule
+from tools.supervise.attempts import Record
+from tools.supervise.rule import Attempt, Decision
+
+
+@dataclass(kw_only=True)
+class Decide:
+    """Whether to start a run again after an attempt ended."""
+
+    run_dir: Path
+    """The run's folder."""
+
+    exit_code: int
+    """Of the command that ran the attempt."""
+
+    max_attempts: int = 5
+    """Failures in a row, without a new checkpoint in between, after which it is over."""
+
+    bad_node: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A node that was found bad in this attempt; once for each."""
+
+    exclude_file: Path | None = None
+    """Written with the nodes that the next attempt should do without, one a line: the bad ones of all attempts of
+    this job, and a node that two verdicts in a row named."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: start again; 1: do not; 2: usage."""
+    job = tyro.cli(
+        Decide, args=argv, use_underscores=True, prog="python -m tools.supervise.decide", description=__doc__
+    )
+    decision = settle(
+        job.run_dir,
+        job.exit_code,
+        job=os.environ.get("SLURM_JOB_ID", ""),
+        nodes=nodes_of(os.environ),
+        single_node=os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1",
+        max_attempts=job.max_attempts,
+        bad_nodes=job.bad_node,
+    )
+    if job.exclude_file is not None:
+        with contextlib.suppress(OSError):  # a hint; what decides is the exit code
+            job.exclude_file.write_text("".join(f"{node}\n" for node in decision.exclude))
+    print(decision.why, flush=True)
+    return 0 if decision.again else 1
+
+
+def nodes_of(environ: Mapping[str, str]) -> str:
+    """Where this runs: the job's nodes as SLURM writes them, or this host."""
+    return environ.get("SLURM_JOB_NODELIST") or socket.gethostname()
+
+
+def settle(
+    run_dir: Path,
+    exit_code: int,
+    *,
+    job: str,
+    nodes: str,
+    max_attempts: int,
+    bad_nodes: Sequence[str] = (),
+    single_node: bool = False,
+    before: int | None = None,
+    seen: Mapping[str, int] | None = None,
+    ended_by: str = "",
+) -> Decision:
+    """Decide by what lies in ``run_dir``, and remember it there.
+
+    before, seen: checkpoint and markers at the attempt's start, where somebody looked; else those at the end of the
+    last attempt that is on record. ended_by: who wanted no further attempt, if somebody did. single_node: a verdict
+    cannot tell a bad node from a bad program where there is only one. Where nothing can be remembered nothing is
+    started again: a crash loop would have no end.
+    """
+    try:
+        records, damaged = attempts.read(run_dir)
+        own = attempts.of_job(records, job)
+        attempt, markers = _attempt(run_dir, exit_code, own or records, before, seen)
+        decision = rule.decide(attempt, [record.attempt for record in own], max_attempts)
+        exclude = [*(own[-1].exclude if own else ()), *bad_nodes, *(() if single_node else decision.exclude)]
+        lost = f" ({damaged} unreadable lines in {attempts.ATTEMPTS} are left out)" if damaged else ""
+        decision = replace(decision, why=decision.why + lost, exclude=tuple(dict.fromkeys(exclude)))
+        if ended_by and decision.again:
+            why = f"{rule.how(decision.exit_code)}, ended by {ended_by}; the same command continues {run_dir}"
+            decision = replace(decision, again=False, why=why)
+        attempts.append(
+            run_dir,
+            Record(
+                attempt=attempt,
+                job=job,
+                time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                nodes=nodes,
+                again=decision.again,
+                why=decision.why,
+                exclude=decision.exclude,
+                markers=markers,
+            ),
+        )
+    except OSError as error:
+        path = run_dir / attempts.ATTEMPTS
+        why = f"{rule.how(exit_code)}; attempts cannot be counted in {path} ({error.strerror}): not started again"
+        return Decision(again=False, why=why, exit_code=exit_code, exclude=tuple(bad_nodes))
+    return decision
+
+
+def _attempt(
+    run_dir: Path,
+    exit_code: int,
+    earlier: Sequence[Record],
+    before: int | None,
+    seen: Mapping[str, int] | None,
+) -> tuple[Attempt, dict[str, int]]:
+    """The attempt that just ended, and the markers that are there now."""
+    last = earlier[-1] if earlier else None
+    if seen is None:
+        before, seen = (last.attempt.after, last.markers) if last else (None, {})
+    markers = evidence.marker_times(run_dir)
+    new = evidence.fresh(markers, seen)
+    verdict = evidence.read_verdict(run_dir) if evidence.VERDICT in new else evidence.Verdict()
+    attempt = Attempt(
+        exit_code=exit_code,
+        before=before,
+        after=evidence.newest_iteration(run_dir),
+        done="done" in new,
+        requeue="requeue" in new,
+        verdict=verdict.text,
+        node=verdict.node,
+    )
+    return attempt, markers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Tells whoever started a launcher that the input was bad: torchrun makes 1 of every exit code. No torch here."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+EXIT_NOTE = "TRIPLANE_EXIT_NOTE"
+"""Environment variable with the path of a file to leave when a process ends with exit code 2."""
+
+
+@contextlib.contextmanager
+def exit_note(environ: Mapping[str, str]) -> Iterator[None]:
+    """Around ``sys.exit(main())``: exit code 2 is written to the file that the environment names, if it names one."""
+    try:
+        yield
+    except SystemExit as stopped:
+        if stopped.code == 2 and EXIT_NOTE in environ:
+            with contextlib.suppress(OSError):
+                Path(environ[EXIT_NOTE]).write_text("2\n")
+        raise
