@@ -1,0 +1,212 @@
+"""tools.doctor --nodes: what is broken on one node is found, and that node is named."""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doctor_nodes import QUICK, examine, free_port, srun, start
+from tools.doctor.__main__ import main
+
+
+def can_mount() -> bool:
+    """Whether this process may have mounts and networks of its own."""
+    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-m", "true"]).returncode
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs private mounts (root)")
+
+
+def in_own_mounts(command: str) -> list[str]:
+    """Run what follows after ``command`` in mounts of its own."""
+    return ["unshare", "--mount", "sh", "-c", f'{command} && exec "$@"', "sh"]
+
+
+def test_healthy_nodes_are_measured_and_fold_into_one_line_each(tmp_path: Path) -> None:
+    outcome = examine(tmp_path, 2, "--device", "cpu")
+    assert outcome.code == 0, outcome.text
+    assert outcome.bad == []
+    assert "all 2 nodes, over the network" in outcome.text
+    assert outcome.text.count("torch 2.13") == 1  # both nodes in one line
+    speeds = {one["check"]: one["found"] for one in outcome.checks("collectives", "ok")}
+    assert {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send and receive"} < set(speeds)
+    assert "GB/s with a neighbour" in speeds["between nodes"]
+    assert "exact;" in outcome.words("gemm", "ok")
+    assert "2 nodes read each other's files" in outcome.words("run_dir", "ok")
+    assert "one of all nodes won" in outcome.words("run_dir", "ok")
+    assert "ms apart" in outcome.words("clocks", "ok")
+    assert "no GPU here" in outcome.words("gpus", "not looked at")  # never "ok"
+    assert sorted(path.name for path in (tmp_path / "run/doctor").iterdir()) == ["00000-n1.json", "00001-n2.json"]
+
+
+def test_another_library_version_on_one_node(tmp_path: Path) -> None:
+    stub = tmp_path / "site/sentencepiece-9.9.9.dist-info"
+    stub.mkdir(parents=True)
+    (stub / "METADATA").write_text("Metadata-Version: 2.1\nName: sentencepiece\nVersion: 9.9.9\n")
+    outcome = examine(tmp_path, 3, "--only", "versions", more={1: {"PYTHONPATH": str(tmp_path / "site")}})
+    assert (outcome.code, outcome.bad) == (1, ["n2"])
+    [wrong] = outcome.checks("versions", "wrong")
+    assert wrong["nodes"] == ["n2"]
+    assert wrong["found"] == "9.9.9"
+    assert wrong["expected"].endswith("as on n1, n3")
+    assert "bad node n2 (versions: sentencepiece between nodes)" in outcome.text
+
+
+def test_of_two_that_differ_the_first_is_right(tmp_path: Path) -> None:
+    stub = tmp_path / "site/numpy-9.9.9.dist-info"
+    stub.mkdir(parents=True)
+    (stub / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n")
+    outcome = examine(tmp_path, 2, "--only", "versions", more={0: {"PYTHONPATH": str(tmp_path / "site")}})
+    assert outcome.bad == ["n2"]
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("", free_port())) as taken:
+        outcome = examine(tmp_path, 2, "--only", "port", port=taken.getsockname()[1])
+    words = outcome.words("port", "wrong")
+    assert (outcome.code, outcome.bad) == (1, ["n1"])
+    assert "cannot be listened on: Address already in use; process" in words
+    assert "python" in words
+    assert "all 2 nodes" in outcome.text  # they have met on the next port
+
+
+def test_a_node_that_never_arrives_is_named(tmp_path: Path) -> None:
+    names = {"SLURM_STEP_NODELIST": "n[1-3]", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\nn3\\n'\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    more = dict.fromkeys(range(3), names)
+    outcome = examine(tmp_path, 3, *QUICK, "--meeting_s", "4", absent=[2], more=more, first_comes_last=True)
+    assert (outcome.code, outcome.bad) == (1, ["n3"])
+    assert outcome.words("meeting", "wrong") == "n3: arrived: did not arrive within 4 s"
+    assert "2 nodes read each other's files" in outcome.words("run_dir", "ok")  # the others were examined all the same
+
+
+def test_where_the_first_node_does_not_come_the_others_say_so(tmp_path: Path) -> None:
+    flags = ["--nodes", "--meeting_s", "0.1", "--time_limit_s", "3", "--only", "port"]
+    process = start(srun(1, 2, free_port()), flags)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "doctor: n2: the first node (the node of rank 0) was not met: 127.0.0.1 port" in errors
+    assert "connection refused" in errors
+
+
+@needs_mounts
+def test_a_run_dir_that_one_node_does_not_see(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    hidden = in_own_mounts(f"mount -t tmpfs none {tmp_path}/run")
+    outcome = examine(tmp_path, 3, "--only", "run_dir", before={1: hidden})
+    assert (outcome.code, outcome.bad) == (1, ["n2"])
+    assert outcome.words("run_dir", "wrong").startswith("n2: shared by all nodes: does not see what n1, n3 wrote")
+
+
+@needs_mounts
+def test_a_host_name_that_resolves_wrongly(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n10.99.99.99 {socket.gethostname()}\n")
+    lying = in_own_mounts(f"mount --bind {tmp_path}/hosts /etc/hosts")
+    outcome = examine(tmp_path, 3, "--only", "names", before={2: lying})
+    assert (outcome.code, outcome.bad) == (1, ["n3"])
+    assert "resolves to 10.99.99.99, which no interface of this machine has" in outcome.words("names", "wrong")
+
+
+def test_clocks_that_differ(tmp_path: Path) -> None:
+    outcome = examine(
+        tmp_path, 3, "--only", "clocks", clocks={1: "lambda: time.time() - 90", 2: "lambda: time.time() + 5"}
+    )
+    assert (outcome.code, outcome.bad) == (1, ["n2"])
+    assert "n2: between nodes: 90.0 s behind the first node" in outcome.words("clocks", "wrong")
+    assert "n3: between nodes: 5.0 s ahead of the first node" in outcome.words("clocks", "warning")
+
+
+def test_a_setting_that_is_wrong_everywhere_excludes_nobody(tmp_path: Path) -> None:
+    everywhere = {rank: {"GLOO_SOCKET_IFNAME": "ib7"} for rank in range(2)}
+    outcome = examine(tmp_path, 2, "--only", "interfaces", more=everywhere)
+    assert (outcome.code, outcome.bad) == (1, [])
+    assert "GLOO_SOCKET_IFNAME: ib7: no interface ib7 is up here" in outcome.words("interfaces", "wrong")
+    assert "something is wrong that excluding a node does not cure" in outcome.text
+    one = examine(tmp_path, 2, "--only", "interfaces", more={1: {"NCCL_SOCKET_IFNAME": "=eth77"}})
+    assert one.bad == ["n2"]
+
+
+@pytest.fixture
+def two_networks() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, joined by a cable between 10.213.9.1 and 10.213.9.2."""
+    if not can_mount() or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2")
+    names = [f"triplane{free_port()}{letter}" for letter in "ab"]
+    try:
+        for name in names:
+            if subprocess.run(["ip", "netns", "add", name]).returncode:
+                pytest.skip("no network namespaces here")
+        first, second = names
+        subprocess.run(
+            ["ip", "-n", first, "link", "add", "va", "type", "veth", "peer", "vb", "netns", second], check=True
+        )
+        for name, link, address in ((first, "va", 1), (second, "vb", 2)):
+            subprocess.run(["ip", "-n", name, "addr", "add", f"10.213.9.{address}/24", "dev", link], check=True)
+            for device in ("lo", link):
+                subprocess.run(["ip", "-n", name, "link", "set", device, "up"], check=True)
+        yield first, second
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+
+
+def on_machine(network: str, name: str, hosts: Path) -> list[str]:
+    """Run what follows with a network, a host name and an /etc/hosts of its own."""
+    inside = f'mount --bind {hosts} /etc/hosts && hostname {name} && exec "$@"'
+    return ["nsenter", f"--net=/run/netns/{network}", "unshare", "--uts", "--mount", "sh", "-c", inside, "sh"]
+
+
+def machines(tmp_path: Path, networks: tuple[str, str], own: str) -> dict[int, list[str]]:
+    """na and nb; nb's own name leads to ``own``."""
+    (tmp_path / "hosts_a").write_text("127.0.0.1 localhost\n10.213.9.1 na\n10.213.9.2 nb\n")
+    (tmp_path / "hosts_b").write_text(f"127.0.0.1 localhost\n{own} nb\n10.213.9.1 na\n")
+    return {
+        0: on_machine(networks[0], "na", tmp_path / "hosts_a"),
+        1: on_machine(networks[1], "nb", tmp_path / "hosts_b"),
+    }
+
+
+def test_the_loopback_trap(tmp_path: Path, two_networks: tuple[str, str]) -> None:
+    before = machines(tmp_path, two_networks, own="127.0.1.1")
+    outcome = examine(tmp_path, 2, *QUICK, before=before, address="10.213.9.1")
+    assert (outcome.code, outcome.bad) == (1, ["n2"]), outcome.text
+    assert "n2: loopback: nb resolves to 127.0.1.1: ranks here are not reachable" in outcome.words("names", "wrong")
+    routes = outcome.words("interfaces", "ok") + outcome.words("interfaces", "warning")
+    assert "n1: route: va, MTU 1500" in routes
+    assert "n2: route: vb, MTU 1500" in routes
+    named = examine(tmp_path, 2, *QUICK, before=before, address="10.213.9.1", more={1: {"GLOO_SOCKET_IFNAME": "vb"}})
+    assert (named.code, named.bad) == (0, []), named.text
+
+
+def test_a_node_whose_network_is_cut_tells_through_the_shared_folder(
+    tmp_path: Path, two_networks: tuple[str, str]
+) -> None:
+    subprocess.run(["ip", "-n", two_networks[1], "link", "set", "vb", "down"], check=True)
+    before = machines(tmp_path, two_networks, own="10.213.9.2")
+    outcome = examine(
+        tmp_path, 2, *QUICK, "--meeting_s", "5", before=before, address="10.213.9.1", first_comes_last=True
+    )
+    assert (outcome.code, outcome.bad) == (1, ["n2"])
+    words = outcome.words("meeting", "wrong")
+    assert "n2: network: came through the shared folder only: 10.213.9.1 port" in words
+    assert "unreachable" in words
+    assert "n2" not in outcome.words("names", "wrong")  # it was examined, and nothing else is wrong there
+
+
+def test_nodes_need_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nodes"], environ={}) == 2
+    assert "found neither's variables" in capsys.readouterr().err
+
+
+def test_a_step_of_one_node_is_examined_alone(tmp_path: Path) -> None:
+    environ = srun(0, 1, free_port())
+    process = start(environ, ["--nodes", "--only", "port", "--bad_nodes", str(tmp_path / "bad")])
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "is free on the first node" in text
+    assert (tmp_path / "bad").read_text() == ""

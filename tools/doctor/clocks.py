@@ -1,0 +1,55 @@
+"""Clocks of the nodes against the first node's. No torch here."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tools.doctor.finding import Finding, Seen, judged
+from tools.doctor.situation import Situation
+
+GROUP = "clocks"
+TURNS = 5
+LATE_S, WRONG_S = 1.0, 30.0
+"""A second makes logs hard to read side by side; half a minute breaks credentials (munge, Kerberos, TLS) and builds
+that compare times of files."""
+
+
+def offset(ask: Callable[[], dict[str, Any] | None], clock: Callable[[], float]) -> tuple[float, float] | None:
+    """(seconds that the other clock is ahead, at most so much in error): from the quickest of some round trips."""
+    best: tuple[float, float] | None = None
+    for _ in range(TURNS):
+        began, before = time.monotonic(), clock()
+        answer = ask()
+        trip = time.monotonic() - began
+        if answer is None or "time" not in answer:
+            return best
+        if best is None or trip / 2 < best[1]:
+            best = answer["time"] - (before + trip / 2), trip / 2
+    return best
+
+
+def judge(
+    offsets: Mapping[int, tuple[float, float]], seen: Sequence[Seen], situation: Situation
+) -> list[tuple[str, Finding]]:
+    """Wrong beyond ``WRONG_S``. Of a node that only the shared folder reached, by the times of two files there."""
+    told: dict[str, tuple[float, str]] = {}
+    facts = {one.rank: one.facts.get("run_dir", {}) for one in seen}
+    ahead = {rank: float(fact["server_ahead_s"]) for rank, fact in facts.items() if "server_ahead_s" in fact}
+    for one in seen:
+        if one.rank in offsets:
+            told[one.node] = offsets[one.rank][0], f"± {offsets[one.rank][1] * 1e3:.1f} ms"
+        elif one.rank in ahead and 0 in ahead and one.rank:
+            told[one.node] = ahead[0] - ahead[one.rank], "by the times of files"
+    if told and all(abs(seconds) <= LATE_S for seconds, _ in told.values()):
+        largest = max(abs(seconds) for seconds, _ in told.values())
+        return [("", judged(GROUP, "between nodes", "ok", f"{largest * 1e3:.2f} ms apart at most"))]
+    return [(node, _one(seconds, error)) for node, (seconds, error) in told.items()]
+
+
+def _one(seconds: float, error: str) -> Finding:
+    found = f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} the first node ({error})"
+    if abs(seconds) <= LATE_S:
+        return judged(GROUP, "between nodes", "ok", "within a second of the first node")
+    expected, way_out = f"within {LATE_S:.0f} s", "set the clock: chronyc makestep, or systemctl restart chronyd"
+    status = "wrong" if abs(seconds) > WRONG_S else "warning"
+    return judged(GROUP, "between nodes", "wrong" if status == "wrong" else "warning", found, expected, way_out)

@@ -1,0 +1,254 @@
+"""The examination: alone, as the first of several nodes, or as another of them. No torch here."""
+
+import contextlib
+import fcntl
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.doctor import (
+    clocks,
+    collectives,
+    gemm,
+    gpus,
+    infiniband,
+    interfaces,
+    memory,
+    names,
+    nvlink,
+    sharing,
+    versions,
+)
+from tools.doctor import node as nodes
+from tools.doctor import run_dir as folders
+from tools.doctor.arriving import come, gather, left, ports_of
+from tools.doctor.deadline import Deadline
+from tools.doctor.finding import Finding, Row, Seen, bad_nodes, fold, judged
+from tools.doctor.mailbox import Mailbox
+from tools.doctor.meeting import Hub, MeetingError, serve
+from tools.doctor.names import resolve
+from tools.doctor.node import MEASURE_S, Node
+from tools.doctor.situation import Situation
+from tools.doctor.workers import WorkerError, listen
+
+ROUND_S = 60.0
+"""Limit of a question that needs no long work."""
+PATIENCE_S = 90.0
+"""How much longer the others look for the first node than it waits for them: it may have more to look at, and is not to
+be ended by a failure of theirs while it examines the rest."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Result:
+    """What came out, on the first node."""
+
+    nodes: list[str]
+    """All, by rank."""
+    heard: list[str]
+    """Those that told of themselves."""
+    rows: list[Row]
+    bad: dict[str, list[str]]
+    """Node to exclude -> why."""
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 where something is wrong."""
+        return int(any(row.finding.status == "wrong" for row in self.rows))
+
+
+def alone(situation: Situation, groups: Sequence[str], deadline: Deadline) -> Result:
+    """This machine, without any other."""
+    node = Node(situation, groups, deadline)
+    try:
+        seen = node.look()
+        found: list[tuple[str, Finding]] = []
+        if collectives.GROUP in groups:
+            found = _collectives([seen], node, None)
+    finally:
+        node.close()
+    return _result([seen], [*found, *_compare([seen], groups)], [seen.node], situation)
+
+
+def first(situation: Situation, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> Result:
+    """The first of several nodes: gathers the others, asks, judges. Raises nothing that a node can cause."""
+    node, mailbox = Node(situation, groups, deadline), Mailbox(situation.run_dir)
+    hub = None
+    try:
+        mine = node.look()
+        mailbox.ask()
+        mailbox.put(0, mine.node, {"rank": 0, "seen": mine.to_json(), "error": ""})
+        try:
+            hub = Hub.open(ports_of(situation), situation.session)
+        except MeetingError as error:
+            found = [(mine.node, judged("meeting", "listening", "wrong", str(error), "a port", "export MASTER_PORT"))]
+            return _result([mine], [*found, *_compare([mine], groups)], [mine.node], situation)
+        seen, found = gather(hub, mailbox, mine, situation, deadline.left_s(meeting_s))
+        offsets = _rounds(hub, node, mailbox, seen, groups)
+        if collectives.GROUP in groups:
+            found += _collectives(seen, node, hub)
+        names_of = {one.rank: one.node for one in seen}
+        found += [(names_of[rank], left(why)) for rank, why in hub.lost.items()]
+        if clocks.GROUP in groups:
+            found += clocks.judge(offsets, seen, situation)
+        everyone = [names_of.get(rank, situation.name_of(rank)) for rank in range(situation.nodes)]
+        result = _result(seen, [*found, *_compare(seen, groups)], everyone, situation)
+        hub.close({"do": "bye"})
+        return result
+    finally:
+        node.close()
+        mailbox.clear()
+        if hub is not None:
+            hub.close({"do": "bye"})
+
+
+def other(situation: Situation, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> None:
+    """Any other node, until the first one is done. Raises MeetingError where that one is not to be had.
+
+    The outcome is the first node's: here a failure would only end it, under srun --kill-on-bad-exit.
+    """
+    node, mailbox = Node(situation, groups, deadline), Mailbox(situation.run_dir)
+    try:
+        seen = node.look()
+        wire = come(situation, seen, mailbox, deadline.left_s(meeting_s + PATIENCE_S))
+        if wire is not None:
+            serve(wire, node.answers, deadline.left_s())
+    finally:
+        node.close()
+
+
+def _rounds(
+    hub: Hub, node: Node, mailbox: Mailbox, seen: Sequence[Seen], groups: Sequence[str]
+) -> dict[int, tuple[float, float]]:
+    """Ask all to look around; the answers become facts. Returns the clocks' offsets by rank."""
+    nonce = mailbox.nonce
+    with _locked(node.situation, nonce):
+        question = {"do": "around", "nonce": nonce, "nodes": [_card(one) for one in seen]}
+        for rank, answer in _ask(hub, node, question).items():
+            one = next(one for one in seen if one.rank == rank)
+            one.findings += Seen.from_json({**one.to_json(), "findings": answer["findings"]}).findings
+            for group, fact in ((interfaces.GROUP, "route"), (folders.GROUP, "shared")):
+                if answer.get(fact) and group in one.facts:
+                    one.facts[group][fact] = answer[fact]
+    if folders.GROUP in groups and node.situation.run_dir is not None:
+        token = secrets.token_hex(8)
+        with contextlib.suppress(OSError):
+            folders.write(folders.token_path(node.situation.run_dir, 0), token)
+        for rank, answer in _ask(hub, node, {"do": "again", "token": token}).items():
+            for one in (one for one in seen if one.rank == rank):
+                one.facts.get(folders.GROUP, {}).get("shared", {}).update(answer["again"])
+    if clocks.GROUP not in groups:
+        return {}
+    ranks = list(hub.guests)
+    offsets = {
+        rank: clocks.offset(lambda rank=rank: hub.ask({"do": "time"}, ROUND_S, [rank]).get(rank), node.situation.clock)  # type: ignore[misc]
+        for rank in ranks
+    }
+    return {rank: one for rank, one in offsets.items() if one is not None}
+
+
+def _card(one: Seen) -> dict[str, Any]:
+    """What every node is told of every other."""
+    return {
+        "rank": one.rank,
+        "host": one.host,
+        "machine": one.machine,
+        "addresses": one.facts.get(names.GROUP, {}).get("addresses", []),
+        "token": one.facts.get(folders.GROUP, {}).get("token", ""),
+    }
+
+
+@contextlib.contextmanager
+def _locked(situation: Situation, nonce: str) -> Iterator[None]:
+    """The first node holds a lock while the others try it."""
+    if situation.run_dir is None:
+        yield
+        return
+    try:
+        file = sharing.lock_path(situation.run_dir, nonce).open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _ask(hub: Hub, node: Node, question: dict[str, Any], limit_s: float = ROUND_S) -> dict[int, dict[str, Any]]:
+    """Every node's answer by rank, this one's included; all work at the same time."""
+    limit = node.deadline.left_s(limit_s)
+    asked = hub.tell(question)
+    mine = node.answer(question)
+    return {0: mine, **hub.collect(asked, limit, question["do"])}
+
+
+def _collectives(seen: Sequence[Seen], node: Node, hub: Hub | None) -> list[tuple[str, Finding]]:
+    """Measure them over all nodes that are still here; why not, where that cannot be."""
+    situation = node.situation
+    why = _obstacle(seen, situation, hub)
+    local = len(node.workers)
+    if not why:
+        try:
+            address = "127.0.0.1" if hub is None or situation.master is None else resolve(situation.master[0])[0]
+            port = listen(node.workers[0], address, node.deadline.left_s(ROUND_S))
+        except (OSError, WorkerError) as error:
+            why = str(error)
+    if why:
+        return [("", judged(collectives.GROUP, "bandwidth", "not looked at", why))]
+    question = {
+        "do": "measure",
+        "address": address,
+        "port": port,
+        "world_size": local * situation.nodes,
+        "local_world_size": local,
+    }
+    answers = {0: node.answer(question)} if hub is None else _ask(hub, node, question, MEASURE_S)
+    found: list[tuple[str, Finding]] = []
+    for one in seen:
+        looked = collectives.look(answers.get(one.rank, {}).get("ranks", []))
+        one.facts[collectives.GROUP] = looked.facts
+        found += [(one.node, finding) for finding in looked.findings]
+    return [*found, *collectives.judge(seen, situation, local)]
+
+
+def _obstacle(seen: Sequence[Seen], situation: Situation, hub: Hub | None) -> str:
+    here = 1 + len(hub.guests) if hub else 1
+    if here < situation.nodes:
+        return f"{situation.nodes - here} of {situation.nodes} nodes cannot be reached"
+    counts = {one.node: one.facts.get("workers", {}).get("count", 0) for one in seen}
+    if len(set(counts.values())) > 1:
+        return f"unequal numbers of GPUs: {', '.join(f'{node} {count}' for node, count in counts.items())}"
+    failed = [one.node for one in seen if one.facts.get("workers", {}).get("failed")]
+    return f"processes failed on {', '.join(failed)}: see gemm" if failed else ""
+
+
+def _compare(seen: Sequence[Seen], groups: Sequence[str]) -> list[tuple[str, Finding]]:
+    """What nodes say of themselves, and what their facts say side by side."""
+    found = [(one.node, finding) for one in seen for finding in one.findings]
+    comparisons = {
+        versions.GROUP: (versions.compare,),
+        gpus.GROUP: (gpus.compare,),
+        nvlink.GROUP: (nvlink.compare,),
+        infiniband.GROUP: (infiniband.compare,),
+        names.GROUP: (names.compare,),
+        interfaces.GROUP: (interfaces.judge_routes,),
+        folders.GROUP: (sharing.judge,),
+        memory.GROUP: (memory.compare,),
+        gemm.GROUP: (gemm.compare,),
+    }
+    for group, several in comparisons.items():
+        if group in groups:
+            found += [one for compare in several for one in compare(seen)]
+    return found
+
+
+def _result(
+    seen: Sequence[Seen], found: Sequence[tuple[str, Finding]], everyone: list[str], situation: Situation
+) -> Result:
+    rows = fold(found, nodes.GROUPS)
+    heard = [one.node for one in seen]
+    bad = bad_nodes(rows, len(heard))
+    # A node that has neither come nor a name of its launcher's cannot be excluded by name.
+    known = [node for node in everyone if node in heard or node in situation.names]
+    return Result(nodes=everyone, heard=heard, rows=rows, bad={node: bad[node] for node in known if node in bad})

@@ -1,0 +1,148 @@
+"""What a check says, equal nodes folded into one row, and which nodes are to be excluded. No torch here."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["ok", "warning", "wrong", "not looked at"]
+SEVERITY: tuple[Status, ...] = ("ok", "not looked at", "warning", "wrong")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Finding:
+    """The outcome of one check on one node, or on the job."""
+
+    group: str
+    """The subject, as --only and --skip name it."""
+    check: str
+    status: Status
+    found: str
+    """A format string for ``numbers``: nodes that differ in their numbers alone share a row, which shows a range."""
+    numbers: tuple[float, ...] = ()
+    expected: str = ""
+    way_out: str = ""
+    fault: Literal["node", "setting"] = "node"
+    """Whom "wrong" speaks against: this node's machine; or what the user or the cluster's administrator has set, which
+    speaks against a node only where other nodes are better off."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Looked:
+    """What one subject saw on one node: what it found, and facts (JSON) to be compared with other nodes'."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True)
+class Seen:
+    """Everything that one node knows about itself; crosses the network as JSON."""
+
+    rank: int
+    node: str
+    host: str
+    machine: str
+    """The same for two nodes that are one machine with one network (tests, or several daemons on a host)."""
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By group."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> "Seen":
+        """The inverse of ``to_json``."""
+        findings = [Finding(**{**one, "numbers": tuple(one["numbers"])}) for one in told["findings"]]
+        return Seen(**{**told, "findings": findings})
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """Nodes of which a check says the same. ``nodes`` is empty where it speaks of the job as a whole."""
+
+    finding: Finding
+    nodes: list[str]
+    numbers: list[tuple[float, ...]]
+
+    @property
+    def found(self) -> str:
+        """The finding's text with its numbers, as ranges over the nodes."""
+        return self.finding.found.format(*(_Span(values) for values in zip(*self.numbers, strict=True)))
+
+
+class _Span(tuple[float, ...]):
+    """Numbers that are formatted as one: "3.1", or "3.1 to 4.0" where they differ."""
+
+    def __new__(cls, values: Iterable[float]) -> "_Span":
+        return super().__new__(cls, values)
+
+    def __format__(self, spec: str) -> str:
+        least, most = format(min(self), spec), format(max(self), spec)
+        return least if least == most else f"{least} to {most}"
+
+
+def plain(text: str) -> str:
+    """``text`` for ``Finding.found``, where braces mean something."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def judged(
+    group: str, check: str, status: Status, found: str, expected: str = "", way_out: str = "", setting: bool = False
+) -> Finding:
+    """A finding without numbers; braces in ``found`` mean nothing. ``setting``: see ``Finding.fault``."""
+    return Finding(
+        group=group,
+        check=check,
+        status=status,
+        found=plain(found),
+        expected=expected,
+        way_out=way_out,
+        fault="setting" if setting else "node",
+    )
+
+
+def fold(findings: Sequence[tuple[str, Finding]], groups: Sequence[str]) -> list[Row]:
+    """Rows in the order of ``groups`` and of first appearance. A node of "" stands for the job."""
+    rows: dict[Finding, Row] = {}
+    for node, finding in findings:
+        key = dataclasses.replace(finding, numbers=())
+        row = rows.setdefault(key, Row(finding=finding, nodes=[], numbers=[]))
+        row.numbers.append(finding.numbers)
+        if node and node not in row.nodes:
+            row.nodes.append(node)
+    checks = {(row.finding.group, row.finding.check): place for place, row in reversed(list(enumerate(rows.values())))}
+
+    def place(row: Row) -> tuple[int, int]:
+        finding = row.finding
+        known = groups.index(finding.group) if finding.group in groups else len(groups)
+        return known, checks[finding.group, finding.check]
+
+    return sorted(rows.values(), key=place)
+
+
+def bad_nodes(rows: Sequence[Row], heard: int) -> dict[str, list[str]]:
+    """Node to exclude -> why, of ``heard`` nodes that told of themselves: see ``Finding.fault``."""
+    blamed: dict[str, list[str]] = {}
+    for row in rows:
+        finding = row.finding
+        if finding.status != "wrong":
+            continue
+        same = {
+            node
+            for other in rows
+            if (other.finding.group, other.finding.check, other.finding.status)
+            == (finding.group, finding.check, "wrong")
+            for node in other.nodes
+        }
+        if finding.fault == "node" or len(same) < heard:
+            for node in row.nodes:
+                blamed.setdefault(node, []).append(f"{finding.group}: {finding.check}")
+    return blamed
+
+
+def worst(rows: Iterable[Row]) -> Status:
+    """The worst status of all; "ok" without rows."""
+    return max((row.finding.status for row in rows), key=SEVERITY.index, default="ok")

@@ -1,0 +1,95 @@
+"""Memory, shared memory and limits of processes. No torch here."""
+
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from tools.doctor.finding import Finding, Looked, Seen, judged
+from tools.doctor.infiniband import ROOT as INFINIBAND
+from tools.doctor.majority import shares_of_median
+from tools.doctor.situation import Situation
+
+GROUP = "memory"
+GIB = 2**30
+SHM = Path("/dev/shm")
+SHM_GIB = 2.0
+"""Checkpoints are copied into shared memory while training goes on; Docker gives a container 64 MiB."""
+OPEN_FILES = 4096
+LOW_SHARE = 0.9
+
+
+def look(situation: Situation) -> Looked:
+    """Facts: "total_gib"."""
+    memory = psutil.virtual_memory()
+    total, free = memory.total / GIB, memory.available / GIB
+    status = "ok" if free > 0.5 * total else "warning"
+    main = Finding(
+        group=GROUP,
+        check="main memory",
+        status="ok" if status == "ok" else "warning",
+        found="{:.0f} GiB available of {:.0f} GiB",
+        numbers=(free, total),
+        expected="" if status == "ok" else "more than half",
+        way_out="" if status == "ok" else "see who uses it: other jobs, leftover processes, files in /dev/shm",
+    )
+    findings = [main, *_shared(), *_locked(), *_files(), *_cluster(total, situation)]
+    return Looked(findings=findings, facts={"total_gib": total})
+
+
+def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+    """A warning for nodes with less memory than the others."""
+    totals = {one.node: one.facts[GROUP]["total_gib"] for one in seen if one.facts.get(GROUP)}
+    return [
+        (node, judged(GROUP, "main memory between nodes", "warning", f"{totals[node]:.0f} GiB", "as on most nodes"))
+        for node, share in shares_of_median(totals).items()
+        if share < LOW_SHARE
+    ]
+
+
+def _cluster(total_gib: float, situation: Situation) -> Iterator[Finding]:
+    cluster = situation.cluster
+    if cluster and total_gib < LOW_SHARE * cluster.node.memory_gib:
+        wanted = f"{cluster.node.memory_gib:.0f} GiB ({cluster.name})"
+        yield judged(
+            GROUP, "main memory of the cluster", "warning", f"{total_gib:.0f} GiB", wanted, "a module is missing?"
+        )
+
+
+def _shared() -> Iterator[Finding]:
+    if not SHM.is_dir():
+        yield judged(GROUP, "shared memory", "not looked at", f"no {SHM}")
+        return
+    size, free = psutil.disk_usage(str(SHM)).total / GIB, psutil.disk_usage(str(SHM)).free / GIB
+    low = free < SHM_GIB
+    yield Finding(
+        group=GROUP,
+        check="shared memory",
+        status="warning" if low else "ok",
+        found=f"{{:.{2 if low else 0}f}} GiB free of {{:.{2 if low else 0}f}} GiB in {SHM}",
+        numbers=(free, size),
+        expected=f"room for a node's share of the optimizer's state, at least {SHM_GIB:.0f} GiB" if low else "",
+        way_out="docker run --shm-size, or checkpoint.async_save = false" if low else "",
+        fault="setting",
+    )
+
+
+def _locked() -> Iterator[Finding]:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit // 1024} KiB"
+    needed = INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
+    if limit == resource.RLIM_INFINITY or not needed:
+        yield judged(GROUP, "locked memory", "ok", told if needed else f"{told} (InfiniBand alone needs unlimited)")
+        return
+    way_out = "ulimit -l unlimited; under SLURM LimitMEMLOCK=infinity for slurmd"
+    yield judged(GROUP, "locked memory", "wrong", told, "unlimited, for InfiniBand", way_out, setting=True)
+
+
+def _files() -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= OPEN_FILES or soft == resource.RLIM_INFINITY:
+        yield judged(GROUP, "open files", "ok", f"{soft} per process")
+        return
+    way_out = f"ulimit -n {hard}" if hard > soft else "raise nofile in limits.conf, or LimitNOFILE for slurmd"
+    yield judged(GROUP, "open files", "warning", f"{soft} per process", f"{OPEN_FILES} or more", way_out, setting=True)

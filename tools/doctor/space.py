@@ -1,0 +1,71 @@
+"""Free bytes and free names in the run's folder and in the temporary one. No torch here."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from tools.doctor.finding import Finding, Looked, Status
+from tools.doctor.situation import Situation
+from training.checkpoint.room import nearest
+
+GROUP = "space"
+GIB = 2**30
+TEMPORARY_GIB = 2.0
+"""Compiled kernels and sockets; a full /tmp ends jobs in odd ways."""
+FILES = 10_000
+"""Names that a run may need: a checkpoint has a few files per rank."""
+
+
+def look(situation: Situation) -> Looked:
+    """Wrong below a tenth of what is asked for, a warning below it."""
+    findings = []
+    if situation.run_dir is not None:
+        findings += _folder("run_dir", situation.run_dir, situation.free_gib, "make room, or use another --run_dir")
+    temporary = Path(tempfile.gettempdir())
+    return Looked(
+        findings=[*findings, *_folder("temporary folder", temporary, TEMPORARY_GIB, "make room, or set TMPDIR")]
+    )
+
+
+def _folder(check: str, folder: Path, wanted_gib: float, way_out: str) -> list[Finding]:
+    there = os.statvfs(nearest(folder))
+    free, total = (blocks * there.f_frsize / GIB for blocks in (there.f_bavail, there.f_blocks))
+    status = _status(free, wanted_gib)
+    digits = 0 if free >= 10 else 2
+    findings = [
+        Finding(
+            group=GROUP,
+            check=check,
+            status=status,
+            found=f"{{:,.{digits}f}} GiB free of {{:,.{digits}f}} GiB in {nearest(folder)}",
+            numbers=(free, total),
+            expected="" if status == "ok" else f"{wanted_gib:g} GiB free",
+            way_out="" if status == "ok" else way_out,
+            fault="setting",
+        )
+    ]
+    if there.f_files:  # 0: this file system has no limit of names
+        findings += _names(check, there.f_favail, way_out)
+    return findings
+
+
+def _names(check: str, free: int, way_out: str) -> list[Finding]:
+    status = _status(free, FILES)
+    return [
+        Finding(
+            group=GROUP,
+            check=f"{check}: inodes",
+            status=status,
+            found="{:,.1f} million more files" if free > 1e6 else "{:,.0f} more files",
+            numbers=(free / 1e6 if free > 1e6 else float(free),),
+            expected="" if status == "ok" else f"{FILES:,}",
+            way_out="" if status == "ok" else way_out,
+            fault="setting",
+        )
+    ]
+
+
+def _status(free: float, wanted: float) -> Status:
+    if free >= wanted:
+        return "ok"
+    return "warning" if free >= wanted / 10 else "wrong"

@@ -1,0 +1,102 @@
+"""Versions of what runs, against the pins and between nodes. Reads metadata; nothing is imported. No torch here."""
+
+import importlib.metadata
+import platform
+import sys
+import tomllib
+from collections.abc import Sequence
+
+from tools import versions as pins
+from tools.doctor.finding import Finding, Looked, Seen, Status, judged
+from tools.doctor.majority import deciding
+from tools.doctor.situation import Situation
+from training import fingerprint
+
+GROUP = "versions"
+LIBRARIES = (*fingerprint.LIBRARIES, "NCCL")
+MUST_AGREE = ("Triplane's code", "Python", *LIBRARIES)
+MAY_DIFFER = ("kernel", "C library")
+"""Seen to train together, but not what a cluster is meant to look like."""
+
+
+def look(situation: Situation) -> Looked:
+    """Facts: name -> version. Wrong: a broken pin of pyproject.toml."""
+    facts = {
+        "Triplane's code": fingerprint.code_digest(),
+        "Python": platform.python_version(),
+        **{name: fingerprint.version(name) for name in fingerprint.LIBRARIES},
+        "NCCL": nccl_version(),
+        "kernel": platform.release(),
+        "C library": " ".join(platform.libc_ver()),
+    }
+    told = ", ".join(f"{name} {facts[name]}" for name in ("Python", *LIBRARIES) if facts[name] != "none")
+    findings = [judged(GROUP, "installed", "ok", told)]
+    if situation.device == "cuda" and facts["transformer-engine"] == "none":
+        findings.append(_no_te())
+    return Looked(findings=[*findings, *_pins()], facts=facts)
+
+
+def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+    """Wrong on the nodes that have another version than the majority."""
+    known = [one for one in seen if GROUP in one.facts]
+    if len(known) < 2:
+        return []
+    found: list[tuple[str, Finding]] = []
+    for name in (*MUST_AGREE, *MAY_DIFFER):
+        values = [one.facts[GROUP].get(name, "none") for one in known]
+        right = deciding(values)
+        found += [
+            (one.node, _differs(name, value, right, [other.node for other in known if _has(other, name, right)]))
+            for one, value in zip(known, values, strict=True)
+            if value != right
+        ]
+    code = deciding([one.facts[GROUP]["Triplane's code"] for one in known])
+    if not any(finding.status == "wrong" for _, finding in found):
+        same = judged(GROUP, "between nodes", "ok", f"all alike; Triplane's code {code}")
+        found += [(one.node, same) for one in known]
+    return found
+
+
+def _has(one: Seen, name: str, value: str) -> bool:
+    return bool(one.facts[GROUP].get(name, "none") == value)
+
+
+def _differs(name: str, value: str, right: str, others: Sequence[str]) -> Finding:
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    way_out = (
+        "let every node see the same checkout"
+        if name == "Triplane's code"
+        else "use one environment for all nodes (a shared folder or one container image)"
+    )
+    status: Status = "warning" if name in MAY_DIFFER else "wrong"
+    found, expected = (text if text != "none" else "not installed" for text in (value, right))
+    there = f"{expected} as on {', '.join(others[:3])}{more}"
+    return judged(GROUP, f"{name} between nodes", status, found, there, way_out)
+
+
+def _pins() -> list[Finding]:
+    project = tomllib.loads((pins.ROOT / "pyproject.toml").read_text())["project"]
+    broken, untested = pins.problems(project["dependencies"])
+    if sys.version_info[:2] != (3, 12):
+        broken.append(f"Python {platform.python_version()}: expected 3.12")
+    if not broken and not untested:
+        return [judged(GROUP, "pins", "ok", "all in the range that has been run")]
+    way_out = "make setup, or pip install with constraints.txt"
+    return [
+        *(judged(GROUP, "pins", "wrong", text, way_out=way_out, setting=True) for text in broken),
+        *(judged(GROUP, "pins", "warning", text, way_out=way_out, setting=True) for text in untested),
+    ]
+
+
+def _no_te() -> Finding:
+    expected, way_out = "Transformer Engine on GPUs: fused layers and fp8", 'pip install -e ".[te]"'
+    return judged(GROUP, "transformer-engine", "warning", "not installed", expected, way_out, setting=True)
+
+
+def nccl_version() -> str:
+    """Of the package that torch loads; "none" where torch brings its own or there is none."""
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower()
+        if name.startswith("nvidia-nccl-"):
+            return distribution.version
+    return "none"
