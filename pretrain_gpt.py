@@ -7,6 +7,7 @@ The same command runs under torchrun and srun, which start the ranks themselves,
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from parallel import launch, local_ranks, output
@@ -14,9 +15,13 @@ from parallel.errors import UserError
 from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
+from training.exit_note import exit_note
 from training.fitting import fit
 from training.owner.claim import ATTEMPT, Claim, owned
+from training.rank import prepared_run
+from training.watch import record
 from training.watch.request import StopRequest
+from training.watch.watched import Watch, host_of, watched
 
 
 def main() -> int:
@@ -39,6 +44,8 @@ def main() -> int:
 
 def start(config: RunConfig) -> int:
     """Find out who starts the ranks, check the configuration, take the run's folder, and train."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
+        local_ranks.die_with_parent(os.getppid())
     request = StopRequest()
     request.listen()
     run_dir = Path(config.run_dir or "runs/run")
@@ -50,7 +57,7 @@ def start(config: RunConfig) -> int:
         print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {given} ranks", flush=True)
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = fit(expected, given)
-    cli.check(fitted.config, fitted.world_size)
+    cli.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
         if identity is None or identity.rank == 0:
@@ -71,33 +78,40 @@ def train_ranks(
     claim: Claim | None,
     request: StopRequest,
 ) -> int:
-    """Prepare the data and train: on this rank, or, when nobody has started ranks yet, on ``nproc`` local ones."""
-    device = launch.choose_device(config.device, os.environ)
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
-    if identity is None and nproc > 1 and device == "cuda":
+    """Prepare the data and train: on this rank, or, when nobody has started ranks yet, on ``nproc`` local ones.
+
+    A rank that somebody else has started is watched from here on, through imports and data; local ones once they exist.
+    """
+    cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
+    watch = partial(watched, config.fault, run_dir, request=request, environ=os.environ, cuda=cuda)
+    watch_dir, me = run_dir / record.WATCH, identity or launch.Identity(world_size=nproc)
+    if claim is not None and ATTEMPT not in os.environ:
+        record.sweep(watch_dir)
+    if identity is not None or nproc == 1:
+        with watch(me) as watching:
+            run = prepared_run(config, run_dir, identity, claim, request, watching.pulse)
+            code, failure = local_ranks.guard(partial(run, watching.pulse), me)
+            failure = watching.settle(failure)
+            watching.pulse.code = code
+    elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: claim.attempt} if claim else os.environ
-        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ)
-
-    from training.preparing import prepare  # numpy loads only now, torch and Megatron only after the data is ready
-
-    prepared = prepare(config, identity)
-    with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
-        from training.job import train
-
-    def run(rank: launch.Identity) -> int:
-        launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
-        with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd, claim, request)
-
-    if identity is None and nproc > 1:
-        code, failure = local_ranks.fork_ranks(nproc, run)
+        verdict = partial(record.read, watch_dir)
+        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, told=lambda: bool(verdict()))
     else:
-        code, failure = local_ranks.guard(run, identity or launch.Identity())
-    if failure is not None and (identity is None or not failure.echo):
-        local_ranks.report(failure, run_dir / "logs", nproc if identity is None else identity.world_size)
+        run = prepared_run(config, run_dir, None, claim, request)
+
+        def watched_run(rank: launch.Identity) -> int:
+            with watch(rank) as watching:
+                watching.pulse.code = run(watching.pulse, rank)
+            return watching.pulse.code
+
+        code, failure = local_ranks.fork_ranks(nproc, watched_run)
+        failure = Watch(folder=watch_dir, identity=me, host=host_of(os.environ), launches=True).settle(failure)
+    if failure is not None:
+        local_ranks.report(failure, run_dir / "logs", me.world_size)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exit_note(os.environ):
+        sys.exit(main())

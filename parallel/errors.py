@@ -1,4 +1,4 @@
-"""What is a user's mistake, as opposed to a fault of the program or the machine."""
+"""What ends a run: a user's mistake, and a fault that was understood."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class SharedMistake(UserError):
     """A mistake that every rank finds alike, so that rank 0 alone shows it."""
+
+
+class SharedFault(Exception):
+    """A fault of program, data or machine that every rank finds alike: its text says it all, and the exit code is 1."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from parallel.errors import SharedMistake, UserError
+from parallel.errors import SharedFault, SharedMistake, UserError
 from parallel.launch import Identity
 
 # How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
@@ -63,6 +63,8 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     except UserError as error:
         ignore_termination()
         return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
+    except SharedFault as fault:
+        return 1, Failure(rank=None, code=1, at=time.time(), text=str(fault), echo=identity.rank != 0)
     except KeyboardInterrupt:
         code, failure = _interrupted(signal.SIGINT)
         return code, dataclasses.replace(failure, echo=True)
@@ -123,7 +125,7 @@ def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, paren
         return pid
     code = 1
     try:
-        _die_with_parent(parent)
+        die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
         code, failure = guard(run, identity)
         if failure is not None:
@@ -135,7 +137,7 @@ def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, paren
         os._exit(code)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when its parent dies, so that no rank is ever left running."""
     with contextlib.suppress(OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
@@ -227,10 +229,13 @@ def _how(end: Ended) -> str:
     return f"killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"exit code {end.code}"
 
 
-def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
+def spawn_ranks(
+    nproc: int, command: Sequence[str], environ: Mapping[str, str], told: Callable[[], bool] = lambda: False
+) -> int:
     """Start ``nproc`` fresh processes of ``command`` with torchrun's environment; the first failure ends the others.
 
-    Each rank shows its own failure (see ``report``); returns the exit code of the first that failed.
+    Each rank shows its own failure (see ``report``); returns the exit code of the first that failed. told: whether
+    somebody else has said already which rank that was, and why.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -245,7 +250,7 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )
-        processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(_die_with_parent, os.getpid())))
+        processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(die_with_parent, os.getpid())))
     ranks = {process.pid: rank for rank, process in enumerate(processes)}
     with _forward_signals(ranks):
         ended = _wait(ranks)
@@ -255,7 +260,7 @@ def spawn_ranks(nproc: int, command: Sequence[str], environ: Mapping[str, str]) 
     if not failed:
         return max(end.code for end in ended.values())
     first = failed[0][1]
-    if ended[first].code != 2:  # a user's mistake has been shown, and says all there is to say
+    if ended[first].code != 2 and not told():  # a user's mistake has been shown, and says all there is to say
         print(f"rank {first} of {nproc} failed first: {_how(ended[first])}", file=sys.stderr, flush=True)
     return ended[first].code if ended[first].code > 0 else 128 - ended[first].code
 

@@ -27,6 +27,7 @@ NO_TORCH = """
     data.config
     training.config training.batch_size training.schedule training.divisions training.recipe training.flags
     training.help training.cli training.footprint training.advice training.describe pretrain_gpt
+    training.watch.watchdog training.watch.watched
 """
 STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config"
 

@@ -1,5 +1,7 @@
 """From a command line to a checked ``RunConfig``. No torch here.
 
+``python -m training.cli [RECIPE.toml] [flags]`` prints the run's folder, for batch scripts.
+
 A TOML recipe (``training/recipe.py``) gives the defaults that flags (``training/flags.py``) override.
 """
 
@@ -50,12 +52,30 @@ def default_run_dir(recipe: Path | None) -> Path:
     return folder
 
 
-def check(config: RunConfig, world_size: int) -> None:
-    """Raises SharedMistake with every problem of this configuration on ``world_size`` ranks, all at once."""
-    problems = config.problems(world_size)
+def check(config: RunConfig, world_size: int, ranks_per_node: int | None = None) -> None:
+    """Raises SharedMistake with every problem of this configuration on ``world_size`` ranks, all at once.
+
+    ranks_per_node: of an allocation; the nearest numbers of nodes that fit are named then.
+    """
+    problems, way_out = config.problems(world_size), []
+    if problems and ranks_per_node and world_size % ranks_per_node == 0:
+        way_out = _nodes_that_fit(config, world_size // ranks_per_node, ranks_per_node)
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise SharedMistake("\n  ".join([f"{count} with this configuration:", *problems]))
+        raise SharedMistake("\n  ".join([f"{count} with this configuration:", *problems, *way_out]))
+
+
+def _nodes_that_fit(config: RunConfig, nodes: int, ranks_per_node: int) -> list[str]:
+    """One line with the nearest counts below and above; none where no number of nodes helps."""
+    fits = [count for count in range(1, max(2 * nodes, 32) + 1) if not config.problems(count * ranks_per_node)]
+    nearest = [
+        *[count for count in fits if count < nodes][-1:],
+        *[count for count in fits if count > nodes][:1],
+    ]
+    if not nearest:
+        return []
+    counts = " or ".join(map(str, nearest))
+    return [f"It fits an allocation of {counts} nodes with {ranks_per_node} ranks each; this one has {nodes}."]
 
 
 def fail(error: UserError, quiet: bool = False) -> NoReturn:
@@ -70,3 +90,16 @@ def fail(error: UserError, quiet: bool = False) -> NoReturn:
     else:
         print(f"pretrain_gpt.py: {error}", file=sys.stderr, flush=True)
     raise SystemExit(2)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the folder of the run that a command line asks for. Exit code 2, with a message, for a bad one."""
+    try:
+        print(parse(argv).run_dir)
+    except UserError as error:
+        fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,11 @@
 """Validation loss every ``eval_interval`` iterations, on the same held-out batches each time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from data.loader import Packing, TokenSource
+import torch
+import torch.distributed as dist
+
+from data.loader import Batch, Packing, TokenSource
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 from training.batches import BatchStream
@@ -11,12 +14,45 @@ from training.checkpoint.progress import Progress
 from training.config import TrainConfig
 from training.loop import Attachment
 from training.step import Chunks, StepResult, evaluate
+from training.watch.pulse import Pulse
+
+
+class BrokenOff(Exception):
+    """Somebody asked to stop while evaluating; raised on all ranks before the same batch."""
+
+
+class Asked:
+    """Whether a rank was asked to stop, the same answer on all ranks, one call late.
+
+    An evaluation reduces nothing until its end, so this is a reduction of its own, of one number: it runs while the
+    next batch is computed, and by the next call is done but for the slowest rank's delay. A rank may be one batch ahead
+    of the others, no more.
+    """
+
+    def __init__(self, asked: Callable[[], bool], ranks: Ranks) -> None:
+        self._asked, self._ranks = asked, ranks
+        self._work: dist.Work | None = None
+
+    def __call__(self) -> bool:
+        before = self.last()
+        self._flag = torch.tensor([float(self._asked())], device=self._ranks.device)
+        self._work = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
+        return before
+
+    def last(self) -> bool:
+        """The answer of the call before; nothing is under way afterwards."""
+        if self._work is None:
+            return False
+        self._work.wait()
+        self._work = None
+        return bool(self._flag)
 
 
 class Evaluation(Attachment):
     """Measures after every ``eval_interval``-th iteration and after the last one, and tells ``record``.
 
-    It starts at the split's first sample every time, so that two figures differ by the weights alone.
+    It starts at the split's first sample every time, so that two figures differ by the weights alone. One that is
+    broken off, because somebody asked to stop, has no figure; training then ends with the iteration after it.
     """
 
     def __init__(
@@ -28,7 +64,10 @@ class Evaluation(Attachment):
         open_source: Callable[[], TokenSource],
         record: Callable[[int, float], None],
         packing: Packing | None = None,
+        pulse: Pulse | None = None,
+        asked: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.pulse, self.asked = pulse or Pulse(), asked
         self.train, self.chunks, self.ranks, self.seq_length = train, chunks, ranks, seq_length
         self.open_source, self.record, self.packing = open_source, record, packing
 
@@ -45,10 +84,33 @@ class Evaluation(Attachment):
             consumed_samples=0,
             packing=self.packing,
         )
-        with settled(self.chunks):
-            loss = evaluate(
-                self.chunks, lambda: batches.next(self.seq_length), self.train.eval_iters, self.ranks,
-                seq_length=self.seq_length, micro_batch_size=self.train.micro_batch_size,
-            )  # fmt: skip
+        measure = self.pulse.within("evaluation", self._measure)
+        loss = measure(progress, batches)
         batches.close()
-        self.record(progress.iteration, loss)
+        if loss is None:
+            self.ranks.say(f"asked to stop: the evaluation after iteration {progress.iteration} is broken off")
+        else:
+            self.record(progress.iteration, loss)
+
+    def _measure(self, progress: Progress, batches: BatchStream) -> float | None:
+        """Nats per token, the same on every rank; None where it was broken off."""
+        asked = Asked(self.asked, self.ranks)
+
+        def next_batch() -> Sequence[Batch | None]:
+            self.pulse.beat()
+            if asked():
+                raise BrokenOff
+            return batches.next(self.seq_length)
+
+        try:
+            with settled(self.chunks):
+                return evaluate(
+                    self.chunks, next_batch, self.train.eval_iters, self.ranks,
+                    seq_length=self.seq_length, micro_batch_size=self.train.micro_batch_size,
+                )  # fmt: skip
+        except BrokenOff:
+            for chunk in self.chunks:
+                chunk.train()
+            return None
+        finally:
+            asked.last()

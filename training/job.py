@@ -34,9 +34,14 @@ from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
 from training.owner.claim import Claim
 from training.saves import Saves
-from training.step import Chunks, StepResult, Wishes, train_step
+from training.shared_folder import check_shared
+from training.step import Chunks, Gate, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
+from training.watch.beating import Beating
+from training.watch.health import watch
+from training.watch.pulse import Pulse
 from training.watch.request import StopRequest
+from training.watch.save_interval import SaveInterval
 from training.watch.stopping import Stopping
 
 PROMPT = "def read(self, path):\n"
@@ -51,12 +56,14 @@ def train(
     console_fd: int | None,
     claim: Claim | None = None,
     request: StopRequest | None = None,
+    pulse: Pulse | None = None,
 ) -> int:
     """Build the parts on this rank, train, and leave a sample of what the model learned: the exit code.
 
     claim: on rank 0, the right to write into ``run_dir``; None where nobody else can want to. request: hears the
-    signals that ask to stop; None where nobody sends any.
+    signals that ask to stop; None where nobody sends any. pulse: tells the watchdog of progress; None without one.
     """
+    request, pulse = request or StopRequest(), pulse or Pulse()
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     with groups.start(
@@ -64,13 +71,15 @@ def train(
         identity,
         device=device,
         seed=config.train.seed,
-        timeout_minutes=config.parallel.distributed_timeout_minutes,
+        timeout_minutes=config.fault.after_watchdog(config.parallel.distributed_timeout_minutes),
         facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
     ) as ranks:
         announce(config, shape, ranks)
+        check_shared(run_dir, ranks)
+        pulse.enter("load")
         chunks, optim = build_parts(config, shape, ranks)
-        progress = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
+        progress, entries = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_folder.begin(config, run_dir, progress, ranks)
         open_split = partial(open_source, prepared, config)
         packing = Packing.of(config.data, prepared.tokenizer.eod)
@@ -82,6 +91,7 @@ def train(
             progress.consumed_samples,
             packing,
         )
+        health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
         saves = Saves(
             checkpoints(run_dir),
             run_folder.contents(config, prepared),
@@ -91,8 +101,12 @@ def train(
             background=config.checkpoint.async_save,
             timeout_s=60 * config.parallel.distributed_timeout_minutes,
             claim=claim,
+            beat=pulse.beat,
+            before_save=health.before_save,
         )
-        step = partial(one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update)
+        step = partial(
+            one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, gate=health.gate
+        )
         recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
         evaluation = Evaluation(
             config.train,
@@ -102,11 +116,19 @@ def train(
             partial(open_split, "validation"),
             recorder.validation,
             packing,
+            pulse,
+            lambda: request.number is not None,
         )
         clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
-        stopping = Stopping(request or StopRequest(), ranks.say)
+        stopping = Stopping(request, ranks.say)
+        save_interval = SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say)
         progress, reason = loop.run(
-            config.train, config.checkpoint, progress, step, saves, [recorder, evaluation, clock, saves, stopping]
+            config.train,
+            config.checkpoint,
+            progress,
+            step,
+            pulse.within("save", saves),
+            [Beating(pulse), *health.attachments, recorder, evaluation, clock, saves, save_interval, stopping],
         )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
@@ -144,6 +166,7 @@ def one_step(
     progress: Progress,
     wishes: Wishes,
     before_update: Callable[[], None] = lambda: None,
+    gate: Gate | None = None,
 ) -> tuple[Progress, StepResult]:
     """The iteration after ``progress``: its batch, its learning rate, its update."""
     schedule = learning_schedule(config.optimizer, config.train)
@@ -159,6 +182,7 @@ def one_step(
         weight_decay=schedule.weight_decay(progress.consumed_samples),
         wishes=wishes,
         before_update=before_update,
+        gate=gate,
     )
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from megatron.core.optimizer import MegatronOptimizer
@@ -24,15 +25,18 @@ RECIPE = "config.toml"
 
 def restore(
     config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
-) -> Progress:
-    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
+) -> tuple[Progress, Mapping[str, JSON]]:
+    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which.
+
+    Returns how far it had come and, where training continues, what else was noted in it.
+    """
     begin = time.monotonic()
     restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
     schedule = learning_schedule(config.optimizer, config.train)
     if restored is None:
         ranks.say(f"starting from initial weights (seed {config.train.seed})")
         ranks.say(f"schedule: {schedule.describe()}")
-        return Progress()
+        return Progress(), {}
     progress = restored.progress
     ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - begin))
     if config.checkpoint.load is not None and restored.path.parent == checkpoints(run_dir):
@@ -45,7 +49,7 @@ def restore(
     if isinstance(data_before, dict) and progress.consumed_samples:
         for key in (key for key in data if data_before.get(key) != data[key]):
             ranks.say(f"data: {key} is {data[key]} (was: {data_before.get(key)}): other samples, or another order")
-    return progress
+    return progress, restored.entries if progress.iteration else {}
 
 
 def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now:

@@ -1,7 +1,8 @@
 """When the loop asks for a checkpoint: written in the background or waited for, reported, and survived if it fails."""
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.progress import Progress
 from training.checkpoint.saving import about, begin, saved_boxes, state_of, writers
-from training.checkpoint.state import encoded
+from training.checkpoint.state import JSON, encoded
 from training.checkpoint.storage import file_name
 from training.loop import Attachment
 from training.owner.claim import Claim, LostOwnership
@@ -48,9 +49,10 @@ class Saves(Attachment):
         timeout_s: float,
         claim: Claim | None = None,
         beat: Callable[[], None] = lambda: None,
+        before_save: Callable[[Progress], Mapping[str, JSON]] = lambda _: {},
     ) -> None:
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.claim, self.beat = timeout_s, claim, beat
+        self.timeout_s, self.claim, self.beat, self.before_save = timeout_s, claim, beat, before_save
         self.writer = BackgroundWriter(ranks.rank) if background else None
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
@@ -71,6 +73,8 @@ class Saves(Attachment):
         """Save; returns where it will be, and for how many seconds training stood still."""
         began = time.monotonic()
         self.retried, self.retry = self.retry, False
+        noted = self.before_save(progress)
+        self.contents = dataclasses.replace(self.contents, entries={**self.contents.entries, **noted})
         path = self.root / folders.name_of(progress.iteration)
         try:
             self._hear(self.timeout_s)  # one at a time: the memory of the last one is still being written

@@ -3,10 +3,11 @@
 Shape letters: b samples of a microbatch, s sequence, cp context-parallel size.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,10 +43,56 @@ class StepResult:
     grad_norm: float | None
     """L2 norm of the whole model's gradient, before clipping; None where it overflowed."""
     skipped: bool
-    """fp16 gradients overflowed: the weights were left as they were, and the loss scale went down."""
+    """The weights were left as they were: fp16 gradients overflowed (the loss scale went down), or the gate said so."""
     loss_scale: float
     learning_rate: float
     wishes: Wishes
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Attempt:
+    """What forward and backward over a global batch came to, before any weight has changed."""
+
+    loss: float
+    tokens: int
+    wishes: Wishes
+    grad_norm: float | None
+    """As this rank has it; None where fp16 gradients overflowed."""
+    ready: bool
+    """mcore would update with these gradients."""
+    finite: bool
+    """Loss and gradient norm are numbers on every rank. The same on every rank, as ``loss`` and ``mean_norm``."""
+    mean_norm: float
+    """Of all ranks' gradient norms, which are equal while nothing is wrong."""
+
+
+class Gate(Protocol):
+    """Stands before the update."""
+
+    def before(self) -> None:
+        """Before the first microbatch of an iteration."""
+        ...
+
+    def judge(
+        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
+    ) -> tuple[Attempt, bool]:
+        """Which attempt counts, and whether weights are updated with its gradients. Collective: all ranks decide alike.
+
+        again: runs the same microbatches once more, in place of the gradients that there are.
+        """
+        ...
+
+
+class OpenGate(Gate):
+    """Lets every update pass, as mcore does."""
+
+    def before(self) -> None:
+        """Nothing to remember."""
+
+    def judge(
+        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
+    ) -> tuple[Attempt, bool]:
+        return attempt, attempt.ready
 
 
 def train_step(
@@ -60,31 +107,71 @@ def train_step(
     weight_decay: float,
     wishes: Wishes,
     before_update: Callable[[], None] = lambda: None,
+    gate: Gate | None = None,
 ) -> StepResult:
     """Forward and backward over all microbatches, one reduction of gradients, clipping, one AdamW update.
 
     The schedule (no pipeline, 1F1B or interleaved 1F1B) is Megatron's; gradients are reduced once, after the last
-    microbatch, and divided by the number of unmasked tokens of the global batch. before_update: called when weights
-    and optimizer are about to change.
+    microbatch, and divided by the number of unmasked tokens of the global batch. gate: decides, knowing loss and
+    gradient norm, whether there is an update. before_update: called when weights and optimizer are about to change.
     """
-    for chunk in chunks:
-        chunk.zero_grad_buffer()
-    optimizer.zero_grad()
-    sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
+    gate = gate or OpenGate()
+    gate.before()
     set_schedule(optimizer, learning_rate, weight_decay)
     loss_scale = float(optimizer.get_loss_scale())
-    before_update()
-    updated, grad_norm, _ = optimizer.step()
-    loss, tokens, wishes = unite(sums, ranks, wishes)
+
+    def accumulate() -> Attempt:
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
+        return weigh(sums, optimizer, ranks, wishes)
+
+    attempt, update = gate.judge(accumulate(), microbatches, accumulate)
+    if update:
+        before_update()
+        optimizer.step_with_ready_grads()
     return StepResult(
-        loss=loss,
-        tokens=tokens,
-        grad_norm=None if grad_norm is None else float(grad_norm),
-        skipped=not updated,
+        loss=attempt.loss,
+        tokens=attempt.tokens,
+        grad_norm=attempt.grad_norm,
+        skipped=not update,
         loss_scale=loss_scale,
         learning_rate=learning_rate,
-        wishes=wishes,
+        wishes=attempt.wishes,
     )
+
+
+def weigh(sums: Tensor, optimizer: MegatronOptimizer, ranks: Ranks, wishes: Wishes) -> Attempt:
+    """Reduced gradients made ready for the update, their norm, and what all ranks know of them; one reduction."""
+    ready, grad_norm = ready_gradients(optimizer)
+    norm = 0.0 if grad_norm is None else grad_norm
+    loss, tokens, (stop, save, bad, norms) = unite(sums, ranks, wishes.stop, wishes.save, not math.isfinite(norm), norm)
+    return Attempt(
+        loss=loss,
+        tokens=tokens,
+        wishes=Wishes(stop=stop > 0, save=save > 0),
+        grad_norm=grad_norm,
+        ready=ready,
+        finite=math.isfinite(loss) and bad == 0,
+        mean_norm=norms / ranks.identity.world_size,
+    )
+
+
+def ready_gradients(optimizer: MegatronOptimizer) -> tuple[bool, float | None]:
+    """Megatron's ``step`` up to the update, but without it: gradients unscaled, their norm taken, and clipped.
+
+    Returns whether ``step_with_ready_grads`` may follow, and the norm, which is None where fp16 gradients overflowed.
+    Every optimizer of megatron-core 0.19.2 ends its ``step`` with a call of that method (optimizer/optimizer.py), so
+    it is hidden behind one that does nothing: clipping stays Megatron's, bit for bit. Knowing the norm before the
+    update costs a GPU the time in which it would have been given the optimizer's kernels.
+    """
+    vars(optimizer)["step_with_ready_grads"] = lambda: True
+    try:
+        ready, grad_norm, _ = optimizer.step()
+    finally:
+        del vars(optimizer)["step_with_ready_grads"]
+    return ready, None if grad_norm is None else float(grad_norm)
 
 
 @torch.no_grad()
@@ -105,7 +192,7 @@ def evaluate(
         sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
     for chunk in chunks:
         chunk.train()
-    loss, _, _ = unite(sums, ranks, Wishes())
+    loss, _, _ = unite(sums, ranks)
     return loss
 
 
@@ -167,13 +254,13 @@ def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor,
     return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
 
 
-def unite(sums: Tensor, ranks: Ranks, wishes: Wishes) -> tuple[float, int, Wishes]:
-    """The global batch's mean loss and tokens, and the ranks' united wishes, by one reduction of four numbers.
+def unite(sums: Tensor, ranks: Ranks, *numbers: float) -> tuple[float, int, list[float]]:
+    """The global batch's mean loss and tokens, and the sums over all ranks of ``numbers``, by one small reduction.
 
     Only TP rank 0 of the last stage counts, so that TP peers, which hold the same loss, are not counted twice.
     """
     counts = sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
-    packed = torch.cat([counts, torch.tensor([wishes.stop, wishes.save], dtype=torch.float64)]).to(ranks.device)
+    packed = torch.cat([counts, torch.tensor(numbers, dtype=torch.float64)]).to(ranks.device)
     dist.all_reduce(packed)
-    total, tokens, stop, save = packed.tolist()
-    return total / max(tokens, 1.0), int(tokens), Wishes(stop=stop > 0, save=save > 0)
+    total, tokens, *united = packed.tolist()
+    return total / max(tokens, 1.0), int(tokens), united

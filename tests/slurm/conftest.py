@@ -1,16 +1,20 @@
-"""Tests marked ``slurm`` run on a private cluster; without SLURM's programs they are visibly deselected."""
+"""Tests marked ``slurm`` run on a private cluster; without SLURM's programs they are visibly deselected.
 
+Where they must run (``TRIPLANE_NEEDS_SLURM``, which ``.ci/run`` sets), missing programs are a failure.
+"""
+
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.cluster import Cluster, missing_programs, running_cluster
+from tools.faults.private_cluster import Cluster, missing_programs, running_cluster
 
 MISSING = missing_programs()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not MISSING:
+    if not MISSING or os.environ.get("TRIPLANE_NEEDS_SLURM"):
         return
     away = [item for item in items if item.get_closest_marker("slurm")]
     items[:] = [item for item in items if item not in away]
@@ -27,6 +31,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes with 4 CPUs and 2 stand-ins for GPUs each."""
-    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2, cpus_per_node=4, gpus_per_node=2) as running:
+    """Four nodes with 4 CPUs and 2 stand-ins for GPUs each."""
+    assert not MISSING, f"SLURM must be tested here, but there is no {', '.join(MISSING)}"
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=4, cpus_per_node=4, gpus_per_node=2) as running:
         yield running

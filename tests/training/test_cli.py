@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.errors import UserError
+from parallel.errors import SharedMistake, UserError
 from training import cli
 from training.config import RunConfig
 from training.flags import HELP
@@ -230,3 +230,17 @@ def test_a_quiet_failure_says_nothing(capsys: pytest.CaptureFixture[str], monkey
             cli.fail(UserError("why"), quiet)
         assert left.value.code == 2
         assert capsys.readouterr().err == said
+
+
+def test_a_recipe_that_does_not_fit_the_allocation_is_told_how_many_nodes_would() -> None:
+    flags = "--parallel.pipeline_model_parallel_size 4 --train.global_batch_size 16 --train.micro_batch_size 2"
+    config = cli.parse([DEBUG, *flags.split()])
+    with pytest.raises(SharedMistake) as raised:
+        cli.check(config, 24, ranks_per_node=8)
+    assert "16 is not a multiple of train.micro_batch_size 2 x DP 6" in str(raised.value)
+    assert str(raised.value).endswith("It fits an allocation of 2 or 4 nodes with 8 ranks each; this one has 3.")
+    assert str(raised.value).startswith("1 problem with")
+    cli.check(config, 16, ranks_per_node=8)
+    with pytest.raises(SharedMistake) as raised:
+        cli.check(cli.parse([DEBUG, "--parallel.tensor_model_parallel_size", "3"]), 24, ranks_per_node=8)
+    assert "allocation" not in str(raised.value), "4 heads by 3: no number of nodes helps"

@@ -1,6 +1,6 @@
 """Inject faults and write what came of them to docs/faults.md.
 
-    python -m tools.faults [--only damages kills matrix disk] [--count N] [--seed N]
+    python -m tools.faults [--only damages kills matrix disk jobs] [--count N] [--seed N]
 
 Interrupted, it goes on where it was: give it the same seed and the same commit.
 """
@@ -24,18 +24,18 @@ from tools.benchmark.circumstances import ROOT, commit, now
 from tools.faults import document
 from tools.faults.results import Store
 
-Campaign = Literal["damages", "kills", "matrix", "disk"]
-COUNTS: dict[Campaign, int] = {"damages": 500, "kills": 200, "matrix": 1000, "disk": 1000}
-"""How many cases make docs/faults.md; of the matrix and the disk, all there are."""
+Campaign = Literal["damages", "kills", "matrix", "disk", "jobs"]
+COUNTS: dict[Campaign, int] = {"damages": 500, "kills": 200, "matrix": 1000, "disk": 1000, "jobs": 1000}
+"""How many cases make docs/faults.md; of the matrix, the disk and the jobs, all there are."""
 
 
 @dataclass(kw_only=True)
 class Faults:
     """Inject faults and write what came of them to docs/faults.md."""
 
-    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk")
+    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs")
     """damages: changed files; kills: killed processes; matrix: every layout's checkpoint in every other; disk: full,
-    read-only, gone."""
+    read-only, gone; jobs: everything else, under a private SLURM."""
 
     count: int | None = None
     """Cases of each campaign. None: as many as docs/faults.md tells of."""
@@ -106,7 +106,9 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
     chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] < 1000 else ""
     command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}"
     machine = f"{os.cpu_count()} cores, no GPU"
-    document.write(job.output, module.TITLE, document.section(module.TITLE, module.TEXT, command, machine, results))
+    table = module.table(results) if hasattr(module, "table") else ()
+    section = document.section(module.TITLE, module.TEXT, command, machine, results, table)
+    document.write(job.output, module.TITLE, section)
     return len(wrong)
 
 

@@ -13,13 +13,16 @@ each kind are injected by every run of the test suite, through the same code.
 """
 
 
-def section(title: str, text: str, command: str, machine: str, results: Sequence[Result]) -> str:
-    """A campaign's part of the document: what was injected, how many, what came of it, the slowest."""
+def section(
+    title: str, text: str, command: str, machine: str, results: Sequence[Result], table: Sequence[str] = ()
+) -> str:
+    """A campaign's part of the document: what was injected, how many, what came of it, the slowest; or its table."""
     dates = sorted({result.date for result in results})
     commits = sorted({result.commit for result in results})
     wrong = [result for result in results if result.problem]
-    lines = [f"## {title}", "", text, "", "| Injected | How many | Seen | Worst, s |", "|---|---|---|---|"]
-    lines += [_row(kind, outcome, found) for (kind, outcome), found in _grouped(results).items()]
+    grouped = ["| Injected | How many | Seen | Worst, s |", "|---|---|---|---|"]
+    grouped += [_row(kind, outcome, found) for (kind, outcome), found in _grouped(results).items()]
+    lines = [f"## {title}", "", text, "", *(table or grouped)]
     verdict = f"**{len(wrong)}** of {len(results)} not as it must be" if wrong else f"All {len(results)} as it must be"
     lines += ["", f"{verdict}. `{command}`, {' and '.join(dates)}, commit {', '.join(commits)}, {machine}."]
     lines += [f"- {result.case}, {result.kind}: {_one_line(result.problem)}" for result in wrong[:20]]

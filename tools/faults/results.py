@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -23,6 +24,8 @@ class Result:
     """What was not as it should be; empty when all was."""
     date: str = ""
     commit: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """More columns, for campaigns with a table of their own."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -70,17 +70,20 @@ IRRELEVANT: dict[str, str] = {
         profile profile-step-start=1 profile-step-end=1 use-pytorch-profiler pytorch-profiler-collect-shapes
         pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra profile-ranks=+ record-memory-history
         memory-snapshot-path=1 record-shapes nvtx-ranges gpu-sniff-test-interval=1
-        check-weight-hash-across-dp-replicas-interval=1 train-sync-interval=1 dump-param-to-param-group-map=1
+        train-sync-interval=1 dump-param-to-param-group-map=1
         config-logger-dir=1 run-workload-inspector-server result-rejected-tracker-filename=1 flight-recorder-dump-path=1
         flight-recorder-trace-buffer-size=1 no-flight-recorder-dump-on-timeout disable-flight-recorder-dump-on-timeout
         flight-recorder-include-stack-trace no-flight-recorder-include-only-active
         disable-flight-recorder-include-only-active no-flight-recorder-extra-dump-on-exec
-        disable-flight-recorder-extra-dump-on-exec log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1
-        disable-straggler-on-startup rerun-mode=1 error-injection-rate=1|0 error-injection-type=1 check-for-spiky-loss
-        check-for-large-grads no-check-for-nan-in-loss-and-grad moe-routing-trace-path=1
+        disable-flight-recorder-extra-dump-on-exec error-injection-rate=1|0 error-injection-type=1
+        moe-routing-trace-path=1
         moe-routing-trace-max-training-iters=1 moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
         moe-routing-trace-dump-weights save-activations-interval=1 save-tokens-per-expert-interval=1
         save-wgrads-interval=1 save-dgrads-interval=1
+    """,
+    "Triplane always watches for stragglers, jumps and what is no number (section fault)": """
+        log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1 disable-straggler-on-startup rerun-mode=1
+        check-for-spiky-loss check-for-large-grads no-check-for-nan-in-loss-and-grad
     """,
     "Triplane logs what it logs: loss, norms, rates, memory, expert load, always": """
         log-params-norm log-throughput log-progress timing-log-level=1 timing-log-option=1 tensorboard-log-interval=1

@@ -49,6 +49,7 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "recompute-method": ("train.recompute_method", None),
     "recompute-num-layers": ("train.recompute_num_layers", None),
     "log-interval": ("log.log_interval", 100),
+    "check-weight-hash-across-dp-replicas-interval": ("fault.replica_check_interval", None),
 }
 """One value of a flag, as it stands, is one field of the recipe."""
 

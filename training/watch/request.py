@@ -23,18 +23,24 @@ class StopRequest:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.number: int | None = None
         self.training = False
+        self.tell: Callable[[], None] = lambda: None
+        """Called at the first request, from a signal handler."""
         self._clock, self._first_s = clock, 0.0
 
     def listen(self) -> None:
-        """Take the signals over, but for those that this process was told to ignore."""
+        """Take the signals over, but for those that this process was told to ignore.
+
+        SIGUSR2 always: torchrun's agents ignore it, or they would die of it, and ranks inherit that.
+        """
         for number in NUMBERS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number == signal.SIGUSR2 or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self.hear)
 
     def hear(self, number: int, _frame: Any = None) -> None:
         """A signal has come. Raises SystemExit while there is nothing to save; Ctrl-C twice is always meant."""
         if self.number is None:
             self.number, self._first_s = number, self._clock()
+            self.tell()
             if not self.training:
                 raise SystemExit(STOPPED)
         elif number == signal.SIGINT or self._clock() - self._first_s > REPEAT_S:

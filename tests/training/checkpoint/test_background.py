@@ -144,6 +144,20 @@ def test_a_writer_that_never_comes_is_given_up(
     assert "rank_00001.bin: not finished within" in (last(writer, "Commit").error or "")
 
 
+def test_signals_to_all_processes_of_a_job_are_not_for_writers(
+    writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path
+) -> None:
+    """SLURM sends SIGUSR2 and SIGTERM to these, too; at once here, before the interpreter is up, and later."""
+    [writer] = writers(1)
+    for moment in (7, 8):
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            os.kill(writer._process.pid, number)
+        folder = folders.begin(tmp_path, moment, "1a2b")
+        writer.hand_over(folder, boxes(0, 1))
+        writer.commit(commit_of(folder, 1))
+        assert last(writer, "Commit").error is None
+
+
 def test_a_killed_writer_is_noticed(writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path) -> None:
     [writer] = writers(1)
     os.kill(writer._process.pid, signal.SIGSTOP)

@@ -16,13 +16,17 @@ from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.format.writer import DATA, TABLE, FileWriter
 from training.owner.claim import Claim, LostOwnership
 
+NOT_FOR_US = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+"""Terminals and SLURM send these to every process of a job; the rank hears them too, and it decides."""
+
 POLL_S = 0.02
 """Between two looks at whether all files are there; grows to 25 times as much."""
 
 
 def main() -> int:
     """Serve the rank until it hangs up; what it asked for before that is finished."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the rank too, and it decides
+    for number in NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
     lines = Lines(socket.socket(fileno=int(sys.argv[1])))
     memory = int(sys.argv[2])
     while True:

@@ -3,11 +3,12 @@
 import contextlib
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from training.checkpoint.background.copying import Copy, flat_bytes, pin
 from training.checkpoint.background.messages import Commit, Lines, Outcome, PieceInMemory, Write
+from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
@@ -39,19 +41,20 @@ class BackgroundWriter:
         self._size, self._unheard = 0, 0
         self._copy: Copy | None = None
         self._unsent: list[Write | Commit] = []
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "training.checkpoint.background.process",
-                str(theirs.fileno()),
-                str(self._descriptor),
-            ],
-            pass_fds=(theirs.fileno(), self._descriptor),
-            cwd=ROOT,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
+        with _out_of_earshot():
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "training.checkpoint.background.process",
+                    str(theirs.fileno()),
+                    str(self._descriptor),
+                ],
+                pass_fds=(theirs.fileno(), self._descriptor),
+                cwd=ROOT,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )
         theirs.close()
 
     def hand_over(self, folder: Path, boxes: Sequence[Box]) -> None:
@@ -103,8 +106,10 @@ class BackgroundWriter:
             self._unsent.pop(0)
             self._unheard += 1
 
-    def outcomes(self, timeout_s: float) -> Iterator[Outcome]:
+    def outcomes(self, timeout_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[Outcome]:
         """What came of the messages so far; waits at most ``timeout_s`` for all that are under way.
+
+        beat: called every second of waiting, which ends by itself, so that nobody takes it for a hang.
 
         Raises ChildProcessError where the process has gone before its time.
         """
@@ -113,11 +118,14 @@ class BackgroundWriter:
             self.finish_copy()
         while self._unheard:
             try:
-                outcome = self.lines.receive(max(0.0, deadline - time.monotonic()))
+                outcome = self.lines.receive(min(1.0, max(0.0, deadline - time.monotonic())))
             except (EOFError, OSError):
                 self._unheard = 0
                 code = self._process.wait(5)
                 raise ChildProcessError(f"the writer process of rank {self.rank} ended with {code}") from None
+            if outcome is None and time.monotonic() < deadline:
+                beat()
+                continue
             if outcome is None:
                 return
             assert isinstance(outcome, Outcome)
@@ -162,3 +170,13 @@ def available_host_bytes() -> int:
     """What the kernel says can be used without swapping (/proc/meminfo)."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+@contextlib.contextmanager
+def _out_of_earshot() -> Iterator[None]:
+    """Processes started within never hear ``NOT_FOR_US``, not even before they have said so themselves."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,163 @@
+"""slurm/pretrain.sbatch on a real SLURM: which jobs start again, and which never do. Ranks are tiny programs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.submission import checkout, run_job, submit
+from tools.faults.private_cluster import Cluster, ranks_left
+
+TRAINER = """
+import os, signal, sys, time
+from pathlib import Path
+restarts, rank = int(os.environ.get("SLURM_RESTART_COUNT", "0")), os.environ["SLURM_PROCID"]
+run_dir = Path("run")
+
+def leave(number, frame):
+    print(f"rank {rank} heard {signal.Signals(number).name}", flush=True)
+    if rank == "0":
+        (run_dir / "requeue").write_text("7")
+    time.sleep(0.5)
+    sys.exit(75)
+
+signal.signal(signal.SIGUSR2, leave)
+signal.signal(signal.SIGTERM, leave)
+print(f"rank {rank} is up in start {restarts + 1}", flush=True)
+time.sleep(0 if restarts else 600)
+if rank == "0":
+    (run_dir / "done").write_text("9")
+"""
+"""Stands in for a run that, asked to stop, saves and leaves the marker, and that is done in its second start."""
+
+
+@pytest.mark.slurm
+def test_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
+    job = submit(cluster, checkout(tmp_path, TRAINER))
+    cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
+    assert len(ranks_left(cluster, job)) >= 5
+    cluster.run("scancel", str(job))
+    ended = cluster.wait(job)
+    assert (ended.state, ended.restarts) == ("CANCELLED", 0), ended.output
+    assert "heard SIGTERM" in ended.output and "requeue" not in ended.output
+    cluster.until(job, lambda: not ranks_left(cluster, job))
+    assert not (tmp_path / "run/attempts.jsonl").exists(), "what SLURM ends is no attempt of ours"
+
+
+@pytest.mark.slurm
+def test_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tmp_path: Path) -> None:
+    """--signal=B:USR2@600 needs a time limit of minutes: the same signal comes from scancel here."""
+    job = submit(cluster, checkout(tmp_path, TRAINER))
+    cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
+    cluster.run("scancel", "--batch", "--signal=USR2", str(job))
+    ended = cluster.wait(job)
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), ended.output
+    assert ended.output.count("heard SIGUSR2") == 4 and ended.output.count("is up in start 2") == 4
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_bad_input_is_never_retried(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+    """Of one rank: its code is hidden by torchrun, and under srun by the end of the others."""
+    program = """
+import os, sys, time
+from training.exit_note import exit_note
+with exit_note(os.environ):
+    if os.environ.get("RANK", os.environ["SLURM_PROCID"]) == "3":
+        sys.exit(2)
+    time.sleep(600)
+"""
+    job = run_job(cluster, checkout(tmp_path, program), LAUNCHER=launcher)
+    assert (job.state, job.exit_code, job.restarts) == ("FAILED", 2, 0), job.output
+    assert "bad input" in job.output
+
+
+@pytest.mark.slurm
+def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    program = """
+import os, time
+print("up", flush=True)
+time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") == "1" else 600)
+raise SystemExit(1)
+"""
+    job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1")
+    cluster.until(job, lambda: cluster.output(job).count("up\n") == 4)
+    cluster.run("scancel", "--batch", "--signal=USR2", str(job))
+    ended = cluster.wait(job)
+    assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 1, 1), ended.output
+    assert [(attempt["exit_code"], attempt["again"]) for attempt in attempts(tmp_path)] == [(75, True), (1, False)]
+
+
+@pytest.mark.slurm
+def test_bad_node_is_left_out_of_the_next_start(cluster: Cluster, tmp_path: Path) -> None:
+    """The doctor is a stand-in that finds n2 bad, and then nothing. The user excluded n4."""
+    folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
+    (folder / "tools").mkdir()
+    (folder / "tools/doctor.py").write_text(
+        "import os, pathlib, sys\n"
+        "found, nodes = sys.argv[sys.argv.index('--bad_nodes') + 1], os.environ['SLURM_JOB_NODELIST']\n"
+        "if os.environ['SLURM_PROCID'] == '0' and nodes == 'n[1-2]': pathlib.Path(found).write_text('n2\\n')\n"
+        "sys.exit(nodes == 'n[1-2]')\n"
+    )
+    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder))}
+    job = submit(cluster, folder, flags=("--exclude", "n4"), **environ)
+    ended = cluster.wait(job)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
+    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4" in ended.output
+    assert ended.output.count("trained on n[1,3]") == 4 and "trained on n[1-2]" not in ended.output
+    assert cluster.show(job)["ExcNodeList"] == "n2,n4"
+    assert attempts(tmp_path)[0]["exclude"] == ["n2"]
+
+
+@pytest.mark.slurm
+def test_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    folder = checkout(tmp_path, "print('trained')")
+    (folder / "tools").mkdir()
+    (folder / "tools/doctor.py").write_text("import time\ntime.sleep(600)\n")
+    job = run_job(cluster, folder, DOCTOR="1", DOCTOR_TIMEOUT_S="2", PYTHON=str(doctored_python(folder)))
+    assert job.state == "COMPLETED" and job.output.count("trained\n") == 4, job.output
+    assert "the doctor had not ended after 2 s" in job.output
+
+
+@pytest.mark.slurm
+def test_chain_of_jobs_continues_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Where a site forbids requeueing: jobs of one name, one at a time, each goes on where the last one stopped."""
+    program = """
+import os, time
+from pathlib import Path
+count = Path("run/count")
+if os.environ["SLURM_PROCID"] == "0":
+    assert not Path("run/running").exists(), "two at a time"
+    Path("run/running").touch()
+    step = int(count.read_text()) + 1 if count.exists() else 1
+    time.sleep(1)
+    count.write_text(str(step))
+    Path("run/running").unlink()
+    Path("run/done" if step == 2 else "run/requeue").write_text(str(step))
+    raise SystemExit(0 if step == 2 else 75)
+time.sleep(2)
+"""
+    folder = checkout(tmp_path, program)
+    flags = ("--job-name", "chain", "--dependency", "singleton", "--no-requeue")
+    jobs = [submit(cluster, folder, flags=flags) for _ in range(2)]
+    ended = [cluster.wait(job) for job in jobs]
+    assert [job.state for job in ended] == ["FAILED", "COMPLETED"], ended
+    assert "SLURM did not requeue the job" in ended[0].output
+    assert (folder / "run/count").read_text() == "2"
+
+
+def attempts(folder: Path) -> list[dict[str, object]]:
+    """What tools.supervise.decide noted of the run in ``folder``."""
+    return [json.loads(line) for line in (folder / "run/attempts.jsonl").read_text().splitlines()]
+
+
+def doctored_python(folder: Path) -> Path:
+    """An interpreter for which ``-m tools.doctor`` is the program in ``folder``."""
+    python = folder / "doctored_python"
+    python.write_text(
+        '#!/bin/bash\n[ "$1 $2" = "-m tools.doctor" ] && set -- tools/doctor.py "${@:3}"\nexec .venv/bin/python "$@"\n'
+    )
+    python.chmod(0o755)
+    return python

@@ -1,0 +1,132 @@
+"""Whole runs that hang, and evaluations that are broken off: real processes, real gloo."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import runs
+from data.prepare import Prepared
+from parallel import launch, local_ranks, output
+from training import job
+from training.metrics.jsonl import read_jsonl
+from training.watch.pulse import Pulse
+from training.watch.request import StopRequest
+
+FLAGS = ("--train.train_iters", "5000", "--train.eval_interval", "None", "--log.tensorboard", "False",
+         "--fault.step_timeout_s", "5", "--model.shape", "gpt2_tiny", "--log.log_interval", "1")  # fmt: skip
+START_S = 120.0
+
+
+@pytest.fixture
+def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts ``pretrain_gpt.py``; what still runs in the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*flags: str, **environ: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS,
+                   "--data.cache_dir", str(cache_dir), *flags]  # fmt: skip
+        started.append(subprocess.Popen(
+            command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            env=os.environ | environ,
+        ))  # fmt: skip
+        return started[-1]
+
+    yield begin
+    for run in started:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+
+
+def until_it_trains(run: subprocess.Popen[str], run_dir: Path) -> None:
+    """Two iterations are done."""
+    metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + START_S
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_stopped_rank_is_named_and_all_end(
+    start: Callable[..., subprocess.Popen[str]], prepared: Prepared, tmp_path: Path
+) -> None:
+    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2")
+    until_it_trains(run, tmp_path / "run")
+    ranks = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+    os.kill(ranks[1], signal.SIGSTOP)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGKILL
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert len(said.splitlines()) == 1, said
+    found = json.loads((tmp_path / "run/watch/verdict.json").read_text())
+    assert said == f"pretrain_gpt.py: {found['line']}\n"
+    assert f"rank 1 of 2 on {os.uname().nodename} hangs in iteration {found['iteration']}, phase step, for " in said
+    assert "its process is stopped (SIGSTOP)" in said
+    assert "; 1 other waits in " in said
+    assert found["iteration"] > 2
+    stacks = next((tmp_path / "run/watch").glob("stacks-*.txt")).read_text()
+    assert [f"==== rank {rank} of 2" in stacks for rank in range(2)] == [True, True]
+    assert stacks.count("training/loop.py") == 2  # wherever in an iteration they were
+
+
+def test_a_killed_rank_is_named_once_where_nobody_has_started_all_ranks(
+    start: Callable[..., subprocess.Popen[str]], prepared: Prepared, tmp_path: Path
+) -> None:
+    with local_ranks.socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    ranks = [start(RANK=str(rank), SLURMD_NODENAME=f"n{rank}", **together) for rank in range(2)]
+    until_it_trains(ranks[0], tmp_path / "run")
+    ranks[1].kill()
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL]
+    assert said[0] == ""
+    assert len(said[1].splitlines()) == 1, said
+    assert said[1].startswith("pretrain_gpt.py: rank 1 of 2 on n1 ")
+    assert "in iteration " in said[1]
+    assert ", phase step" in said[1]
+
+
+class AskedWhileEvaluating(Pulse):
+    """Asks rank 1 to stop as soon as it evaluates."""
+
+    def __init__(self, request: StopRequest) -> None:
+        super().__init__()
+        self.request = request
+
+    def enter(self, phase: str, iteration: int | None = None) -> None:
+        super().enter(phase, iteration)
+        if phase == "evaluation":
+            self.request.hear(signal.SIGUSR2)
+
+
+def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: Prepared, tmp_path: Path) -> None:
+    flags = ("--train.eval_interval", "2", "--train.eval_iters", "100000", "--train.train_iters", "9")
+    config = runs.configuration(tmp_path, *flags)
+    output.make_run_dir(tmp_path)
+    console = tmp_path / "console"
+
+    def rank(identity: launch.Identity) -> int:
+        request = StopRequest()
+        pulse = AskedWhileEvaluating(request) if identity.rank == 1 else None
+        with output.own_output(tmp_path / "logs", identity, every_rank=False), console.open("ab") as file:
+            console_fd = file.fileno() if identity.rank == 0 else None
+            return job.train(config, prepared, identity, "cpu", tmp_path, console_fd, None, request, pulse)
+
+    code, failure = local_ranks.fork_ranks(2, rank)
+    assert failure is None, failure.text
+    assert code == local_ranks.STOPPED
+    printed = console.read_text()
+    assert "asked to stop: the evaluation after iteration 2 is broken off" in printed
+    assert "stopped on request at iteration 3, saved" in printed
+    assert not [line for line in read_jsonl(tmp_path / "metrics.jsonl") if "validation_loss" in line]
+    more = runs.configuration(tmp_path, *flags[:2], "--train.eval_iters", "2", *flags[4:])
+    lines = runs.train(prepared, more, 2)
+    assert [line["iteration"] for line in lines if "validation_loss" in line] == [4, 6, 8, 9]

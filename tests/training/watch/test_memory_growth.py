@@ -1,0 +1,56 @@
+"""Memory that grows on one rank is named with its rate; what settles, or jumps, is not."""
+
+from pathlib import Path
+
+import pytest
+
+from data.prepare import Prepared
+from tests.training.watch.injected import Rank, inject, run
+from training.checkpoint.progress import Progress
+from training.step import StepResult
+from training.watch.memory_growth import Series
+
+FLAGS = ("--train.train_iters", "14", "--fault.memory_interval", "1", "--fault.memory_growth_mib", "40",
+         "--checkpoint.save_interval", "14", "--train.global_batch_size", "2")  # fmt: skip
+
+
+class Leaks(Rank):
+    """Rank 1 keeps 8 MiB of every iteration."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if self.ranks.rank == 1:
+            self.kept = [*getattr(self, "kept", []), bytearray(b"x") * (8 * 2**20)]
+
+
+def test_a_leak_is_named_once(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inject(monkeypatch, Leaks)
+    assert run(prepared, tmp_path, 2, *FLAGS) == (0, None)
+    [said] = [line for line in capfd.readouterr().out.splitlines() if "grows" in line]
+    assert said.startswith("memory of rank 1 (")
+    rate = float(said.partition("by ")[2].partition(" MiB")[0].replace(",", ""))
+    assert 7_000 < rate < 9_500
+    assert " MiB that are left there last about " in said
+
+
+@pytest.mark.parametrize(
+    ("mib", "grows"),
+    [
+        ([100 + 10 * n for n in range(12)], True),
+        ([100 + 10 * n + 5 * (-1) ** n for n in range(12)], True),
+        ([100 + 10 * n for n in range(9)], False),  # not long enough
+        ([100 + n for n in range(12)], False),  # not enough
+        ([100] * 11 + [500], False),  # one jump
+        ([100 + min(10 * n, 60) for n in range(20)], False),  # has come to rest
+        ([500 - 10 * n for n in range(12)], False),
+    ],
+)
+def test_only_a_steady_rise_counts(mib: list[float], grows: bool) -> None:
+    series = Series()
+    for iteration, value in enumerate(mib):
+        series.add(50 * iteration, value)
+    slope = series.slope(least_mib=40)
+    assert (slope > 0) == grows
+    if grows:
+        assert slope == pytest.approx(0.2, rel=0.1)

@@ -1,0 +1,108 @@
+"""Who is named, of ranks that all stand still."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from training.watch import record
+from training.watch.node import Report, ranks_text
+from training.watch.stacks import Stand
+from training.watch.verdict import NodeReport, Verdict, judge
+
+WAITS = Stand(waits="all_reduce", at="training/step.py:9 in unite")
+LOOPS = Stand(waits=None, at="data/loader.py:7 in read")
+
+
+def rank(number: int, **changes: Any) -> Report:
+    """A rank that waits in iteration 12."""
+    given = {"iteration": 12, "phase": "step", "beats": 40, "state": "S", "still_s": 31.4, "overdue": True,
+             "stand": WAITS}  # fmt: skip
+    return Report(rank=number, **(given | changes))
+
+
+def node(host: str, *ranks: Report, answers: str = "now") -> NodeReport:
+    return NodeReport(host=host, ranks=list(ranks), answers=answers)
+
+
+def verdict(*nodes: NodeReport, world_size: int = 4) -> Verdict:
+    return judge(nodes, "now", world_size, "run/watch", 20.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state": "X"}, "its process is gone"),
+        ({"state": "T"}, "its process is stopped (SIGSTOP), at training/step.py:9 in unite"),
+        ({"stand": LOOPS}, "it stands at data/loader.py:7 in read"),
+        (
+            {"stand": None, "state": "D"},
+            "its process (state D, in the kernel: a disk or a driver does not answer) writes",
+        ),
+        ({"iteration": 11}, "it waits in all_reduce, at training/step.py:9 in unite"),
+        ({"beats": 39}, "it waits in all_reduce"),
+        ({"phase": "load"}, "it waits in all_reduce"),
+    ],
+)
+def test_the_one_that_differs_is_named(changes: dict[str, Any], words: str) -> None:
+    found = verdict(node("n1", rank(0), rank(1)), node("n2", rank(2, **changes), rank(3)))
+    assert (found.kind, found.rank, found.host) == ("hang", 2, "n2")
+    assert (
+        f"rank 2 of 4 on n2 hangs in iteration {found.iteration}, phase {found.phase}, for 31 s: {words}" in found.line
+    )
+    assert found.line.endswith("; 3 others wait in all_reduce. Stacks of all ranks: run/watch")
+
+
+def test_what_cannot_go_on_comes_before_what_only_stands_elsewhere() -> None:
+    ranks = [rank(0, stand=LOOPS), rank(1, iteration=9), rank(2, state="T"), rank(3, state="X")]
+    assert verdict(node("n1", *ranks)).rank == 3
+    assert verdict(node("n1", *ranks[:3]), world_size=3).rank == 2
+    assert verdict(node("n1", *ranks[:2]), world_size=2).rank == 0
+
+
+def test_a_silent_node_comes_first() -> None:
+    found = verdict(node("n1", rank(0), rank(1, state="T")), node("n2", rank(2), rank(3, iteration=11), answers="old"))
+    assert (found.rank, found.host, found.iteration) == (3, "n2", 11)
+    assert found.line.startswith("node n2 (ranks 2-3 of 4) does not answer, asked 20 s ago: it is down or cut off;")
+
+
+def test_ranks_of_which_nobody_has_heard_are_named() -> None:
+    found = verdict(node("n1", rank(0, phase="start"), rank(1, phase="start")))
+    assert found.line.startswith("ranks 2-3 of 4 never started")
+
+
+def test_at_the_end_nobody_is_missed_and_who_does_not_end_is_named() -> None:
+    over = {"phase": "ended", "state": "X", "overdue": False}
+    found = verdict(node("n1", rank(0, **over), rank(1, phase="ended", stand=LOOPS)))
+    assert (found.rank, found.phase) == (1, "ended")
+
+
+def test_ranks_in_words() -> None:
+    assert [ranks_text([3]), ranks_text([0, 1, 2, 7, 9, 10])] == ["rank 3", "ranks 0-2, 7, 9-10"]
+
+
+def test_one_verdict_an_attempt(tmp_path: Any) -> None:
+    first = Verdict(kind="hang", rank=0, world_size=2, host="n1", iteration=1, phase="step", line="")
+    second = replace(first, rank=1)
+    assert record.leave(tmp_path, first)
+    assert not record.leave(tmp_path, second)
+    found = record.read(tmp_path)
+    assert found is not None
+    assert found.rank == 0
+    left = record.mark(tmp_path / record.VERDICT)
+    assert record.read(tmp_path, left) is None
+    assert record.leave(tmp_path, second, left)
+    assert [path.name for path in tmp_path.iterdir()] == [record.VERDICT]
+
+
+def test_a_verdict_is_said_where_it_cannot_be_written(tmp_path: Any) -> None:
+    (tmp_path / "file").touch()
+    own = Verdict(kind="hang", rank=0, world_size=2, host="n1", iteration=1, phase="step", line="")
+    assert record.leave(tmp_path / "file", own)
+
+
+def test_what_nodes_tell_comes_back_whole(tmp_path: Any) -> None:
+    told = [node("n1", rank(0), rank(1, stand=None)), node("n2", rank(2, stand=LOOPS))]
+    for report in told:
+        record.tell(tmp_path, report)
+    assert record.told(tmp_path) == told

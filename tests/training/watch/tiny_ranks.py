@@ -1,0 +1,96 @@
+"""Ranks without torch, each under a real watchdog, as torchrun or srun would start them: quick to start and to hang.
+
+``python tiny_ranks.py RANK WORLD_SIZE RUN_DIR STEP_TIMEOUT_S WHAT``: WHAT happens in iteration 5 of rank 1.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from parallel.errors import UserError
+from parallel.launch import Identity
+from parallel.local_ranks import guard, report
+from training.watch import record
+from training.watch.config import FaultConfig
+from training.watch.pulse import Pulse
+from training.watch.request import StopRequest
+from training.watch.watched import watched
+
+IS_WAITING = "/torch/distributed/distributed_c10d.py"
+"""The file name that makes a function a collective; this one waits for a file of each rank's."""
+
+
+def collective(folder: Path, rank: int, world_size: int) -> None:
+    """All ranks meet, or wait for ever: in a frame that looks like torch's."""
+    source = "def all_reduce(ready):\n    while not ready():\n        sleep(0.01)\n"
+    names = {"sleep": time.sleep}
+    exec(compile(source, IS_WAITING, "exec"), names)
+    (folder / f"{rank}").touch()
+    names["all_reduce"](lambda: all((folder / f"{other}").exists() for other in range(world_size)))  # type: ignore[operator]
+
+
+def spin() -> None:
+    """Never ends."""
+    while True:
+        pass
+
+
+def happen(what: str, iteration: int, pulse: Pulse, run_dir: Path) -> None:
+    """``what`` goes wrong."""
+    if what == "slow":
+        time.sleep(1.0)
+    if iteration != 5:
+        return
+    (run_dir / "failed").touch()
+    if what == "spin":
+        spin()
+    if what == "raise":
+        raise ValueError("a wrong number")
+    if what == "mistake":
+        raise UserError("the recipe is wrong")
+    if what == "wait":
+        pulse.enter("evaluation")
+        print("waits", flush=True)
+        time.sleep(1000)
+
+
+def train(rank: int, world_size: int, run_dir: Path, what: str, pulse: Pulse) -> int:
+    """Eight iterations."""
+    for iteration in range(1, 9):
+        pulse.enter("step", iteration)
+        if rank == 1:
+            happen(what, iteration, pulse, run_dir)
+        meeting = run_dir / f"meeting-{iteration}"
+        meeting.mkdir(parents=True, exist_ok=True)
+        if iteration < 5 or what not in ("raise", "mistake"):
+            collective(meeting, rank, world_size)
+        else:
+            while not (run_dir / "failed").exists():
+                time.sleep(0.01)
+            raise RuntimeError("Connection closed by peer")
+        pulse.stepped()
+    return 0
+
+
+def main(rank: str, world_size: str, run_dir: str, step_timeout_s: str, what: str) -> int:
+    """One rank."""
+    me = Identity(rank=int(rank), world_size=int(world_size), launcher="torchrun")
+    fault = FaultConfig(step_timeout_s=float(step_timeout_s), start_timeout_s=60.0)
+    request = StopRequest()
+    request.listen()
+    request.training = True
+    if me.rank == 0:
+        record.sweep(Path(run_dir) / record.WATCH)
+    with watched(fault, Path(run_dir), me, request, os.environ, cuda=False) as watching:
+        pulse = watching.pulse
+        code, failure = guard(lambda _: train(me.rank, me.world_size, Path(run_dir), what, pulse), me)
+        failure = watching.settle(failure)
+        pulse.code = code
+    if failure is not None:
+        report(failure, Path(run_dir), me.world_size)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

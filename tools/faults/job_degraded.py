@@ -1,0 +1,101 @@
+"""Faults with which a job goes on, and says so."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from tools.faults.job_program import Fault
+from tools.faults.job_scene import Scene, Seen, Wrong
+from tools.faults.job_transient import wait_for_idle
+
+
+def logs_full(scene: Scene) -> Seen:
+    """The file system of logs/ has not a byte left."""
+    logs = scene.run_dir / "logs"
+    logs.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(logs)], check=True)
+    try:
+        fill(logs)
+        scene.submit()
+        scene.inject(lambda: None)
+        return scene.unharmed("nothing; logs end where the disk did", None)
+    finally:
+        subprocess.run(["umount", "-l", str(logs)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Until nothing fits any more."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return
+
+
+def wandb_gone(scene: Scene) -> Seen:
+    """log.wandb = online, no key and no network."""
+    scene.flags = ("--log.wandb", "online")
+    scene.variables = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "5"}
+    scene.submit()
+    scene.inject(lambda: None)
+    line, _ = scene.heard("wandb")
+    return scene.unharmed(line, None)
+
+
+def writer_killed(scene: Scene) -> Seen:
+    """kill -9 of the process that saves in the background, while it has nothing to do."""
+    scene.submit(Fault(act="wait", iteration=6))
+    rank = scene.until_waiting()
+    [writer] = [pid for pid in children(rank) if "training.checkpoint.background" in command_of(pid)]
+    scene.inject(lambda: os.kill(writer, signal.SIGKILL))
+    scene.let_go()
+    line, seconds = scene.heard("FAILED")
+    return scene.unharmed(line, seconds)
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    found = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(number) for numbers in found for number in numbers]
+
+
+def command_of(pid: int) -> str:
+    """The command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def one_node_fewer(scene: Scene) -> Seen:
+    """--nodes=1-2 and parallel.fit; both spare nodes are drained, so that one is left."""
+    drain(scene, "n3", "drain")
+    scene.sbatch, scene.flags = ("--nodes", "1-2"), ("--parallel.fit", "True")
+    try:
+        scene.submit(Fault(pace_s=0.5))
+        scene.until_iteration(5)
+        drain(scene, "n2", "drain")
+        scene.inject(lambda: scene.cluster.run("scontrol", "requeue", str(scene.job)))
+        again_s = scene.again()
+        line, _ = scene.heard("DP 1")
+        scene.end(restarts=1)
+        weights = scene.weights()
+    finally:
+        for name in ("n2", "n3"):
+            drain(scene, name, "resume")
+        wait_for_idle(scene, 3)
+    if weights == "equal":
+        raise Wrong("one rank adds in another order than two: the bits cannot be the same")
+    return Seen(printed=line, again_s=again_s, lost=scene.lost(), weights="within 1e-5 (another layout)")
+
+
+def drain(scene: Scene, name: str, state: str) -> None:
+    """No new job on this node, or jobs again."""
+    scene.cluster.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=campaign")
+
+
+ROWS = {
+    "the disk of logs/ full|all": logs_full,
+    "wandb unreachable|all": wandb_gone,
+    "the process that saves killed|step 6": writer_killed,
+    "one node fewer, --nodes=1-2|requeue": one_node_fewer,
+}

@@ -1,0 +1,139 @@
+"""Faults under jobs of a real SLURM: what is said, how long it takes, what is lost, and whether the bits are the same.
+
+Rows lie in job_transient, job_degraded and job_operator; a case is a row.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from data.config import DataConfig
+from data.prepare import prepare
+from tools.faults import job_degraded, job_operator, job_transient
+from tools.faults.job_scene import FLAGS, Digests, Scene, Seen, Wrong, digests, facts
+from tools.faults.job_transient import AGAIN_LEVEL_S, HANG_LEVEL_S, KILL_LEVEL_S, LINKS
+from tools.faults.private_cluster import Cluster, running_cluster
+from tools.faults.private_links import links_possible
+from tools.faults.results import Result, Store
+from training.checkpoint import folders
+
+CAMPAIGN = "jobs"
+TITLE = "Jobs of a SLURM cluster"
+TEXT = f"""`sbatch slurm/pretrain.sbatch` on a private cluster of three nodes (Debian's SLURM, several slurmd on one
+host; for the cut link, network namespaces): two nodes, one rank each, DP 2, a checkpoint every 4 of 12 iterations,
+`fault.step_timeout_s` 8. "To verdict" is from the injection until the words are printed, "to training" from when SLURM
+says that the job runs again until its first new iteration, imports included. Transient faults must end, by themselves,
+with the bits of a run that nobody disturbed in weights and moments, and no process may be left. A kill must be told
+within {KILL_LEVEL_S:.0f} s, a hang within {HANG_LEVEL_S:.0f} s; training must go on within {AGAIN_LEVEL_S:.0f} s."""
+COLUMNS = {
+    "printed": "Printed",
+    "verdict_s": "To verdict, s",
+    "again_s": "To training, s",
+    "lost": "Iterations lost",
+    "weights": "Final weights",
+}
+
+Play = Callable[[Scene], Seen]
+SECTIONS: Mapping[str, Mapping[str, Play]] = {
+    "transient": job_transient.ROWS,
+    "degraded": job_degraded.ROWS,
+    "operator": job_operator.ROWS,
+}
+ROWS: Mapping[str, Play] = {f"{name}: {row}": play for name, rows in SECTIONS.items() for row, play in rows.items()}
+
+
+def cases(count: int) -> list[str]:
+    """The first ``count`` rows."""
+    return list(ROWS)[:count]
+
+
+def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+    """Each row in a folder of its own, one after the other."""
+    cache_dir = scratch / "cache"
+    prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
+    linked = [case for case in todo if case.partition(": ")[2] in LINKS]
+    undisturbed: Digests = {}
+    for chosen, links in (([case for case in todo if case not in linked], False), (linked, True)):
+        if not chosen:
+            continue
+        if links and not links_possible():
+            for case in chosen:
+                store.add(_result(case, Seen(printed="not injected: this machine has no network namespaces"), 0.0, ""))
+            continue
+        with cluster(scratch / f"cluster{links}", links) as running:
+            undisturbed = undisturbed or alone(running, scratch, cache_dir)
+            for number, case in enumerate(chosen):
+                folder = scratch / f"case{links}{number}"
+                store.add(
+                    one(case, Scene(cluster=running, folder=folder, cache_dir=cache_dir, undisturbed=undisturbed))
+                )
+                told()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, links: bool) -> Iterator[Cluster]:
+    """Three nodes."""
+    folder.mkdir()
+    with running_cluster(folder, nodes=3, cpus_per_node=4, links=links) as running:
+        yield running
+
+
+def alone(running: Cluster, scratch: Path, cache_dir: Path) -> Digests:
+    """The run that nobody disturbs, through the same script."""
+    scene = Scene(cluster=running, folder=scratch / "undisturbed", cache_dir=cache_dir, undisturbed={})
+    scene.submit()
+    scene.end(restarts=0)
+    newest = folders.latest(folders.checkpoints(scene.run_dir))
+    if newest is None:
+        raise Wrong(f"the undisturbed run has no checkpoint; flags {FLAGS}; printed: {scene.output()[-1500:]}")
+    return digests(newest)
+
+
+def one(case: str, scene: Scene) -> Result:
+    """Play a row and look whether all was as it must be."""
+    began, missing = time.monotonic(), _missing(case)
+    seen, problem = Seen(printed=missing), ""
+    try:
+        if not missing:
+            seen = ROWS[case](scene)
+    except Wrong as wrong:
+        problem = str(wrong)
+    finally:
+        scene.cluster.run("scancel", str(scene.job))
+        shutil.rmtree(scene.folder, ignore_errors=True)
+    return _result(case, seen, time.monotonic() - began, problem or too_slow(case, seen))
+
+
+def _missing(case: str) -> str:
+    needed = job_operator.NEEDS.get(case.partition(": ")[2])
+    return f"not injected: {needed} is not installed" if needed and not needed.exists() else ""
+
+
+def too_slow(case: str, seen: Seen) -> str:
+    """Which level was not kept; empty: all were."""
+    hang = "SIGSTOP" in case or "for ever" in case or "link" in case
+    level_s = HANG_LEVEL_S if hang else KILL_LEVEL_S if "kill -9" in case else float("inf")
+    if (seen.verdict_s or 0.0) > level_s:
+        return f"told after {seen.verdict_s:.1f} s, the level is {level_s:.0f} s"
+    if (seen.again_s or 0.0) > AGAIN_LEVEL_S:
+        return f"training again after {seen.again_s:.1f} s, the level is {AGAIN_LEVEL_S:.0f} s"
+    return ""
+
+
+def _result(case: str, seen: Seen, seconds: float, problem: str) -> Result:
+    kind = case.partition("|")[0]
+    columns = {"phase": case.partition("|")[2], **facts(seen)}
+    return Result(
+        campaign=CAMPAIGN, case=case, kind=kind, outcome=seen.weights, seconds=seconds, problem=problem, facts=columns
+    )
+
+
+def table(results: Sequence[Result]) -> list[str]:
+    """Of docs/faults.md: a line for each row."""
+    lines = ["| Injected | Phase | " + " | ".join(COLUMNS.values()) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
+    for result in results:
+        values = [result.facts.get(name, "–") for name in COLUMNS]
+        lines.append(f"| {result.kind} | {result.facts['phase']} | " + " | ".join(values) + " |")
+    return lines

@@ -1,0 +1,60 @@
+"""Whether all nodes see the same run folder: what a rank on one node writes, the others must find."""
+
+import secrets
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+from parallel.errors import SharedMistake
+from parallel.groups import Ranks
+from training.checkpoint.agreement import gathered, on_first_rank
+
+WAIT_S = 10.0
+"""How long a node may take to see a new file. NFS answers from what it knows of a folder for some seconds, but a name
+that nobody has asked for before is asked for anew."""
+
+
+def check_shared(run_dir: Path, ranks: Ranks, wait_s: float = WAIT_S) -> None:
+    """The first rank of every node looks for a file that rank 0 has just written. All ranks call this.
+
+    Costs one small file, one broadcast and one reduction; nothing where all ranks are on one node. Raises
+    SharedMistake with the nodes that do not see it: they would write parts of checkpoints that nobody finds.
+    """
+    if ranks.identity.world_size == ranks.identity.local_world_size:
+        return
+    name, word = on_first_rank(partial(_leave, run_dir), ranks)
+    blind = []
+    if ranks.identity.local_rank == 0 and not _sees(run_dir / name, word, wait_s):
+        blind = [socket.gethostname()]
+    blind = sorted(set(gathered(blind, ranks)))
+    if ranks.rank == 0:
+        (run_dir / name).unlink(missing_ok=True)
+    if blind:
+        raise SharedMistake(
+            f"run_dir {run_dir}: not the same folder on all nodes. What rank 0 wrote there within the last "
+            f"{wait_s:.0f} s cannot be read on {', '.join(blind)}. Choose a folder on a file system that all nodes "
+            "share, with --run_dir."
+        )
+
+
+def _leave(run_dir: Path) -> tuple[str, str]:
+    """Write a file that nobody has seen before: its name and content."""
+    word = secrets.token_hex(8)
+    path = run_dir / f".seen-by-all-{word}"
+    path.write_text(word)
+    return path.name, word
+
+
+def _sees(path: Path, word: str, wait_s: float) -> bool:
+    """Open and read, again and again: a look at the name alone may be answered from a cache."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            if path.read_text() == word:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)

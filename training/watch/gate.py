@@ -1,0 +1,76 @@
+"""What stands between gradients and the update: numbers that are none, jumps, and replicas that differ."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from data.loader import Batch
+from parallel.errors import SharedFault
+from parallel.groups import Ranks
+from training.checkpoint.progress import Progress
+from training.loop import Attachment
+from training.step import Attempt, Gate
+from training.watch.config import FaultConfig
+from training.watch.nonfinite import NonFinite
+from training.watch.replicas import Replicas
+from training.watch.spikes import Spikes
+
+
+class HealthGate(Attachment, Gate):
+    """Lets updates pass that are sound. It decides by numbers that are the same on every rank."""
+
+    def __init__(self, fault: FaultConfig, nonfinite: NonFinite, replicas: Replicas | None, ranks: Ranks) -> None:
+        self.fault, self.nonfinite, self.replicas, self.ranks = fault, nonfinite, replicas, ranks
+        self.spikes = Spikes(fault.spike_window, fault.spike_sigma)
+        self.progress = Progress()
+
+    def before_step(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def before(self) -> None:
+        self.nonfinite.begin()
+
+    def judge(
+        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
+    ) -> tuple[Attempt, bool]:
+        """Raises SharedFault, on every rank, where training must not go on."""
+        if self._is_due():  # now every rank has gathered all weights, and they are those that were computed with
+            assert self.replicas is not None
+            self.replicas.check(self.progress)
+        if not attempt.ready:
+            return attempt, False
+        if not attempt.finite:
+            return self.nonfinite.judge(attempt, microbatches, again, self.progress)
+        self.nonfinite.skips = 0
+        return attempt, self._passes(attempt)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run must know to decide as this one would."""
+        return {"spikes": self.spikes.state()}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Inverse of ``state``; None where a checkpoint has none."""
+        if state is not None:
+            self.spikes.restore(state["spikes"])
+
+    def _is_due(self) -> bool:
+        interval = self.fault.replica_check_interval
+        return self.replicas is not None and (self.progress.iteration + 1) % interval == 0
+
+    def _passes(self, attempt: Attempt) -> bool:
+        """Whether an update with finite gradients is made; says what jumped, of several in a row the first."""
+        jump = self.spikes.jump(attempt.loss, attempt.mean_norm)
+        first, self.spikes.quiet = self.spikes.quiet, jump is None
+        policy = self.fault.spike
+        if jump is None or policy == "off":
+            return True
+        text = f"iteration {self.progress.iteration + 1}: {jump}"
+        if policy == "stop":
+            raise SharedFault(f"{text}. Stopped before its update (fault.spike); no weight was changed.")
+        if first:
+            passed = (
+                "; its update is passed over (fault.spike), as those that follow at once" if policy == "skip" else ""
+            )
+            self.ranks.say(f"{text}{passed}")
+        if policy == "skip":
+            self.nonfinite.before.restore_buffers()
+        return policy != "skip"

@@ -1,0 +1,170 @@
+"""A loss or a gradient that is no number: found before the update, run again, explained, and not trained on.
+
+The second run of the same microbatches, from the same weights and random numbers, tells a passing fault of the
+hardware (it gives numbers) from software or data (it does not). Weights were not touched in between, so a passing
+fault costs two steps' time and leaves no trace in the training.
+"""
+
+import json
+import math
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data.loader import Batch
+from parallel.errors import SharedFault
+from parallel.groups import Ranks
+from parallel.replicas import unwrap
+from training.checkpoint import folders
+from training.checkpoint.model_state import Chunks
+from training.checkpoint.progress import Progress
+from training.step import Attempt
+from training.watch.culprit import Culprit, Evidence, Place, accuse
+from training.watch.names import non_finite, parameter_names
+from training.watch.replay import Before, Trace
+from training.watch.witness import Witness
+
+MOST_SKIPS = 10
+"""Updates passed over in a row, after which something is wrong with more than the data."""
+
+
+class NonFinite:
+    """Decides about attempts that are no numbers. All ranks call it at the same moments, and decide alike."""
+
+    def __init__(self, policy: str, chunks: Chunks, ranks: Ranks, run_dir: Path) -> None:
+        self.policy, self.chunks, self.ranks, self.run_dir = policy, chunks, ranks, run_dir
+        self.before, self.witness = Before(chunks, ranks), Witness(chunks)
+        self.skips = 0
+
+    def begin(self) -> None:
+        """Before the first microbatch of an iteration."""
+        self.before.keep()
+        self.witness.forget()
+
+    def judge(
+        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt], progress: Progress
+    ) -> tuple[Attempt, bool]:
+        """The attempt that counts, and whether to update with it. Raises SharedFault where training cannot go on."""
+        witnessed = self._gather(self._witnessed())
+        trace = Trace(self.chunks, self.ranks)
+        self.before.restore()
+        with trace.attached():
+            second = again()
+        found = witnessed if second.finite else self._gather(self._traced(trace))
+        folder = self.run_dir / "watch" / f"nonfinite-iter_{progress.iteration + 1:07d}"
+        self._leave(folder, attempt, second, found, microbatches, progress)
+        said = f"iteration {progress.iteration + 1}: loss {attempt.loss:g}, gradient norm {_text(attempt)}"
+        if second.finite:
+            self.skips = 0
+            self.ranks.say(
+                f"{said}, but the same microbatches give loss {second.loss:g} and norm {_text(second)} when they run "
+                f"again: a passing fault of the hardware; first in {_named(accuse(found))}. Weights were not touched, "
+                f"the second result counts, training goes on. Details: {folder}"
+            )
+            return second, second.ready
+        self._stop_or_pass_over(said, found, folder)
+        return second, False
+
+    def _stop_or_pass_over(self, said: str, found: list[Evidence], folder: Path) -> None:
+        self.skips += 1
+        cause = f"{said}, and the same again when the microbatches ran again: no passing fault, but software or data"
+        text = f"{cause}; first in {_named(accuse(found))}. No weight was changed. Batch and details: {folder}."
+        broken = any(one.weights for one in found)
+        if self.policy == "skip" and not broken and self.skips <= MOST_SKIPS:
+            self.before.restore_buffers()
+            self.ranks.say(f"{text} The update is passed over (fault.nonfinite)")
+            return
+        newest = folders.latest(folders.checkpoints(self.run_dir)) if self.ranks.rank == 0 else None
+        good = f" The newest good checkpoint is {newest}." if newest else ""
+        if self.policy == "skip":
+            reason = "weights are broken" if broken else f"{MOST_SKIPS} updates in a row were passed over"
+            raise SharedFault(f"{text} Stopped, though fault.nonfinite is skip: {reason}.{good}")
+        raise SharedFault(f'{text}{good} To pass over such batches, set fault.nonfinite = "skip".')
+
+    def _own(self) -> Evidence:
+        at = self.ranks.at
+        return Evidence(rank=self.ranks.rank, host=socket.gethostname(), stage=at.pp, data_rank=at.dp)
+
+    def _witnessed(self) -> Evidence:
+        """Of the first run: in which chunk, and where only gradients are bad, in which of them."""
+        evidence, layout, stage = self._own(), self.ranks.layout, self.ranks.at.pp
+        if (output := self.witness.bad_output()) is not None:
+            microbatch, number = output
+            evidence.forward = Place(microbatch, number * layout.pp + stage, 0, "the forward pass")
+        if bad := self.witness.bad_gradients():
+            depth = layout.chunks - 1 - (max(bad) * layout.pp + stage)
+            names = parameter_names(self.chunks)
+            params = [param for param in unwrap(self.chunks[max(bad)]).parameters() if param in names]
+            broken = non_finite([(names[param], param.main_grad) for param in params])
+            evidence.backward = Place(-1, depth, 0, f"the gradient of {(broken or ['an unknown parameter'])[-1]}")
+        return evidence
+
+    def _traced(self, trace: Trace) -> Evidence:
+        """Of the second run: in which module or parameter."""
+        evidence = self._own()
+        evidence.weights = non_finite([(name, param) for param, name in parameter_names(self.chunks).items()])
+        evidence.forward, evidence.backward = trace.forward, trace.backward
+        return evidence
+
+    def _gather(self, own: Evidence) -> list[Evidence]:
+        found: list[Evidence] = [own] * self.ranks.identity.world_size
+        dist.all_gather_object(found, own)
+        return found
+
+    def _leave(
+        self,
+        folder: Path,
+        first: Attempt,
+        second: Attempt,
+        found: list[Evidence],
+        microbatches: Sequence[Batch | None],
+        progress: Progress,
+    ) -> None:
+        """The batch, by the ranks that hold it, and ``found.json``. A disk that is full too hides nothing."""
+        try:
+            if self.ranks.at.tp == 0 and self.ranks.is_first_stage:
+                _write_batch(folder, microbatches, self.ranks)
+            if self.ranks.rank == 0:
+                _write_found(folder, first, second, found, progress)
+        except OSError as error:
+            self.ranks.say(f"{folder} could not be written: {error}")
+
+
+def _write_batch(folder: Path, microbatches: Sequence[Batch | None], ranks: Ranks) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    held = [batch for batch in microbatches if batch is not None]
+    which = f"data-{ranks.at.dp:05d}" + (f"-context-{ranks.at.cp:03d}" if ranks.layout.cp > 1 else "")
+    for name in ("tokens", "labels"):
+        stacked = torch.stack([getattr(batch, name) for batch in held]).cpu().numpy().astype(np.int32)
+        np.save(folder / f"{name}-{which}.npy", stacked, allow_pickle=False)
+
+
+def _write_found(folder: Path, first: Attempt, second: Attempt, found: list[Evidence], progress: Progress) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    culprit = accuse(found)
+    content = {
+        "what": "Loss or gradient of this iteration were no numbers. tokens-*.npy and labels-*.npy are its batch: "
+        "int32 [microbatches, samples, tokens], by data rank; microbatches run in this order.",
+        "iteration": progress.iteration + 1,
+        "first_sample": progress.consumed_samples,
+        "passing": second.finite,
+        "culprit": culprit.as_json() if culprit else None,
+        "first_run": {"loss": str(first.loss), "grad_norm": _text(first), "tokens": first.tokens},
+        "second_run": {"loss": str(second.loss), "grad_norm": _text(second), "tokens": second.tokens},
+        "ranks": [asdict(one) for one in found if one.weights or one.forward or one.backward],
+    }
+    (folder / "found.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _text(attempt: Attempt) -> str:
+    norm = attempt.mean_norm if attempt.grad_norm is None or math.isfinite(attempt.grad_norm) else attempt.grad_norm
+    return f"{norm:g}"
+
+
+def _named(culprit: Culprit | None) -> str:
+    return str(culprit) if culprit else "nobody knows what: no rank's own results were bad, only what was reduced"

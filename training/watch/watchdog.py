@@ -1,0 +1,205 @@
+"""The process beside each rank that says why a run stopped, and ends it. No torch here.
+
+A program of its own (exec), so that it inherits no lock, no thread and no CUDA, and goes on where its rank is stopped,
+blocked or dead. It ends with its rank. Each one tells of its own rank's sudden death; the first one of a node that
+works also tells the other nodes of the node's ranks, asks who stands where when nothing moves, and ends all ranks of
+the node after a verdict. Every file on the shared file system is written or read by these first ones only.
+
+Costs 16 MB of memory and 50 ms at the start for each rank, and one small file every ``BEAT_S`` seconds for each node.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from training.watch import record, stacks
+from training.watch.node import LOOK_S, Node
+from training.watch.process import Ending, lives, memory_kills, status
+from training.watch.pulse import Page
+from training.watch.verdict import NodeReport, Verdict, judge
+
+BEAT_S = 5.0
+ANSWER_S = 20.0
+"""How long nodes have to answer before they count as silent; a quarter of the timeout where that is less."""
+GRACE_S = 15.0
+"""After a crash: the other ranks notice by themselves, or their launcher ends them; after that we do."""
+DEPUTY_S = 45.0
+"""So much beyond its timeout a rank's own watchdog acts, should the first one of the node be stuck."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(page: Path) -> subprocess.Popen[bytes]:
+    """The watchdog of the rank that beats in ``page``. Raises OSError."""
+    # Neither site-packages (-S) nor the environment's PYTHON... (-E): a third of the memory and of the start.
+    command = [sys.executable, "-E", "-S", "-m", __name__, str(page)]
+    return subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+class Watchdog:
+    """What one watchdog knows."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.about, self.folder = page, page.about, Path(page.about.folder)
+        self.node = Node(page)
+        self.own = self.node.peers[self.about.rank]
+        self.ending = Ending(self.about.pid, self.about.process_start)
+        self.asked, self.looks, self.start = (
+            False,
+            0,
+            None if (mine := status(os.getpid(), None)) is None else mine.start,
+        )
+        self.beat_s = min(BEAT_S, max(LOOK_S, self.about.step_timeout_s / 8))
+        self.answer_s = min(ANSWER_S, max(3.0, self.about.step_timeout_s / 4))
+        self.next_s, self.answered, self.called_s, self.judging = 0.0, "", 0.0, ""
+        self.verdict_s: float | None = None
+        self.memory_kills = memory_kills()
+        self.stale = self.about.stale_verdict
+
+    def run(self) -> None:
+        """Watch until the rank has ended."""
+        while not self.ending.within(LOOK_S):
+            self.look()
+            late = self.own.still_s > self.own.timeout_s + DEPUTY_S
+            if (self.node.leads or late) and time.monotonic() >= self.next_s:
+                self.next_s = time.monotonic() + self.lead()
+        self.look()
+        self.tell_of_sudden_death()
+        self.leave()
+
+    def look(self, done: bool = False) -> None:
+        self.looks += 1
+        self.page.sign(os.getpid(), self.start, self.looks, done)
+        self.node.look()
+
+    def lead(self) -> float:
+        """What the first watchdog of a node does, and for how many seconds it then need not."""
+        verdict = record.read(self.folder, self.stale)
+        if verdict is not None:
+            self.enforce(verdict)
+            return LOOK_S
+        call = self.call()
+        if call != self.answered:
+            self.answer(call)
+        self.report()
+        if self.judging:
+            self.decide()
+        elif call and self.node.stands_still and time.monotonic() > self.called_s + 3 * self.answer_s:
+            self.judging = call  # whoever asked has gone since
+        return LOOK_S if call else self.beat_s
+
+    def call(self) -> str:
+        """The judging that is under way, by whichever node; this node's own, if nothing moves here. Or none: ''."""
+        found = record.content(self.folder / record.JUDGE)
+        if found is not None and record.mark(self.folder / record.JUDGE) != self.about.stale_judge:
+            return found.decode(errors="replace").strip('"')
+        self.judging = ""
+        if not self.node.stands_still:
+            return ""
+        self.judging = os.urandom(8).hex()
+        with contextlib.suppress(OSError):
+            record.replace(self.folder / record.JUDGE, self.judging)
+        return self.judging
+
+    def answer(self, call: str) -> None:
+        """Let the ranks write their stacks, if they stand still; the next report answers the call."""
+        self.answered, self.called_s = call, time.monotonic()
+        if call and self.node.stands_still:
+            text = self.node.take_stacks()
+            with contextlib.suppress(OSError):
+                (self.folder / f"stacks-{self.about.host}.txt").write_text(text)
+
+    def report(self) -> None:
+        record.tell(self.folder, self.told())
+
+    def told(self) -> NodeReport:
+        return NodeReport(host=self.about.host, ranks=self.node.reports(), answers=self.answered)
+
+    def decide(self) -> None:
+        """The verdict, once all nodes have answered or had the time to; none where a rank somewhere moves."""
+        mine = self.told()
+        nodes = [mine, *(node for node in record.told(self.folder) if node.host != mine.host)]
+        heard = [report for node in nodes if node.answers == self.judging for report in node.ranks]
+        if any(not report.overdue and report.state not in "XZ" for report in heard):
+            with contextlib.suppress(OSError):
+                (self.folder / record.JUDGE).unlink()
+            self.judging = ""
+            return
+        waited_s = time.monotonic() - self.called_s
+        if len(heard) >= self.about.world_size or waited_s > self.answer_s:
+            self.pronounce(judge(nodes, self.judging, self.about.world_size, self.about.folder, waited_s))
+
+    def pronounce(self, verdict: Verdict) -> None:
+        """Say it, if it is the attempt's first; the launcher of local ranks says it itself."""
+        if not record.leave(self.folder, verdict, self.stale):
+            return
+        if not self.about.told_by_launcher:
+            with contextlib.suppress(OSError):
+                os.write(2, f"pretrain_gpt.py: {verdict.line}\n".encode())
+        self.enforce(verdict)
+
+    def enforce(self, verdict: Verdict) -> None:
+        """End this node's ranks: at once after a hang, else when they have had time to end by themselves."""
+        self.verdict_s = self.verdict_s or time.monotonic()
+        if verdict.kind == "hang" or time.monotonic() > self.verdict_s + GRACE_S:
+            self.node.send(signal.SIGKILL)
+
+    def tell_of_sudden_death(self) -> None:
+        """The rank has ended: say how, unless it said so itself, was asked to, or another one's failure came first."""
+        end, at = status(self.about.pid, self.about.process_start), self.own.reading
+        left_with_word = [peer.reading.code for peer in self.node.peers.values() if peer.reading.phase == "ended"]
+        if at.phase == "ended" or at.asked or self.asked or any(left_with_word):
+            return
+        if record.read(self.folder, self.stale) is not None:
+            return
+        how = "ended without a word, as by SIGKILL,"
+        if end is not None and end.ended_by:
+            how = f"was killed by {signal.Signals(end.ended_by).name}"
+        text = (record.content(self.own.stacks_file()) or b"").decode(errors="replace")
+        if error := stacks.crash(text):
+            stood = stacks.stand(text, self.about.main_thread)
+            how = f"crashed ({error}{', at ' + stood.at if stood else ''})"
+        elif memory_kills() > self.memory_kills:
+            how += " by the kernel's out-of-memory killer"
+        line = (
+            f"rank {self.about.rank} of {self.about.world_size} on {self.about.host} {how} "
+            f"in iteration {at.iteration}, phase {at.phase}"
+        )
+        self.pronounce(Verdict(
+            kind="killed", rank=self.about.rank, world_size=self.about.world_size, host=self.about.host,
+            iteration=at.iteration, phase=at.phase, line=line,
+        ))  # fmt: skip
+
+    def leave(self) -> None:
+        """The last watchdog of a node takes the ranks' pages away, and after a regular end the node's file."""
+        self.look(done=True)
+        for peer in self.node.peers.values():
+            pid, started, _, done = peer.page.watchdog()
+            if not done and lives(pid, started or None):
+                return
+        self.node.remove()
+        if record.read(self.folder, self.stale) is None:
+            with contextlib.suppress(OSError):
+                (self.folder / f"node-{self.about.host}.json").unlink(missing_ok=True)
+                self.folder.rmdir()
+
+
+def main(path: str) -> None:
+    """Watch the rank that beats in ``path``. Signals that go to whole groups say only that somebody asked to stop."""
+    watchdog = Watchdog(Page(Path(path)))
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        watchdog.asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, hear)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    watchdog.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
