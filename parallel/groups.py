@@ -45,9 +45,13 @@ class Ranks:
         return self.at.pp == self.layout.pp - 1
 
     def say(self, text: str) -> None:
-        """One line on the console, from rank 0 only; library noise never gets there."""
+        """One line on the console, from rank 0 only; library noise never gets there.
+
+        A console that takes no more (a file on a full disk, a closed pipe) ends no training: metrics.jsonl has it all.
+        """
         if self.console_fd is not None:
-            os.write(self.console_fd, (self._clear() + text + "\n").encode())
+            with contextlib.suppress(OSError):
+                os.write(self.console_fd, (self._clear() + text + "\n").encode())
 
     def show_progress(self, text: str) -> None:
         """A line that the next one replaces, where the console is a terminal; nothing elsewhere."""

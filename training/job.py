@@ -28,6 +28,7 @@ from training.checkpoint.progress import Progress
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
+from training.metrics.log_disk import LogDisk
 from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
@@ -38,7 +39,7 @@ from training.shared_folder import check_shared
 from training.step import Chunks, Gate, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
 from training.watch.beating import Beating
-from training.watch.health import watch
+from training.watch.health import Health, watch
 from training.watch.pulse import Pulse
 from training.watch.request import StopRequest
 from training.watch.save_interval import SaveInterval
@@ -81,54 +82,26 @@ def train(
         chunks, optim = build_parts(config, shape, ranks)
         progress, entries = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_folder.begin(config, run_dir, progress, ranks)
-        open_split = partial(open_source, prepared, config)
-        packing = Packing.of(config.data, prepared.tokenizer.eod)
-        stream = BatchStream(
-            partial(open_split, "train"),
-            ranks,
-            batch_schedule(config.train),
-            config.train.micro_batch_size,
-            progress.consumed_samples,
-            packing,
-        )
+        stream = build_stream(config, prepared, ranks, progress)
         health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
-        saves = Saves(
-            checkpoints(run_dir),
-            run_folder.contents(config, prepared),
-            chunks,
-            optim,
-            ranks,
-            background=config.checkpoint.async_save,
-            timeout_s=60 * config.parallel.distributed_timeout_minutes,
-            claim=claim,
-            beat=pulse.beat,
-            before_save=health.before_save,
-        )
+        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, claim, pulse, health)
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, gate=health.gate
         )
-        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream)
-        evaluation = Evaluation(
-            config.train,
-            chunks,
-            ranks,
-            config.model.seq_length,
-            partial(open_split, "validation"),
-            recorder.validation,
-            packing,
-            pulse,
-            lambda: request.number is not None,
-        )
-        clock = SaveClock(config.checkpoint.save_interval_minutes, ranks.rank)
-        stopping = Stopping(request, ranks.say)
-        save_interval = SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say)
+        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, pulse)
+        attachments = [
+            Beating(pulse),
+            *health.attachments,
+            recorder,
+            LogDisk(run_dir / "logs", config.log.log_interval, ranks),
+            build_evaluation(config, prepared, chunks, ranks, recorder, pulse, request),
+            SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
+            saves,
+            SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
+            Stopping(request, ranks.say),
+        ]
         progress, reason = loop.run(
-            config.train,
-            config.checkpoint,
-            progress,
-            step,
-            pulse.within("save", saves),
-            [Beating(pulse), *health.attachments, recorder, evaluation, clock, saves, save_interval, stopping],
+            config.train, config.checkpoint, progress, step, pulse.within("save", saves), attachments
         )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
@@ -155,6 +128,67 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> TokenSource:
     """Samples of a split, in the order that train.seed gives."""
     return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
+
+
+def build_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
+    """This rank's batches of the train split, from where ``progress`` is."""
+    return BatchStream(
+        partial(open_source, prepared, config, "train"),
+        ranks,
+        batch_schedule(config.train),
+        config.train.micro_batch_size,
+        progress.consumed_samples,
+        Packing.of(config.data, prepared.tokenizer.eod),
+    )
+
+
+def build_evaluation(
+    config: RunConfig,
+    prepared: Prepared,
+    chunks: Chunks,
+    ranks: Ranks,
+    recorder: Recorder,
+    pulse: Pulse,
+    request: StopRequest,
+) -> Evaluation:
+    """The validation split's loss, told to ``recorder``; broken off when somebody asks to stop."""
+    return Evaluation(
+        config.train,
+        chunks,
+        ranks,
+        config.model.seq_length,
+        partial(open_source, prepared, config, "validation"),
+        recorder.validation,
+        Packing.of(config.data, prepared.tokenizer.eod),
+        pulse,
+        lambda: request.number is not None,
+    )
+
+
+def build_saves(
+    config: RunConfig,
+    prepared: Prepared,
+    chunks: Chunks,
+    optim: optimizer.MegatronOptimizer,
+    ranks: Ranks,
+    run_dir: Path,
+    claim: Claim | None,
+    pulse: Pulse,
+    health: Health,
+) -> Saves:
+    """What the loop calls for a checkpoint."""
+    return Saves(
+        checkpoints(run_dir),
+        run_folder.contents(config, prepared),
+        chunks,
+        optim,
+        ranks,
+        background=config.checkpoint.async_save,
+        timeout_s=60 * config.parallel.distributed_timeout_minutes,
+        claim=claim,
+        beat=pulse.beat,
+        before_save=health.before_save,
+    )
 
 
 def one_step(
@@ -195,6 +229,7 @@ def build_recorder(
     run_dir: Path,
     progress: Progress,
     stream: BatchStream,
+    pulse: Pulse,
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
@@ -215,9 +250,8 @@ def build_recorder(
     )
     sinks = None
     if ranks.rank == 0:
-        sinks = open_sinks(
-            run_dir, config.log, dataclasses.asdict(config), config.train.train_iters, progress.iteration, ranks.say
-        )
+        values, iterations = dataclasses.asdict(config), config.train.train_iters
+        sinks = open_sinks(run_dir, config.log, values, iterations, progress.iteration, ranks.say, pulse.beat)
     return Recorder(
         ranks,
         config.log.log_interval,

@@ -78,6 +78,27 @@ def test_jsonl_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     sink.close()
 
 
+def test_jsonl_lines_wait_for_a_full_disk(tmp_path: Path) -> None:
+    """A file may grow to 4,096 bytes only, as on a full disk; then to more, as when somebody made room."""
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from training.metrics.jsonl import JsonlSink
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+sink = JsonlSink(Path(sys.argv[1]), print)
+for iteration in range(200):
+    size = 4096 if iteration < 150 else limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit))
+    sink.write(iteration, {"loss": iteration / 7})
+sink.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m")], capture_output=True, text=True, check=True)
+    assert [record["iteration"] for record in read_jsonl(tmp_path / "m")] == list(range(200))
+    first, second = done.stdout.splitlines()
+    assert "takes no more lines (File too large); they wait" in first and second.endswith("is written again")
+
+
 def test_jsonl_is_strict_json_for_numbers_that_json_lacks(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "m", (1, {"loss": math.nan, "grad_norm": math.inf, "learning_rate": -math.inf}))
 

@@ -84,12 +84,13 @@ def refused(scene: Scene, words: str) -> Seen:
 
 def damaged_shard(scene: Scene) -> Seen:
     """The end of the tokens' file is missing."""
+    scene.make_checkout()
     copy = scene.folder / "cache"
     subprocess.run(["cp", "-r", str(scene.cache_dir), str(copy)], check=True)
     for path in copy.rglob("*.bin"):
         path.write_bytes(path.read_bytes()[:-1000])
     scene.cache_dir = copy
-    return refused(scene, ".bin")
+    return refused(scene, r"\.bin.*expected")
 
 
 def two_jobs(scene: Scene) -> Seen:
@@ -125,7 +126,7 @@ def wrong_version(scene: Scene) -> Seen:
     scene.variables = {"DOCTOR": "1", "PYTHON": str(python)}
     scene.submit()
     scene.inject(lambda: None)
-    line, seconds = scene.heard("0.0.1")
+    line, seconds = scene.heard(r"megatron.core.* 0\.0\.1")
     return scene.resumed(line, seconds)
 
 
@@ -157,8 +158,7 @@ def skewed_clock(scene: Scene) -> Seen:
     scene.variables = {"DOCTOR": "1", "PYTHON": str(python)}
     scene.submit()
     scene.inject(lambda: None)
-    line, seconds = scene.heard("clock")
-    return scene.unharmed(line, seconds)
+    return scene.resumed(*scene.heard("WRONG .*n2.* (ahead|behind|apart)"))
 
 
 ROWS = {

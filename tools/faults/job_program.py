@@ -19,8 +19,6 @@ Act = Literal["", "wait", "raise", "nan", "desync", "slow"]
 FAULT = "fault.json"
 SLOW_S = 0.4
 """By which a slow rank's microbatch takes longer."""
-MICROBATCHES = 2
-"""Of a rank, in each iteration of the campaign's runs."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -67,7 +65,7 @@ def _put_in(fault: Fault, rank: int) -> None:
     if not mine:
         return
     if fault.act in ("nan", "slow"):
-        _in_microbatches(step, fault)
+        _in_microbatches(job, step, fault)
     elif fault.act == "desync":
         _before(job, "one_step", lambda *given: _change_weight(given[1], _due(given, fault)))
     elif fault.place == "data":
@@ -109,19 +107,23 @@ def _happen(fault: Fault, due: bool = True) -> None:
         time.sleep(0.05)
 
 
-def _in_microbatches(step: Any, fault: Fault) -> None:
+def _in_microbatches(job: Any, step: Any, fault: Fault) -> None:
     """Slow: every one. Not a number: the first one of the iteration, once."""
-    original, seen = step.forward_step, [0]
+    original, due = step.forward_step, [False]
+
+    def begin(*given: Any) -> None:
+        due[0] = _due(given, fault)
 
     def forward_step(microbatches: Any, chunk: Any) -> Any:
         output, loss = original(microbatches, chunk)
-        seen[0] += 1
         if fault.act == "slow":
             time.sleep(SLOW_S)
-        elif seen[0] == 1 + (fault.iteration - 1) * MICROBATCHES:
+        elif due[0]:
+            due[0] = False
             output = output * float("nan")
         return output, loss
 
+    _before(job, "one_step", begin)
     step.forward_step = forward_step
 
 

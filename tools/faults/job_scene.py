@@ -3,11 +3,13 @@
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tools.benchmark.circumstances import ROOT
 from tools.faults import job_program
@@ -20,13 +22,14 @@ from training.checkpoint.rng import PREFIX as GENERATORS
 SCRIPT = ROOT / "slurm/pretrain.sbatch"
 LIMIT_S = 150.0
 """Whatever takes longer hangs."""
-STEP_TIMEOUT_S = 8.0
+STEP_TIMEOUT_S, START_TIMEOUT_S = 8.0, 45.0
 ITERATIONS, SAVE_INTERVAL = 12, 4
 FLAGS = (
     "--device", "cpu", "--model.num_layers", "2", "--model.hidden_size", "32", "--model.ffn_hidden_size", "88",
     "--model.seq_length", "16", "--train.global_batch_size", "4", "--train.train_iters", str(ITERATIONS),
     "--checkpoint.save_interval", str(SAVE_INTERVAL), "--checkpoint.keep", "4", "--train.eval_interval", "4",
     "--train.eval_iters", "2", "--log.tensorboard", "False", "--fault.step_timeout_s", str(STEP_TIMEOUT_S),
+    "--fault.start_timeout_s", str(START_TIMEOUT_S),
     "--fault.straggler_interval", "3", "--fault.replica_check_interval", "2",
 )  # fmt: skip
 """A run on two ranks, DP 2, whose iterations and checkpoints take milliseconds."""
@@ -54,6 +57,14 @@ class Seen:
     """Final weights and moments against those of the run that nobody disturbed."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Undisturbed:
+    """What the run that nobody disturbs ends with."""
+
+    digests: Digests
+    losses: Mapping[int, float]
+
+
 @dataclass(kw_only=True)
 class Scene:
     """A job's folder, the cluster it runs on, and what it must end with."""
@@ -61,7 +72,7 @@ class Scene:
     cluster: Cluster
     folder: Path
     cache_dir: Path
-    undisturbed: Digests
+    undisturbed: Undisturbed
     job: int = 0
     injected_s: float = 0.0
     flags: tuple[str, ...] = ()
@@ -107,9 +118,12 @@ class Scene:
 
     def iterations(self) -> list[int]:
         """Of the whole lines in metrics.jsonl, in their order; those that were trained again come twice."""
+        return [line["iteration"] for line in self._lines()]
+
+    def _lines(self) -> list[dict[str, Any]]:
         path = self.run_dir / "metrics.jsonl"
         whole = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [line["iteration"] for line in map(json.loads, whole) if "loss" in line]
+        return [line for line in map(json.loads, whole) if "loss" in line]
 
     def until(self, condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
         """Wait for it: seconds since the injection. Raises Wrong, with what was printed."""
@@ -139,11 +153,15 @@ class Scene:
         self.injected_s = time.monotonic()
         act()
 
-    def heard(self, text: str, limit_s: float = LIMIT_S) -> tuple[str, float]:
-        """The line with ``text`` in it, and seconds since the injection."""
-        seconds = self.until(lambda: text in self.output(), f"{text!r} printed", limit_s)
-        line = next(line for line in self.output().splitlines() if text in line)
+    def heard(self, pattern: str, limit_s: float = LIMIT_S) -> tuple[str, float]:
+        """The first line that matches the regular expression, and seconds since the injection."""
+        seconds = self.until(lambda: re.search(pattern, self.output()), f"{pattern!r} printed", limit_s)
+        line = next(line for line in self.output().splitlines() if re.search(pattern, line))
         return self.shown(line), seconds
+
+    def losses(self) -> dict[int, float]:
+        """By iteration; of one that was trained twice, the later."""
+        return {line["iteration"]: line["loss"] for line in self._lines()}
 
     def shown(self, line: str) -> str:
         """A line of output without the names of this machine and this moment."""
@@ -180,7 +198,7 @@ class Scene:
         if newest is None or folders.iteration_of(newest) != ITERATIONS:
             raise Wrong(f"the newest checkpoint is {newest}; printed: {self.output()[-1500:]}")
         found = digests(newest)
-        other = [key for key in self.undisturbed if found.get(key) != self.undisturbed[key]]
+        other = [key for key, digest in self.undisturbed.digests.items() if found.get(key) != digest]
         return f"{len(other)} of {len(found)} tensors differ" if other else "equal"
 
     def resumed(self, printed: str, verdict_s: float | None) -> Seen:

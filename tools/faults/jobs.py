@@ -12,21 +12,33 @@ from pathlib import Path
 from data.config import DataConfig
 from data.prepare import prepare
 from tools.faults import job_degraded, job_operator, job_transient
-from tools.faults.job_scene import FLAGS, Digests, Scene, Seen, Wrong, digests, facts
-from tools.faults.job_transient import AGAIN_LEVEL_S, HANG_LEVEL_S, KILL_LEVEL_S, LINKS
+from tools.faults.job_scene import (
+    FLAGS,
+    START_TIMEOUT_S,
+    STEP_TIMEOUT_S,
+    Scene,
+    Seen,
+    Undisturbed,
+    Wrong,
+    digests,
+    facts,
+)
+from tools.faults.job_transient import LINKS
 from tools.faults.private_cluster import Cluster, running_cluster
 from tools.faults.private_links import links_possible
 from tools.faults.results import Result, Store
 from training.checkpoint import folders
 
 CAMPAIGN = "jobs"
+KILL_LEVEL_S, AGAIN_LEVEL_S = 10.0, 30.0
 TITLE = "Jobs of a SLURM cluster"
 TEXT = f"""`sbatch slurm/pretrain.sbatch` on a private cluster of three nodes (Debian's SLURM, several slurmd on one
 host; for the cut link, network namespaces): two nodes, one rank each, DP 2, a checkpoint every 4 of 12 iterations,
-`fault.step_timeout_s` 8. "To verdict" is from the injection until the words are printed, "to training" from when SLURM
-says that the job runs again until its first new iteration, imports included. Transient faults must end, by themselves,
-with the bits of a run that nobody disturbed in weights and moments, and no process may be left. A kill must be told
-within {KILL_LEVEL_S:.0f} s, a hang within {HANG_LEVEL_S:.0f} s; training must go on within {AGAIN_LEVEL_S:.0f} s."""
+`fault.step_timeout_s` {STEP_TIMEOUT_S:.0f}, `fault.start_timeout_s` {START_TIMEOUT_S:.0f}. "To verdict" is from the
+injection until the words are printed, "to training" from when SLURM says that the job runs again until its first new
+iteration, imports included. Transient faults must end, by themselves, with the bits of a run that nobody disturbed in
+weights and moments, and no process may be left. A kill must be told within {KILL_LEVEL_S:.0f} s, a hang within 1.5
+times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s."""
 COLUMNS = {
     "printed": "Printed",
     "verdict_s": "To verdict, s",
@@ -54,7 +66,7 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
     cache_dir = scratch / "cache"
     prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
     linked = [case for case in todo if case.partition(": ")[2] in LINKS]
-    undisturbed: Digests = {}
+    undisturbed: Undisturbed | None = None
     for chosen, links in (([case for case in todo if case not in linked], False), (linked, True)):
         if not chosen:
             continue
@@ -80,15 +92,16 @@ def cluster(folder: Path, links: bool) -> Iterator[Cluster]:
         yield running
 
 
-def alone(running: Cluster, scratch: Path, cache_dir: Path) -> Digests:
+def alone(running: Cluster, scratch: Path, cache_dir: Path) -> Undisturbed:
     """The run that nobody disturbs, through the same script."""
-    scene = Scene(cluster=running, folder=scratch / "undisturbed", cache_dir=cache_dir, undisturbed={})
+    nothing = Undisturbed(digests={}, losses={})
+    scene = Scene(cluster=running, folder=scratch / "undisturbed", cache_dir=cache_dir, undisturbed=nothing)
     scene.submit()
     scene.end(restarts=0)
     newest = folders.latest(folders.checkpoints(scene.run_dir))
     if newest is None:
         raise Wrong(f"the undisturbed run has no checkpoint; flags {FLAGS}; printed: {scene.output()[-1500:]}")
-    return digests(newest)
+    return Undisturbed(digests=digests(newest), losses=scene.losses())
 
 
 def one(case: str, scene: Scene) -> Result:
@@ -97,13 +110,19 @@ def one(case: str, scene: Scene) -> Result:
     seen, problem = Seen(printed=missing), ""
     try:
         if not missing:
-            seen = ROWS[case](scene)
-    except Wrong as wrong:
-        problem = str(wrong)
+            seen = play(case, scene)
+    except Exception as error:  # of this row; the others are still worth playing
+        problem = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+    return _result(case, seen, time.monotonic() - began, problem or too_slow(case, seen))
+
+
+def play(case: str, scene: Scene) -> Seen:
+    """A row; nothing is left of it. Raises Wrong where what was seen is not what had to be seen."""
+    try:
+        return ROWS[case](scene)
     finally:
         scene.cluster.run("scancel", str(scene.job))
         shutil.rmtree(scene.folder, ignore_errors=True)
-    return _result(case, seen, time.monotonic() - began, problem or too_slow(case, seen))
 
 
 def _missing(case: str) -> str:
@@ -113,8 +132,11 @@ def _missing(case: str) -> str:
 
 def too_slow(case: str, seen: Seen) -> str:
     """Which level was not kept; empty: all were."""
-    hang = "SIGSTOP" in case or "for ever" in case or "link" in case
-    level_s = HANG_LEVEL_S if hang else KILL_LEVEL_S if "kill -9" in case else float("inf")
+    level_s = float("inf")
+    if "SIGSTOP" in case or "for ever" in case or "link" in case:
+        level_s = 1.5 * (START_TIMEOUT_S if "data" in case else STEP_TIMEOUT_S)
+    elif "kill -9" in case:
+        level_s = KILL_LEVEL_S
     if (seen.verdict_s or 0.0) > level_s:
         return f"told after {seen.verdict_s:.1f} s, the level is {level_s:.0f} s"
     if (seen.again_s or 0.0) > AGAIN_LEVEL_S:

@@ -1,5 +1,6 @@
 """Runs a sink that training can do without: it may be slow, hang or fail, and training goes on."""
 
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -28,9 +29,13 @@ class Background:
         open_inner: Callable[[], Inner],
         say: Callable[[str], None],
         close_timeout_s: float = 45.0,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``name`` and ``say`` are for the message; ``close_timeout_s`` is all that ``close`` waits for."""
-        self._name, self._say, self._close_timeout_s = name, say, close_timeout_s
+        """``name`` and ``say`` are for the message; ``close_timeout_s`` is all that ``close`` waits for.
+
+        beat: called every second of that wait, which is no hang.
+        """
+        self._name, self._say, self._close_timeout_s, self._beat = name, say, close_timeout_s, beat
         self._lines: SimpleQueue[tuple[int, Values] | None] = SimpleQueue()
         # A daemon: if it hangs in the network, the process ends all the same.
         self._left_behind = False
@@ -45,7 +50,10 @@ class Background:
     def close(self) -> None:
         """Let the thread take all that was written, and end."""
         self._lines.put(None)
-        self._thread.join(self._close_timeout_s)
+        end_s = time.monotonic() + self._close_timeout_s
+        while self._thread.is_alive() and (left_s := end_s - time.monotonic()) > 0:
+            self._thread.join(min(1.0, left_s))
+            self._beat()
         if self._thread.is_alive():
             self._left_behind = True
             self._say(

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,60 @@ from training.metrics.values import Values
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no number for these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
+MOST_WAITING = 100_000
+"""Lines that wait for a disk that is full, about 1 KB each; older ones are dropped."""
 
 
 class JsonlSink:
     """Appends one object per logged iteration, ``iteration`` first, numbers at full precision.
 
-    A line is flushed to the operating system when it is written: a killed rank loses at most the line that it
-    was writing. Raises OSError when the file cannot be written.
+    A line is handed to the operating system when it is written: a killed rank loses at most the line that it
+    was writing. Lines that the disk does not take wait, and are written when it does; training goes on.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open ``path`` for appending, in an existing folder; a torn last line left by a kill is mended."""
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        """Open ``path`` for appending, in an existing folder; a torn last line left by a kill is mended.
+
+        say: told once when the disk takes no more lines, and once when it does again. Raises OSError where the file
+        cannot be opened.
+        """
         _mend_last_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._say, self._file = path, say, path.open("ab", buffering=0)
+        self._waiting: list[bytes] = []
 
     def write(self, iteration: int, values: Values) -> None:
-        """Append one line and flush it."""
+        """Append one line, after those that wait."""
         record = {"iteration": iteration, **{name: _plain(value) for name, value in values.items()}}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        waited = bool(self._waiting)
+        self._waiting.append(json.dumps(record, allow_nan=False).encode() + b"\n")
+        try:
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.pop(0)
+        except OSError as error:
+            if not waited:
+                self._say(f"warning: {self._path} takes no more lines ({error.strerror}); they wait, training goes on")
+            del self._waiting[:-MOST_WAITING]
+            return
+        if waited:
+            self._say(f"{self._path} is written again")
 
     def close(self) -> None:
-        """Close the file; nothing is buffered."""
+        """Close the file. Lines that still wait are lost, and said to be."""
+        if self._waiting:
+            self._say(f"warning: {self._path} lacks its last {len(self._waiting)} lines, which the disk did not take")
         self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        """The whole line, or nothing of it. Raises OSError."""
+        before = os.fstat(self._file.fileno()).st_size
+        written = 0
+        try:
+            while written < len(line):
+                written += self._file.write(line[written:]) or 0
+        except OSError:
+            self._file.truncate(before)
+            raise
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -62,19 +63,22 @@ def open_sinks(
     train_iters: int,
     resumed_iteration: int,
     console: Callable[[str], None],
+    beat: Callable[[], None] = lambda: None,
 ) -> Sinks:
     """The sinks that ``log`` asks for, in ``run_dir``, which must exist; for rank 0 only.
 
     ``config`` (the resolved sections as plain dicts) goes to wandb, redacted. ``resumed_iteration`` is the
-    last iteration that was restored, 0 at a fresh start. ``console`` prints one line, from other threads too.
-    metrics.jsonl and the console are written at once and raise OSError; TensorBoard and wandb can neither
-    delay nor end training.
+    last iteration that was restored, 0 at a fresh start. ``console`` prints one line, from other threads too; ``beat``
+    is called while the end waits for uploads. Raises OSError where metrics.jsonl cannot be opened. Nothing that fails
+    later ends training, and TensorBoard and wandb cannot delay it.
     """
-    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl"), ConsoleSink(console, train_iters)]
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", console), ConsoleSink(console, train_iters)]
     if log.tensorboard:
-        sinks.append(Background("TensorBoard", lambda: TensorBoardSink(run_dir / "events", resumed_iteration), console))
+        events = run_dir / "events"
+        sinks.append(Background("TensorBoard", lambda: TensorBoardSink(events, resumed_iteration), console, beat=beat))
     mode = log.wandb
     if mode != "off":
         project, name = log.wandb_project, log.wandb_name
-        sinks.append(Background("wandb", lambda: WandbSink(run_dir, mode, project, name, config, console), console))
+        upload = partial(WandbSink, run_dir, mode, project, name, config, console)
+        sinks.append(Background("wandb", upload, console, beat=beat))
     return Sinks(sinks=tuple(sinks))
