@@ -13,7 +13,7 @@ from tools.plan.software import Software
 
 Column = NDArray[np.float64]
 
-RECOMPUTE = ("none", "selective", "moe", "full")
+RECOMPUTE = ("none", "core_attn", "mlp", "operators", "moe", "full")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 FORMATS = ("16bit", "fp8", "mxfp8", "fp4", "fp32")
 

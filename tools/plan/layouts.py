@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Recompute = Literal["none", "selective", "moe", "full"]
+Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
+"""Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
+torchtitan's "selective op" does; no program of ours."""
 Zero = Literal[0, 1, 2, 3]
 
 
@@ -21,7 +23,7 @@ class Candidate:
     mbs: int = 1
     microbatches: int = 1
     recompute: Recompute = "none"
-    """selective: the core of attention, where its kernel keeps the scores, else the MLP; moe: layers of experts."""
+    """What the backward pass computes a second time."""
     zero: Zero = 1
     """0: all replicated; 1: optimizer state split over DP x CP; 2: gradients too; 3: weights too (FSDP)."""
     overlap: bool = True

@@ -19,6 +19,8 @@ class Software:
     """Sends between pipeline stages run while others compute (interleaved schedules of Megatron)."""
     gradient_bytes: int = 4
     """Of a gradient element as it is reduced."""
+    main_gradient_bytes: int = 4
+    """Of a gradient element as it is held while microbatches add to it."""
     reduces_every_microbatch: bool = False
     """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
     splits_sends: bool = True

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from models.families import ALIASES, SHAPES
+from models.parameters import block_parameters, num_parameters
 from models.shapes import GPTShape
 
 GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "kimi", "gpt_oss", "gemma", "olmo")
@@ -87,7 +88,21 @@ def shape_of(row: Mapping[str, str]) -> GPTShape:
         changes["kv_channels"] = int(changes.get("hidden_size", base.hidden_size)) // int(heads)
     if "num_query_groups" not in changes and "num_attention_heads" in changes and _named(name) is None:
         changes["num_query_groups"] = heads
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    found = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+    return found if _named(name) is not None else _as_large(found, _billions(row))
+
+
+def _as_large(shape: GPTShape, billions: float) -> GPTShape:
+    """As many layers as the published size implies, where it and the columns are further apart than tables can be.
+
+    Tables of embeddings, tied or not, with positions or not, explain the rest.
+    """
+    missing = billions * 1e9 - num_parameters(shape)
+    tables = (shape.vocab_size + shape.max_position_embeddings) * shape.hidden_size
+    if abs(missing) < max(0.05 * billions * 1e9, 2 * tables):
+        return shape
+    layer = sum(parameter.size for parameter in block_parameters(shape, shape.num_layers - 1))
+    return dataclasses.replace(shape, num_layers=max(1, shape.num_layers + round(missing / layer)))
 
 
 def _named(name: str) -> GPTShape | None:

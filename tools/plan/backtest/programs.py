@@ -37,6 +37,8 @@ def program(row: Mapping[str, str]) -> Software:
 def _noted(base: Software, notes: str, row_precision: str) -> Software:
     if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds to fp32 after each microbatch
         base = replace(base, accumulate_bytes=14.0)
+    elif not base.splits_sends:
+        base = replace(base, main_gradient_bytes=2)
     if "async tp" in notes or "asynctp" in notes:
         base = replace(base, tp_overlap=True)
     if "eager" in notes:

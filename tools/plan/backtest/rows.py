@@ -172,11 +172,14 @@ def _micro_batch(row: Mapping[str, str], dp: int, pp: int) -> int:
 
 
 def _recompute(word: str) -> Recompute:
+    """selective: the core of attention (arXiv:2205.05198); -op: torchtitan's; moe: layers of experts."""
     if word == "full":
         return "full"
-    if "moe" in word or "act" in word or "layernorm" in word:
-        return "moe" if word == "moe" else "selective"
-    return "selective" if word.startswith("selective") else "none"
+    if "moe" in word or "layernorm" in word:
+        return "moe"
+    if "op" in word:
+        return "operators"
+    return "core_attn" if word.startswith("selective") else "mlp" if "mlp" in word or "act" in word else "none"
 
 
 def _measured(row: Mapping[str, str], case: Case) -> float | None:

@@ -88,6 +88,24 @@ EXPERTS_ONLY = ("expert_gemm", "expert_traffic", "expert_launch_s", "fused_exper
 """Those that only models with experts can tell."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Interval:
+    """Measured over predicted time: four of five published runs that the constants had not seen lie within it."""
+
+    low: float
+    high: float
+    runs: int
+
+
+@cache
+def interval(kind: str) -> Interval:
+    """Of "dense" models or those with "experts"."""
+    if not FITTED.exists():
+        return Interval(low=0.8, high=1.25, runs=0)
+    values = tomllib.loads(FITTED.read_text())["intervals"][kind]
+    return Interval(low=values["low"], high=values["high"], runs=values["runs"])
+
+
 @cache
 def fitted() -> Constants:
     """The constants that ship with the planner."""

@@ -67,11 +67,7 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     ep, routing = _dispatch(columns, constants) if experts else (tp * 0, tp * 0)
     routing = routing * lean
     forward = attend + mlp + core + moved + tp + ring + ep + routing
-    again = np.select(
-        [columns.recomputes("full"), columns.recomputes("selective"), columns.recomputes("moe")],
-        [forward, _selected(columns, core, mlp, moved), mlp + routing + ep if experts else mlp * 0],
-        0.0,
-    )
+    again = _again(columns, forward, core, mlp, moved, mlp + routing + ep if experts else mlp * 0)
     times = Times(
         products=3 * (attend + mlp),
         attention=core + core_backward,
@@ -84,9 +80,15 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     return times, forward
 
 
-def _selected(columns: Columns, core: Column, mlp: Column, moved: Column) -> Column:
-    """Selective recomputation: the scores where they are kept, else what is cheap in the MLP and the norms."""
-    return np.where(columns.software.flash_attention > 0, 0.5 * mlp + 0.5 * moved, core)
+def _again(
+    columns: Columns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column
+) -> Column:
+    """What is computed a second time. A dense MLP's share of the traffic is most of it."""
+    return np.select(
+        [columns.recomputes(name) for name in ("full", "core_attn", "operators", "moe", "mlp")],
+        [forward, core, 0.5 * mlp + 0.5 * moved, of_experts, np.where(of_experts > 0, 0.0, mlp + 0.5 * moved)],
+        0.0,
+    )
 
 
 def _attention_products(columns: Columns, constants: Constants) -> Column:

@@ -1,0 +1,98 @@
+"""Candidates into priced plans: seconds, bytes, and what follows from them. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.flops import flops_per_token
+from tools.plan.cases import Case, Columns
+from tools.plan.cost.constants import Constants, Interval, fitted, interval
+from tools.plan.cost.step import StepTimes, step_times
+from tools.plan.layouts import Candidate
+from tools.plan.machine import machine, precisions
+from tools.plan.memory.peak import SAFE_SHARE, Memory, memory
+from tools.plan.question import Question
+from tools.plan.sizes import sizes
+from tools.plan.software import OURS
+
+SPENT = StepTimes.__slots__
+HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Plan:
+    """One priced layout."""
+
+    layout: Candidate
+    step_s: float
+    spent_s: dict[str, float]
+    """Seconds of the step by what takes them; their sum is step_s."""
+    held_bytes: dict[str, float]
+    """On the fullest rank, by category."""
+    fullest_stage: int
+    tokens_per_s_per_gpu: float
+    mfu: float
+    interval: Interval
+    memory_bytes: float
+    """Of the card."""
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.held_bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        """Below the share of the card that no published run failed at."""
+        return self.total_bytes <= SAFE_SHARE * self.memory_bytes
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether pretrain_gpt.py has what the layout needs; ZeRO-2 and -3 are planned only."""
+        return self.layout.zero <= 1
+
+    @property
+    def bubble(self) -> float:
+        return self.spent_s["bubble"] / self.step_s
+
+    @property
+    def limit(self) -> str:
+        """What the step is spent on most, in words."""
+        names = {
+            "products": "matrix products", "attention": "attention", "traffic": "memory bandwidth (norms, activations)",
+            "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
+            "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
+            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer", "other": "overhead",
+        }  # fmt: skip
+        return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
+
+
+def price(question: Question, layouts: Sequence[Candidate], constants: Constants | None = None) -> list[Plan]:
+    """All layouts at once: some microseconds each."""
+    if not layouts:
+        return []
+    model, shape = sizes(question.shape, question.seq_length), question.shape
+    machines = {name: machine(question.cluster, name) for name in precisions(question.cluster)}
+    cases = [
+        Case(model=model, layout=layout, machine=machines[layout.precision], software=OURS) for layout in layouts
+    ]
+    columns = Columns(cases)
+    times = step_times(columns, constants or fitted())
+    held = memory(columns, [shape] * len(layouts), layouts)
+    flops = flops_per_token(shape, question.seq_length)
+    return [_plan(question, case, number, times, held, flops) for number, case in enumerate(cases)]
+
+
+def _plan(question: Question, case: Case, number: int, times: StepTimes, held: Memory, flops: float) -> Plan:
+    spent = {name: float(getattr(times, name)[number]) for name in SPENT}
+    step_s = sum(spent.values())
+    rate = question.global_batch_size * question.seq_length / step_s / question.num_gpus
+    return Plan(
+        layout=case.layout,
+        step_s=step_s,
+        spent_s=spent,
+        held_bytes={name: float(getattr(held, name)[number]) for name in HELD},
+        fullest_stage=int(held.stage[number]),
+        tokens_per_s_per_gpu=rate,
+        mfu=rate * flops / case.machine.peak_flops,
+        interval=interval("experts" if case.model.experts else "dense"),
+        memory_bytes=case.machine.memory_bytes,
+    )
