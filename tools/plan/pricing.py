@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from models.flops import flops_per_token
-from tools.plan.cases import Case, Columns
-from tools.plan.cost.constants import Constants, Interval, fitted, interval
+from tools.plan.cases import Case, Column, Columns
+from tools.plan.cost.constants import Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.layouts import Candidate
-from tools.plan.machine import machine, precisions
+from tools.plan.machine import machine
 from tools.plan.memory.peak import SAFE_SHARE, Memory, memory
 from tools.plan.question import Question
 from tools.plan.sizes import sizes
@@ -65,20 +67,31 @@ class Plan:
         return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
 
 
-def price(question: Question, layouts: Sequence[Candidate], constants: Constants | None = None) -> list[Plan]:
-    """All layouts at once: some microseconds each."""
+def price(question: Question, layouts: Sequence[Candidate], keep: int | None = None) -> list[Plan]:
+    """All layouts at once: well below a millisecond each.
+
+    keep: return no more than the fastest so many of those that fit and that run today, of those that fit, and of the
+    rest. None: all, in the order given.
+    """
     if not layouts:
         return []
     model, shape = sizes(question.shape, question.seq_length), question.shape
-    machines = {name: machine(question.cluster, name) for name in precisions(question.cluster)}
-    cases = [
-        Case(model=model, layout=layout, machine=machines[layout.precision], software=OURS) for layout in layouts
-    ]
+    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
+    cases = [Case(model=model, layout=layout, machine=machines[layout.precision], software=OURS) for layout in layouts]
     columns = Columns(cases)
-    times = step_times(columns, constants or fitted())
+    times = step_times(columns, fitted())
     held = memory(columns, [shape] * len(layouts), layouts)
     flops = flops_per_token(shape, question.seq_length)
-    return [_plan(question, case, number, times, held, flops) for number, case in enumerate(cases)]
+    chosen = range(len(cases)) if keep is None else _fastest(columns, times.total, held.total, keep)
+    return [_plan(question, cases[number], number, times, held, flops) for number in chosen]
+
+
+def _fastest(columns: Columns, total_s: Column, total_bytes: Column, keep: int) -> list[int]:
+    order = np.argsort(total_s)
+    fits = (total_bytes <= SAFE_SHARE * columns.machine.memory_bytes)[order]
+    today = (columns.layout.zero <= 1)[order]
+    kept = [order[fits & today][:keep], order[fits][:keep], order[~fits][:keep]]
+    return [int(number) for number in np.unique(np.concatenate(kept))]
 
 
 def _plan(question: Question, case: Case, number: int, times: StepTimes, held: Memory, flops: float) -> Plan:

@@ -38,7 +38,7 @@ class Memory:
 def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
     """Looks at the first stage, the second and the last: others hold no more than these."""
     gradient = [int(value) for value in columns.software.main_gradient_bytes]
-    known = {id(shape): Stack(shape) for shape in shapes}
+    known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
     best: Memory | None = None
     for which in (0, 1, -1):

@@ -66,6 +66,7 @@ class Stack:
         self.shape = shape
         self._mixtures = list(itertools.accumulate(shape.moe_blocks, initial=0))
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
+        self._held: dict[tuple[object, ...], Held] = {}
         self._sizes: dict[tuple[int, int, int], _Sizes] = {}
 
     def blocks(self, layout: Candidate) -> list[Blocks]:
@@ -77,6 +78,13 @@ class Stack:
 
     def held(self, layout: Candidate, stage: int) -> Held:
         """Parameters of a rank of one stage."""
+        dealt = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers)
+        key = (stage, layout.tp, layout.ep, layout.etp, *dealt)
+        if key not in self._held:
+            self._held[key] = self._count(layout, stage)
+        return self._held[key]
+
+    def _count(self, layout: Candidate, stage: int) -> Held:
         key = (layout.tp, layout.ep, layout.etp)
         if key not in self._sizes:
             self._sizes[key] = _sizes(self.shape, *key)
