@@ -19,6 +19,8 @@ class Software:
     """Sends between pipeline stages run while others compute (interleaved schedules of Megatron)."""
     gradient_bytes: int = 4
     """Of a gradient element as it is reduced."""
+    all_reduces: bool = False
+    """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
     """Of a gradient element as it is held while microbatches add to it."""
     reduces_every_microbatch: bool = False

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tools.plan.software import Software
 
-MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=4)
+MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2)
 """Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473)."""
 DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, splits_sends=False)
 """Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
@@ -35,8 +35,8 @@ def program(row: Mapping[str, str]) -> Software:
 
 
 def _noted(base: Software, notes: str, row_precision: str) -> Software:
-    if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds to fp32 after each microbatch
-        base = replace(base, accumulate_bytes=14.0)
+    if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds up, and all-reduces, in fp32
+        base = replace(base, accumulate_bytes=14.0, gradient_bytes=4, all_reduces=True)
     elif not base.splits_sends:
         base = replace(base, main_gradient_bytes=2)
     if "async tp" in notes or "asynctp" in notes:

@@ -48,6 +48,8 @@ class Constants:
     flash_blackwell: float = 0.55
     flash_2: float = 0.38
     """FlashAttention 2's kind of kernels on Hopper and later."""
+    flash_ramp: float = 512.0
+    """Keys that flash attention's start and end cost: share s / (s + flash_ramp)."""
     score_passes: float = 6.0
     """Times that scores cross memory in a forward pass without flash attention."""
     scale_up: float = 0.75
@@ -72,6 +74,8 @@ class Constants:
     """More time for each doubling of the GPUs beyond 8: the slowest sets the pace."""
     expert_gemm: float = 0.75
     """Grouped products of experts against a single one of the same rows."""
+    expert_gemm_fused: float = 0.9
+    """The same where each expert's quantisation and activation are fused into them."""
     expert_traffic: float = 1.5
     """Times the bytes that routing and permuting tokens must move."""
     expert_launch_s: float = 1.5e-4
@@ -84,7 +88,7 @@ class Constants:
     """The fullest expert rank against the mean, where nothing forces balance."""
 
 
-EXPERTS_ONLY = ("expert_gemm", "expert_traffic", "expert_launch_s", "fused_experts", "dispatch", "imbalance")
+EXPERTS_ONLY = ("expert_gemm", "expert_gemm_fused", "expert_traffic", "expert_launch_s", "fused_experts", "dispatch", "imbalance")
 """Those that only models with experts can tell."""
 
 

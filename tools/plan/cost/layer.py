@@ -125,7 +125,8 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     whole = m * count
     filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
     weights = 2 * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
-    busy = alone * filled / np.maximum(tile, 1e-3) / constants.expert_gemm
+    share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
+    busy = alone * filled / np.maximum(tile, 1e-3) / share
     return np.maximum(busy, weights) + constants.launch_s
 
 
@@ -137,10 +138,11 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     by_generation = (
         0.5 * constants.flash_ampere, constants.flash_ampere, constants.flash_hopper, constants.flash_blackwell,
     )  # fmt: skip
+    piece = model.seq_length / layout.cp  # a ring attends to one context rank's keys after the other
     share = np.array(by_generation)[columns.generation]
     older = (columns.software.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
     share = np.where(older, constants.flash_2, share) * np.minimum(1.0, (model.head_dim / 128) ** 0.25)
-    share = share * columns.software.power_share * machine.sustained * model.seq_length / (model.seq_length + 512)
+    share = share * columns.software.power_share * machine.sustained * piece / (piece + constants.flash_ramp)
     flash = flops / (machine.attention_flops * share) + constants.launch_s
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product

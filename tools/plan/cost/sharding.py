@@ -56,6 +56,9 @@ def _reduce_and_gather(columns: Columns, constants: Constants, parameters: RankP
     experts = np.maximum(1, columns.layout.tp * size / (columns.layout.ep * columns.layout.etp))
     apart = np.minimum(columns.layout.ep * columns.layout.etp, columns.layout.tp * size)
     reduce = gather_s(columns, constants, parameters.dense * wide, size, stride)
+    # Without the distributed optimizer gradients are all-reduced, and no weights gathered; some do both.
+    weight_bytes = np.where(columns.layout.zero == 0, wide, weight_bytes)
+    weight_bytes = weight_bytes + np.where(columns.software.all_reduces * (columns.layout.zero > 0) > 0, wide, 0)
     gather = gather_s(columns, constants, parameters.dense * weight_bytes, size, stride)
     reduce = reduce + gather_s(columns, constants, parameters.expert * wide, experts, apart)
     gather = gather + gather_s(columns, constants, parameters.expert * weight_bytes, experts, apart)
