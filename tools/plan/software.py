@@ -23,6 +23,10 @@ class Software:
     """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
     """Of a gradient element as it is held while microbatches add to it."""
+    keeps_fp32_gradients: bool = True
+    """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
+    fp8_weights: bool = False
+    """Weights are held in fp8 alone, not beside 16-bit ones."""
     reduces_every_microbatch: bool = False
     """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
     splits_sends: bool = True

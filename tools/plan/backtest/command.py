@@ -14,11 +14,12 @@ from tools.plan.aligned import aligned
 from tools.plan.backtest import refit, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.rows import Row, read
-from tools.plan.cases import Columns
+from tools.plan.backtest.peaks import peak_bytes, untold
+from tools.plan.cases import Column, Columns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
 from tools.plan.flags import Flags
-from tools.plan.memory.peak import SAFE_SHARE, Memory, memory
+from tools.plan.memory.peak import SAFE_SHARE
 
 
 def backtest(flags: Flags) -> None:
@@ -30,7 +31,7 @@ def backtest(flags: Flags) -> None:
     if flags.refit:
         refit.refit(rows, note)
     predicted = validation.predicted_s(rows, fitted())
-    held = memory(Columns([row.case for row in rows]), [row.shape for row in rows], [row.case.layout for row in rows])
+    held = peak_bytes(rows)
     print("\n".join(summary(rows, predicted)))
     print("\n".join(memory_lines(rows, held)))
     if flags.cross_validate:
@@ -83,13 +84,16 @@ def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ..
     )  # fmt: skip
 
 
-def memory_lines(rows: Sequence[Row], held: Memory) -> list[str]:
+def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     """Errors of the peak, and the warning at 80 % of the card."""
-    found = memory_errors(rows, held.total, SAFE_SHARE)
+    found = memory_errors(rows, held, SAFE_SHARE)
+    full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
+    filling = int((full & (held > SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows]))).sum())
     return [
         f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of memory: "
         f"{found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
-        f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms)"
+        f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark that "
+        f"fills the card); of {sum(map(untold, rows))} rows that do not tell what is recomputed, the least that fits"
     ]
 
 
@@ -102,7 +106,7 @@ def cross_validation(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held: Memory) -> None:
+def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held: Column) -> None:
     """One line a row, with both ends of the interval and the parts of the step."""
     times = step_times(Columns([row.case for row in rows]), fitted())
     head = ["id", "predicted_step_s", "predicted_memory_gb", "low_s", "high_s", "measured_step_s"]
@@ -113,7 +117,7 @@ def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held:
             for number, row in enumerate(rows):
                 known, seconds = interval("experts" if row.experts else "dense"), float(predicted[number])
                 table.writerow([
-                    row.id, repr(seconds), repr(float(held.total[number]) / 1e9), repr(seconds * known.low),
+                    row.id, repr(seconds), repr(float(held[number]) / 1e9), repr(seconds * known.low),
                     repr(seconds * known.high), "" if row.measured_s is None else repr(row.measured_s),
                     *(repr(float(getattr(times, name)[number])) for name in times.__slots__),
                 ])  # fmt: skip

@@ -10,9 +10,9 @@ MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, 
 """Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473)."""
 DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, splits_sends=False)
 """Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
-MCORE = Software(tp_overlap=True)
+MCORE = Software(tp_overlap=True, fp8_weights=True)
 """NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped."""
-COMPOSER = Software(newest_attention=False, gradient_bytes=2, reduces_every_microbatch=True, fused=False)
+COMPOSER = Software(newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False)
 """llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise."""
 TITAN = Software(newest_attention=False)
 """torchtitan: FSDP2, torch.compile, SDPA."""
@@ -38,7 +38,7 @@ def _noted(base: Software, notes: str, row_precision: str) -> Software:
     if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds up, and all-reduces, in fp32
         base = replace(base, accumulate_bytes=14.0, gradient_bytes=4, all_reduces=True)
     elif not base.splits_sends:
-        base = replace(base, main_gradient_bytes=2)
+        base = replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)
     if "async tp" in notes or "asynctp" in notes:
         base = replace(base, tp_overlap=True)
     if "eager" in notes:

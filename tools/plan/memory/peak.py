@@ -37,7 +37,11 @@ class Memory:
 
 def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
     """Looks at the first stage, the second and the last: others hold no more than these."""
-    gradient = [int(value) for value in columns.software.main_gradient_bytes]
+    software = columns.software
+    gradient = [
+        (int(size), bool(copies))
+        for size, copies in zip(software.main_gradient_bytes, software.keeps_fp32_gradients, strict=True)
+    ]
     known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
     best: Memory | None = None
@@ -54,12 +58,12 @@ def _stage(
     stacks: Sequence[Stack],
     layouts: Sequence[Candidate],
     stages: Sequence[int],
-    gradient: Sequence[int],
+    gradient: Sequence[tuple[int, bool]],
 ) -> Memory:
     fixed, plain, mixtures, held_parameters = [], [], [], []
     for stack, layout, stage, wide in zip(stacks, layouts, stages, gradient, strict=True):
         own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
-        fixed.append(states(own, layout, wide))
+        fixed.append(states(own, layout, *wide))
         held_parameters.append(own.dense + own.expert)
         depths = stack.shape.mtp_num_layers * (stage == layout.pp - 1)
         plain.append(blocks.plain + depths * (blocks.mixtures == 0))
@@ -67,7 +71,8 @@ def _stage(
     number = np.array(stages, dtype=np.float64)
     activations = _activations(columns, number, np.array(plain), np.array(mixtures))
     small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
-    casts = np.where(small, 2.0, 0.0) * np.array(held_parameters)  # fp8 copies of weights, and their transposes
+    # fp8 weights and their transposes, beside the 16-bit ones or in their stead
+    casts = np.where(small & (columns.software.fp8_weights == 0), 2.0, 0.0) * np.array(held_parameters)
     return Memory(
         weights=np.array([own.weights for own in fixed]) + casts,
         gradients=np.array([own.gradients for own in fixed]),

@@ -145,8 +145,8 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
     )
 
 
-def states(own: Held, layout: Candidate, gradient_bytes: int = 4) -> States:
-    """Bytes of a stage's rank; the sharded parts over DP x CP, those of experts over what EP x ETP leaves.
+def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True) -> States:
+    """Bytes of a stage's rank. copies: 16-bit gradients have fp32 ones beside them while the optimizer steps. The sharded parts over DP x CP, those of experts over what EP x ETP leaves.
 
     Weights and gradients as ``training.footprint`` counts them; ZeRO-2 and -3, which today's program does not run,
     shard gradients, and weights, as well (arXiv:1910.02054, section 5).
@@ -155,7 +155,7 @@ def states(own: Held, layout: Candidate, gradient_bytes: int = 4) -> States:
     apart = max(1, layout.tp * everywhere // (layout.ep * layout.etp))
     weight = 4 if layout.precision == "fp32" else 2
     gradient = 4 if layout.precision == "fp32" else gradient_bytes
-    rest = (0 if layout.precision == "fp32" else 4) + (0 if gradient == 4 else 4) + 8
+    rest = (0 if layout.precision == "fp32" else 4) + (4 if gradient < 4 and copies else 0) + 8
     found = [0.0, 0.0, 0.0]
     for count, ranks in ((own.dense, everywhere), (own.expert, apart)):
         found[0] += weight * count / (ranks if layout.zero >= 3 else 1)
