@@ -15,20 +15,23 @@ from training.recipe import dump
 
 def configuration(question: Question, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
     """The sections that a layout decides, over those of the recipe that the question came from."""
-    base = base or RunConfig(model=question.model)
+    model = question.model
+    if base is None:  # the vocabulary that was planned for, not that of the built-in tokenizer
+        base = RunConfig()
+        model = dataclasses.replace(model, vocab_size=question.shape.vocab_size)
     return dataclasses.replace(
         base,
         nproc=None,
         device="auto" if base.device == "cpu" else base.device,
-        model=question.model,
-        parallel=_parallel(base, layout),
+        model=model,
+        parallel=_parallel(base, layout, experts=question.shape.num_moe_experts > 0),
         precision=_precision(base.precision, layout.precision),
         train=_train(base.train, question, layout),
     )
 
 
-def _parallel(base: RunConfig, layout: Candidate) -> ParallelConfig:
-    planned, kept = parallel_config(layout), base.parallel
+def _parallel(base: RunConfig, layout: Candidate, *, experts: bool) -> ParallelConfig:
+    planned, kept = parallel_config(layout, experts=experts), base.parallel
     return dataclasses.replace(
         planned,
         moe_token_dispatcher_type=kept.moe_token_dispatcher_type,

@@ -22,7 +22,9 @@ def constraint(text: str) -> dict[str, int | str]:
         name, equals, value = part.partition("=")
         name = name.lower()
         if not equals or name not in AXES:
-            raise UserError(f'"{part}" is not one of {", ".join(axis.upper() for axis in AXES)} and a value: TP=8,PP=4.')
+            raise UserError(
+                f'"{part}" is not one of {", ".join(axis.upper() for axis in AXES)} and a value: TP=8,PP=4.'
+            )
         if name not in WORDS and not value.isdecimal():
             raise UserError(f'"{part}": expected a number, found "{value}".')
         found[name] = value if name in WORDS else int(value)

@@ -45,13 +45,13 @@ def run(flags: Flags) -> None:
         print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
         return
     plans = planned(question, flags.top)
-    chosen = explain(flags, question, plans) if flags.why else plans[0]
+    chosen = explain(flags, question, plans) if flags.why else offered(plans)
     if not flags.why:
         print("\n".join(report.details(chosen)))
     if flags.tokens is not None:
         print("\n".join(answers.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
-        print(f"written: {flags.write}\n{recipe.write(flags.write, question, writable(chosen, plans, flags), base)}")
+        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base)}")
     if flags.trace:
         from tools.plan.trace.command import trace
 
@@ -132,8 +132,21 @@ def planned(question: Question, top: int) -> list[Plan]:
     if not fitting:
         raise rejections.nothing_fits(question, price(question, layouts))
     print("\n".join(report.heading(question, len(layouts), seconds)))
-    print("\n".join(report.table(fitting[:top])))
+    print("\n".join(report.table(shown(fitting, top))))
     return fitting
+
+
+def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
+    """The best of all, of which at least half are such that today's program runs them."""
+    today = [plan for plan in plans if plan.runs_today][:top]
+    others = [plan for plan in plans if not plan.runs_today][: max(top // 2, top - len(today))]
+    kept = {id(plan) for plan in (*others, *today[: top - len(others)])}
+    return [plan for plan in plans if id(plan) in kept]
+
+
+def offered(plans: Sequence[Plan]) -> Plan:
+    """The best that today's program runs; without one, the best."""
+    return next((plan for plan in plans if plan.runs_today), plans[0])
 
 
 def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
@@ -144,16 +157,11 @@ def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
     layouts = candidates(narrowed)
     if not layouts:
         refused = rejections.refusals(narrowed)
-        raise UserError("\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))]))
+        raise UserError(
+            "\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
+        )
     priced = price(narrowed, layouts)
     chosen = min(priced, key=lambda plan: (not plan.fits, plan.step_s if plan.fits else plan.total_bytes))
     lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
-    print("\n".join([*lines, *report.against(chosen, plans[0]), *report.details(chosen)]))
+    print("\n".join([*lines, *report.against(chosen, offered(plans)), *report.details(chosen)]))
     return chosen
-
-
-def writable(chosen: Plan, plans: Sequence[Plan], flags: Flags) -> Plan:
-    """What --write writes: what --why asked for, else the best that today's program runs."""
-    if flags.why:
-        return chosen
-    return next((plan for plan in plans if plan.runs_today), chosen)

@@ -101,7 +101,10 @@ def cross_validation(rows: Sequence[Row]) -> list[str]:
     """Each layout, then each cluster, by constants that have not seen it."""
     told = [row for row in rows if row.measured_s]
     lines = []
-    for name, held_out in (("layout", validation.by_layout(told, note)), ("cluster", validation.by_cluster(told, note))):
+    for name, held_out in (
+        ("layout", validation.by_layout(told, note)),
+        ("cluster", validation.by_cluster(told, note)),
+    ):
         lines += [f"each {name} by constants fitted without it:", *summary(told, held_out)[-4:]]
     return lines
 

@@ -12,7 +12,9 @@ DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, grad
 """Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
 MCORE = Software(tp_overlap=True, fp8_weights=True)
 """NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped."""
-COMPOSER = Software(newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False)
+COMPOSER = Software(
+    newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False
+)
 """llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise."""
 TITAN = Software(newest_attention=False)
 """torchtitan: FSDP2, torch.compile, SDPA."""

@@ -93,7 +93,9 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row))
         measured = _measured(row, case)
     except ValueError as error:
-        raise UserError(f"{path}, line {line} ({row.get('id', 'no id')}): not a number where one belongs: {error}") from None
+        raise UserError(
+            f"{path}, line {line} ({row.get('id', 'no id')}): not a number where one belongs: {error}"
+        ) from None
     notes = row.get("notes", "")
     return Row(
         id=row["id"], source=row.get("source", ""), text=row, case=case, shape=shape, cluster=cluster,

@@ -88,7 +88,15 @@ class Constants:
     """The fullest expert rank against the mean, where nothing forces balance."""
 
 
-EXPERTS_ONLY = ("expert_gemm", "expert_gemm_fused", "expert_traffic", "expert_launch_s", "fused_experts", "dispatch", "imbalance")
+EXPERTS_ONLY = (
+    "expert_gemm",
+    "expert_gemm_fused",
+    "expert_traffic",
+    "expert_launch_s",
+    "fused_experts",
+    "dispatch",
+    "imbalance",
+)
 """Those that only models with experts can tell."""
 
 

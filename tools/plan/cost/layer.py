@@ -80,9 +80,7 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     return times, forward
 
 
-def _again(
-    columns: Columns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column
-) -> Column:
+def _again(columns: Columns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column) -> Column:
     """What is computed a second time. A dense MLP's share of the traffic is most of it."""
     return np.select(
         [columns.recomputes(name) for name in ("full", "core_attn", "operators", "moe", "mlp")],

@@ -40,9 +40,7 @@ def latency(columns: Columns, size: Column, stride: Column) -> Column:
 def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
     """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank."""
     moved = whole_bytes * (size - 1) / size
-    return np.where(
-        size > 1, moved / bandwidth(columns, constants, size, stride) + latency(columns, size, stride), 0.0
-    )
+    return np.where(size > 1, moved / bandwidth(columns, constants, size, stride) + latency(columns, size, stride), 0.0)
 
 
 def exchange_s(

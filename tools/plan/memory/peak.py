@@ -11,9 +11,9 @@ from tools.plan.layouts import Candidate
 from tools.plan.memory.activations import block_bytes, in_flight, loss_bytes
 from tools.plan.memory.states import Stack, states
 
-WORKSPACE_BYTES = 4.0e9
+WORKSPACE_BYTES = 5.2e9
 """CUDA's context, NCCL's buffers, cuBLAS workspaces and fragmentation: what published peaks hold beyond the tensors
-that are counted here (median over the rows of ``backtest/published.csv``)."""
+that are counted here (fitted to BigScience's published peaks)."""
 SAFE_SHARE = 0.80
 """No run failed whose estimate stayed below this share of the card (arXiv:2411.06465)."""
 

@@ -37,8 +37,8 @@ class States(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-def parallel_config(layout: Candidate) -> ParallelConfig:
-    """The recipe's section of this layout."""
+def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConfig:
+    """The recipe's section of this layout, of a model with experts or without."""
     interleaved = layout.vpp if layout.vpp > 1 else None
     ends = layout.split == "ends"
     return ParallelConfig(
@@ -52,7 +52,7 @@ def parallel_config(layout: Candidate) -> ParallelConfig:
         account_for_loss_in_pipeline_split=layout.split in ("embedding_and_loss", "loss"),
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp if layout.ep > 1 or layout.etp > 1 else None,
+        expert_tensor_parallel_size=layout.etp if experts else None,
         use_distributed_optimizer=layout.zero >= 1,
         overlap_grad_reduce=layout.overlap and layout.dp * layout.cp > 1,
         overlap_param_gather=layout.overlap and layout.dp * layout.cp > 1 and layout.zero >= 1,
