@@ -11,12 +11,14 @@ from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 def install() -> None:
     """Of a process that traces and does nothing else."""
     from models import gpt
+    from tools.plan.trace import balance
 
     torch.nn.Module.bfloat16 = _itself  # type: ignore[assignment]
     torch.nn.Module.half = _itself  # type: ignore[assignment]
     torch.nn.Module.to = _itself  # type: ignore[assignment]
     gpt.initialise = _nothing  # type: ignore[assignment]
     dist.all_gather_object = _own  # type: ignore[assignment]
+    balance.install()
     CudaRNGStatesTracker.fork = _no_fork  # type: ignore[assignment]
 
 
