@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Literal, cast
 
 from models.parameters import num_parameters
 from parallel.config import PrecisionConfig
@@ -58,14 +59,14 @@ def checkpoints(question: Question, step_s: float) -> list[str]:
     every_s = math.sqrt(2 * writing_s * failure_s)
     steps = max(1, round(every_s / step_s))
     return [
-        f"checkpoints: {size / 1e9:,.0f} GB each, about {writing_s:,.0f} s to write from {nodes:,} nodes; with a failure "
-        f"every {failure_s / 3600:,.0f} hours (arXiv:2407.21783) the best interval is {every_s / 60:,.0f} minutes, "
-        f"checkpoint.save_interval = {steps:,} (Young 1974: sqrt(2 x writing x time between failures))"
+        f"checkpoints: {size / 1e9:,.0f} GB each, about {writing_s:,.0f} s to write from {nodes:,} nodes; with a "
+        f"failure every {failure_s / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
+        f"{every_s / 60:,.0f} minutes, checkpoint.save_interval = {steps:,} (Young 1974: sqrt(2 x writing x time between failures))"
     ]
 
 
-def _dtype(cluster: Cluster) -> "str":
-    return precisions(cluster)[0]
+def _dtype(cluster: Cluster) -> Literal["fp32", "fp16", "bf16"]:
+    return cast(Literal["fp32", "fp16", "bf16"], precisions(cluster)[0])
 
 
 def memory_table(question: Question) -> list[str]:
@@ -74,7 +75,7 @@ def memory_table(question: Question) -> list[str]:
     Without TP or PP, and so without activations: what arXiv:1910.02054, figure 1, shows.
     """
     parameters = num_parameters(question.shape, padded_vocab=True)
-    rows = [("", "ZeRO-0", "ZeRO-1 (today's)", "ZeRO-2", "ZeRO-3")]
+    rows: list[tuple[str, ...]] = [("", "ZeRO-0", "ZeRO-1 (today's)", "ZeRO-2", "ZeRO-3")]
     formats = {"bf16 or fp16, fp32 gradients": (2, 4, 12), "bf16, bf16 gradients": (2, 2, 16), "fp32": (4, 4, 8)}
     for name, (weights, gradients, optimizer) in formats.items():
         n = question.num_gpus

@@ -1,17 +1,18 @@
 """Every legal layout. Whether one is legal, the program's own checks say (``training.divisions``). No torch here."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, cast
 
 from models.config import ModelConfig
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import stage_problems
-from tools.plan.layouts import Candidate
+from tools.plan.layouts import Candidate, Recompute, Zero
 from tools.plan.machine import precisions
 from tools.plan.memory.states import parallel_config
 from tools.plan.question import Question
@@ -44,18 +45,14 @@ def _candidates(question: Question) -> Iterator[Candidate]:
     shape = question.shape
     formats = [name for name in precisions(question.cluster) if question.fixed.get("precision", name) == name]
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
-    sharding = question.choices("zero", [1, 3])
+    rest = list(itertools.product(again, cast(list[Zero], question.choices("zero", [1, 3])), formats))
     for grid in _grids(question):
-        for experts in _expert_axes(question, grid):
-            for recompute in again:
-                for zero in sharding:
-                    for precision in formats:
-                        yield dataclasses.replace(  # type: ignore[misc]
-                            grid, **experts, recompute=recompute, zero=zero, precision=precision
-                        )
+        for ep, etp in _expert_axes(question, grid):
+            for recompute, zero, precision in rest:
+                yield dataclasses.replace(grid, ep=ep, etp=etp, recompute=recompute, zero=zero, precision=precision)
 
 
-def _recomputations(shape: GPTShape) -> list[str]:
+def _recomputations(shape: GPTShape) -> list[Recompute]:
     if all(shape.moe_blocks):
         return ["none", "moe", "full"]
     return ["none", "moe", "mlp", "full"] if shape.num_moe_experts else ["none", "mlp", "full"]
@@ -140,17 +137,16 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int) -> bool:
     )
 
 
-def _expert_axes(question: Question, grid: Candidate) -> list[dict[str, int]]:
+def _expert_axes(question: Question, grid: Candidate) -> list[tuple[int, int]]:
     """EP and ETP within a stage's ranks; experts are cut by TP only where whole ones do not go round."""
     shape, ranks = question.shape, grid.tp * grid.cp * grid.dp
     if not shape.num_moe_experts:
-        only = {"ep": 1, "etp": 1}
-        return [only] if all(question.fixed.get(name, 1) == 1 for name in only) else []
+        return [(1, 1)] if all(question.fixed.get(name, 1) == 1 for name in ("ep", "etp")) else []
     found = []
     for ep in question.choices("ep", _divisors(shape.num_moe_experts)):
         for etp in question.choices("etp", sorted({1, grid.tp}) if ep == 1 else [1]):
             if ranks % (ep * etp) == 0 and not _expert_problems(shape, grid.tp, ep, etp):
-                found.append({"ep": ep, "etp": etp})
+                found.append((ep, etp))
     return found
 
 

@@ -67,7 +67,7 @@ def machine(cluster: Cluster, precision: str) -> Machine:
     attention = peak if precision in ("bf16", "fp16", "fp32") else peak_tflops(cluster, "bf16") or peak
     fabric, node, word = cluster.fabric, cluster.node, _model(cluster.gpu.name)
     return Machine(
-        generation=GENERATIONS.get(word, "hopper"),
+        generation=generation(cluster.gpu.name),
         peak_flops=peak * 1e12,
         attention_flops=attention * 1e12,
         sustained=sustained(word),
@@ -95,6 +95,11 @@ def precisions(cluster: Cluster) -> list[str]:
     """Formats that today's program computes in and the card has units for, the fastest last."""
     found = [name for name in ("bf16", "fp16") if peak_tflops(cluster, name)][:1] or ["fp32"]
     return found + (["fp8"] if found == ["bf16"] and peak_tflops(cluster, "fp8") else [])
+
+
+def generation(gpu_name: str) -> Generation:
+    """Of a card by its name; unknown ones count as Hopper."""
+    return GENERATIONS.get(_model(gpu_name), "hopper")
 
 
 def _model(gpu_name: str) -> str:

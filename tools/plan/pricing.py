@@ -62,7 +62,8 @@ class Plan:
             "products": "matrix products", "attention": "attention", "traffic": "memory bandwidth (norms, activations)",
             "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
             "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
-            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer", "other": "overhead",
+            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer",
+            "other": "overhead",
         }  # fmt: skip
         return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
 

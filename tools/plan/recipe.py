@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
@@ -9,7 +10,7 @@ from tools.plan.layouts import Candidate
 from tools.plan.memory.states import parallel_config
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
-from training.config import RunConfig, TrainConfig
+from training.config import RecomputeModule, RunConfig, TrainConfig
 from training.recipe import dump
 
 
@@ -58,7 +59,9 @@ def _train(base: TrainConfig, question: Question, layout: Candidate) -> TrainCon
         recompute_granularity=None if none else "full" if full else "selective",
         recompute_method="uniform" if full else None,
         recompute_num_layers=1 if full else None,
-        recompute_modules=base.recompute_modules if none or full else (layout.recompute,),
+        recompute_modules=base.recompute_modules
+        if none or full
+        else cast(tuple[RecomputeModule, ...], (layout.recompute,)),
     )
 
 

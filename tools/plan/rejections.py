@@ -116,9 +116,9 @@ def nothing_fits(question: Question, plans: list[Plan]) -> UserError:
     enough = gpus_that_fit(question)
     way = f"About {enough:,} GPUs would do." if enough else "No number of GPUs up to 64 times as many would do."
     return UserError(
-        f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}: the leanest layout "
-        f"({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, of which "
-        f"80 % are safe. {way} A card with more memory, or fewer constraints, may also help."
+        f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}: the leanest "
+        f"layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, of "
+        f"which 80 % are safe. {way} A card with more memory, or fewer constraints, may also help."
     )
 
 

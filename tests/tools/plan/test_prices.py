@@ -23,8 +23,11 @@ def priced(
     """One case; columns of one element."""
     shape, layout = named(model), dataclasses.replace(layout, precision=HALF.get(cluster, layout.precision))
     case = Case(
-        model=sizes(shape, seq), layout=layout, machine=machine(clusters.load(cluster), layout.precision), software=software
-    )  # fmt: skip
+        model=sizes(shape, seq),
+        layout=layout,
+        machine=machine(clusters.load(cluster), layout.precision),
+        software=software,
+    )
     columns = Columns([case])
     return step_times(columns, fitted()), memory(columns, [shape], [layout])
 

@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from parallel.errors import UserError
 from tools.plan.aligned import aligned
 from tools.plan.backtest import refit, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
-from tools.plan.backtest.rows import Row, read
 from tools.plan.backtest.peaks import peak_bytes, untold
+from tools.plan.backtest.rows import Row, read
 from tools.plan.cases import Column, Columns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
@@ -52,8 +52,11 @@ def summary(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
     """Errors of step time by source, then over dense models and those with experts, then order and regret."""
     lines = [f"{len(rows)} rows, {sum(row.measured_s is not None for row in rows)} with a measured time"]
     lines.append(f"{len(fields(Constants))} constants; no source's name is among their causes")
-    table = [("source", "rows", "mean", "median", "p90", "bias", "pairs", "order", "groups", "top-1", "top-3")]
-    kinds = {**grouped(rows, lambda row: row.source), **_kinds(rows)}
+    table: list[tuple[str, ...]] = [
+        ("source", "rows", "mean", "median", "p90", "bias", "pairs", "order", "groups", "top-1", "top-3")
+    ]
+    kinds: dict[Hashable, list[int]] = grouped(rows, lambda row: row.source)
+    kinds.update(_kinds(rows))
     for name, numbers in kinds.items():
         own = [rows[number] for number in numbers]
         if any(row.measured_s for row in own):
@@ -90,10 +93,11 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
     filling = int((full & (held > SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows]))).sum())
     return [
-        f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of memory: "
-        f"{found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
-        f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark that "
-        f"fills the card); of {sum(map(untold, rows))} rows that do not tell what is recomputed, the least that fits"
+        f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of "
+        f"memory: {found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
+        f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark "
+        f"that fills the card); of {sum(map(untold, rows))} rows that do not tell what is "
+        f"recomputed, the least that fits"
     ]
 
 

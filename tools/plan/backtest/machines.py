@@ -34,5 +34,6 @@ def cluster_of(row: Mapping[str, str]) -> Cluster:
     return found
 
 
-def _fabric(cluster: Cluster, name: str, **changes: float) -> Cluster:
-    return dataclasses.replace(cluster, name=name, fabric=dataclasses.replace(cluster.fabric, **changes))
+def _fabric(cluster: Cluster, name: str, nics_per_node: int, nic_gb_per_s: float) -> Cluster:
+    changed = dataclasses.replace(cluster.fabric, nics_per_node=nics_per_node, nic_gb_per_s=nic_gb_per_s)
+    return dataclasses.replace(cluster, name=name, fabric=changed)

@@ -146,7 +146,9 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
 
 
 def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True) -> States:
-    """Bytes of a stage's rank. copies: 16-bit gradients have fp32 ones beside them while the optimizer steps. The sharded parts over DP x CP, those of experts over what EP x ETP leaves.
+    """Bytes of a stage's rank; sharded parts are split over DP x CP, those of experts over what EP x ETP leaves.
+
+    copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
 
     Weights and gradients as ``training.footprint`` counts them; ZeRO-2 and -3, which today's program does not run,
     shard gradients, and weights, as well (arXiv:1910.02054, section 5).

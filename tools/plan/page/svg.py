@@ -24,7 +24,8 @@ class Drawing:
     def rect(self, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> None:
         tip = f"<title>{html.escape(title)}</title>" if title else ""
         self.elements.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}" fill="{fill}">{tip}</rect>'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}" fill="{fill}">'
+            f"{tip}</rect>"
         )
 
     def text(self, x: float, y: float, words: str, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:

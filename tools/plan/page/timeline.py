@@ -57,9 +57,11 @@ def _ready(
 
 
 def _order(layout: Candidate, stage: int) -> list[tuple[int, int, bool]]:
-    """(chunk, microbatch, backward) of one stage: warm-up forwards, then one forward and one backward, then the rest."""
+    """(chunk, microbatch, backward) of one stage: warm-up, then one forward and one backward, then the rest."""
     count = layout.microbatches * layout.vpp
-    warm = min(count, (layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp if layout.vpp > 1 else layout.pp - stage - 1)
+    warm = min(
+        count, (layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp if layout.vpp > 1 else layout.pp - stage - 1
+    )
     forwards = [(*_turn(layout, number, False), False) for number in range(count)]
     backwards = [(*_turn(layout, number, True), True) for number in range(count)]
     found = forwards[:warm]

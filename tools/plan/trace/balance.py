@@ -10,7 +10,7 @@ from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispa
 
 def install() -> None:
     """Of a process that traces and does nothing else."""
-    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _balanced  # type: ignore[method-assign]
+    MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = _balanced
     token_dispatcher.permute = _permute(token_dispatcher.permute)
 
 

@@ -30,7 +30,9 @@ def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> 
     """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
     print(SPEC)
     for plan in plans:
-        rows = [("stage", "weights", "gradients", "optimizer", "activations", "GiB", "seconds", "collectives")]
+        rows: list[tuple[str, ...]] = [
+            ("stage", "weights", "gradients", "optimizer", "activations", "GiB", "seconds", "collectives")
+        ]
         for stage in stages_of(plan.layout):
             start = time.perf_counter()
             found = trace_stage(question, plan.layout, stage, base)

@@ -16,10 +16,10 @@ def install() -> None:
     torch.nn.Module.bfloat16 = _itself  # type: ignore[assignment]
     torch.nn.Module.half = _itself  # type: ignore[assignment]
     torch.nn.Module.to = _itself  # type: ignore[assignment]
-    gpt.initialise = _nothing  # type: ignore[assignment]
+    gpt.initialise = _nothing
     dist.all_gather_object = _own  # type: ignore[assignment]
     balance.install()
-    CudaRNGStatesTracker.fork = _no_fork  # type: ignore[assignment]
+    CudaRNGStatesTracker.fork = _no_fork
 
 
 def _itself(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> torch.nn.Module:
