@@ -61,7 +61,8 @@ def checkpoints(question: Question, step_s: float) -> list[str]:
     return [
         f"checkpoints: {size / 1e9:,.0f} GB each, about {writing_s:,.0f} s to write from {nodes:,} nodes; with a "
         f"failure every {failure_s / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
-        f"{every_s / 60:,.0f} minutes, checkpoint.save_interval = {steps:,} (Young 1974: sqrt(2 x writing x time between failures))"
+        f"{every_s / 60:,.0f} minutes, checkpoint.save_interval = {steps:,}"
+        " (Young 1974: sqrt(2 x writing x time between failures))"
     ]
 
 

@@ -117,8 +117,8 @@ def nothing_fits(question: Question, plans: list[Plan]) -> UserError:
     way = f"About {enough:,} GPUs would do." if enough else "No number of GPUs up to 64 times as many would do."
     return UserError(
         f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}: the leanest "
-        f"layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, of "
-        f"which 80 % are safe. {way} A card with more memory, or fewer constraints, may also help."
+        f"layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, "
+        f"of which 80 % are safe. {way} A card with more memory, or fewer constraints, may also help."
     )
 
 

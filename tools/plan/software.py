@@ -11,6 +11,8 @@ class Software:
     """False: scores are written to memory, masked, normalised and read again."""
     newest_attention: bool = True
     """Attention kernels written for Hopper and later (cuDNN's, FlashAttention 3); False: FlashAttention 2's kind."""
+    transformer_engine: bool = True
+    """Its modules keep what they need; False: this project's own, on the CPU, keep every intermediate result."""
     fused: bool = True
     """Norms, activations and residuals run as few kernels (Transformer Engine, torch.compile)."""
     tp_overlap: bool = False

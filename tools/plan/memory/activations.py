@@ -36,7 +36,10 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     else:
         mlp = 2 * rows * (2 + model.gated) * model.ffn / layout.tp
         wide = 2 * rows * (1 + model.gated) * model.ffn / layout.tp
-    whole = 4 * stream + attention + mlp
+    own = columns.software.transformer_engine == 0
+    if not experts:
+        mlp = np.where(own, rows * (8 + 2 * model.gated) * model.ffn / layout.tp, mlp)
+    whole = np.where(own, _own_bytes(columns) + mlp, 4 * stream + attention + mlp)
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
     scores = _score_bytes(columns)
@@ -45,8 +48,19 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
         [whole + scores - stream, of_mlp, of_moe, (whole - stream) * 0.5, scores],
         0.0,
     )
+    wide = np.where(own, 2.5, 1.0) * wide  # gate, value and product each have a gradient of their own
     gathered = 2 * rows * model.hidden  # a sequence piece of each TP rank, gathered for a product's weight gradient
     return BlockBytes(kept=whole + scores - again, working=again + wide + gathered)
+
+
+def _own_bytes(columns: Columns) -> Column:
+    """But for the MLP, of this project's own modules: norms in fp32, rotary tables of each block, copies before SDPA.
+
+    Counted from traces of models that differ in one width at a time (2026-11-21): bytes per token and channel.
+    """
+    model, layout = columns.model, columns.layout
+    split = 20 * model.hidden + 6 * (model.query_width + model.kv_width) + SOFTMAX_BYTES * model.heads
+    return tokens(columns) * (split / layout.tp + 8 * model.head_dim)
 
 
 def _attention_bytes(columns: Columns) -> Column:
@@ -89,5 +103,7 @@ def in_flight(columns: Columns, stage: Column) -> Column:
 
 
 def loss_bytes(columns: Columns) -> Column:
-    """On the last stage: logits in 16 bits, and in fp32 for the softmax, whose gradient takes their place."""
-    return 6 * tokens(columns) * columns.model.vocab / columns.layout.tp
+    """On the last stage: the final norm, logits in 16 bits, and in fp32 for the softmax, whose gradient replaces them."""
+    model, layout = columns.model, columns.layout
+    stream = np.where(columns.software.transformer_engine > 0, 6, 20) * model.hidden
+    return tokens(columns) * (6 * model.vocab + stream) / layout.tp

@@ -37,20 +37,27 @@ class Memory:
 
 def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
     """Looks at the first stage, the second and the last: others hold no more than these."""
-    software = columns.software
-    gradient = [
-        (int(size), bool(copies))
-        for size, copies in zip(software.main_gradient_bytes, software.keeps_fp32_gradients, strict=True)
-    ]
     known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
     best: Memory | None = None
     for which in (0, 1, -1):
         stages = [min(which, layout.pp - 1) if which >= 0 else layout.pp - 1 for layout in layouts]
-        found = _stage(columns, stacks, layouts, stages, gradient)
+        found = stage_memory(columns, stacks, layouts, stages)
         best = found if best is None else _fuller(best, found)
     assert best is not None
     return best
+
+
+def stage_memory(
+    columns: Columns, stacks: Sequence[Stack], layouts: Sequence[Candidate], stages: Sequence[int]
+) -> Memory:
+    """Of one stage of each case."""
+    software = columns.software
+    gradient = [
+        (int(size), bool(copies))
+        for size, copies in zip(software.main_gradient_bytes, software.keeps_fp32_gradients, strict=True)
+    ]
+    return _stage(columns, stacks, layouts, stages, gradient)
 
 
 def _stage(

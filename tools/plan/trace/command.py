@@ -13,10 +13,16 @@ from typing import Any
 from parallel.errors import UserError
 from parallel.layout import Coordinates
 from tools.plan.aligned import aligned
+from tools.plan.cases import Case, Columns
 from tools.plan.layouts import Candidate
+from tools.plan.machine import machine
+from tools.plan.memory.peak import stage_memory
+from tools.plan.memory.states import Stack
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
+from tools.plan.sizes import sizes
+from tools.plan.software import OURS
 from training.config import RunConfig
 from training.recipe import dump
 
@@ -25,20 +31,25 @@ SPEC = (
     "weights, gradients and optimizer are those of a GPU run, activations are an upper bound"
 )
 
+HEAD = (
+    "stage", "weights", "gradients", "optimizer", "activations", "GiB", "activations by formula", "seconds",
+    "collectives",
+)  # fmt: skip
+
 
 def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> None:
     """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
     print(SPEC)
     for plan in plans:
-        rows: list[tuple[str, ...]] = [
-            ("stage", "weights", "gradients", "optimizer", "activations", "GiB", "seconds", "collectives")
-        ]
+        rows: list[tuple[str, ...]] = [HEAD]
         for stage in stages_of(plan.layout):
             start = time.perf_counter()
             found = trace_stage(question, plan.layout, stage, base)
-            rows.append((f"{stage}", *_gib(found), f"{time.perf_counter() - start:.0f}", _calls(found["collectives"])))
+            formula = f"{by_formula(question, plan.layout, stage) / 2**30:.2f}"
+            seconds = f"{time.perf_counter() - start:.0f}"
+            rows.append((f"{stage}", *_gib(found), formula, seconds, _calls(found["collectives"])))
         print(f"{plan.layout}, {rounds(plan.layout)} microbatches:")
-        print("\n".join(aligned(rows, left=(7,))), flush=True)
+        print("\n".join(aligned(rows, left=(8,))), flush=True)
 
 
 def stages_of(layout: Candidate) -> list[int]:
@@ -71,6 +82,20 @@ def traceable(config: RunConfig) -> RunConfig:
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
     precision = dataclasses.replace(config.precision, fp8=None)
     return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
+
+
+def by_formula(question: Question, layout: Candidate, stage: int) -> float:
+    """Bytes of activations that ``memory`` gives for the modules that are traced here."""
+    precision = "bf16" if layout.precision == "fp8" else layout.precision
+    own = dataclasses.replace(layout, precision=precision, microbatches=rounds(layout))
+    software = dataclasses.replace(OURS, transformer_engine=False)
+    case = Case(
+        model=sizes(question.shape, question.seq_length),
+        layout=own,
+        machine=machine(question.cluster, precision),
+        software=software,
+    )
+    return float(stage_memory(Columns([case]), [Stack(question.shape)], [own], [stage]).activations[0])
 
 
 def optimizer_bytes(found: dict[str, Any]) -> int:

@@ -1,8 +1,11 @@
-"""One rank of a recipe under fake tensors: python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE RANK MICROBATCHES.
+"""One rank of a recipe under fake tensors; with ``real``, under real ones, which a test compares.
+
+    python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE RANK MICROBATCHES [real]
 
 Prints one JSON object: bytes of weights, gradients, optimizer and activations at the peak, and the collectives.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -13,14 +16,13 @@ from typing import Any
 def main() -> int:
     """Exit code 0: traced."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    recipe, world_size, rank, microbatches = sys.argv[1:5]
-    print(json.dumps(trace(Path(recipe), int(world_size), int(rank), int(microbatches))))
+    recipe, world_size, rank, microbatches, *real = sys.argv[1:]
+    print(json.dumps(trace(Path(recipe), int(world_size), int(rank), int(microbatches), fake=not real)))
     return 0
 
 
 def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: bool = True) -> dict[str, Any]:
     """The real model, DDP buffers, distributed optimizer and schedule. fake: False keeps real tensors, for a test."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from models.families import resolve
@@ -32,7 +34,7 @@ def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: 
 
     config = load(recipe)
     layout = config.layout(world_size)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.device("cpu")
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     with groups.pretend(layout, Identity(rank=rank, world_size=world_size)) as ranks:
         if fake:
             spots.install()
