@@ -103,7 +103,7 @@ def in_flight(columns: Columns, stage: Column) -> Column:
 
 
 def loss_bytes(columns: Columns) -> Column:
-    """On the last stage: the final norm, logits in 16 bits, and in fp32 for the softmax, whose gradient replaces them."""
+    """On the last stage: the final norm; logits in 16 bits, and in fp32 for the softmax, then its gradient."""
     model, layout = columns.model, columns.layout
     stream = np.where(columns.software.transformer_engine > 0, 6, 20) * model.hidden
     return tokens(columns) * (6 * model.vocab + stream) / layout.tp
