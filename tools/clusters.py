@@ -1,82 +1,240 @@
-"""A cluster as slurm/clusters/NAME.toml describes it. No torch here."""
+"""Clusters, one TOML file each: node, fabric, price, and the environment that NCCL and torch need there. No torch here.
+
+    eval "$(python -m tools.clusters h100_ib)"        what slurm/pretrain.sbatch does for CLUSTER=h100_ib
+    sbatch $(python -m tools.clusters gb200 --sbatch) --nodes 18 slurm/pretrain.sbatch RECIPE.toml
+
+NAME stands for slurm/clusters/NAME.toml; a path to a file of your own will do, too. Variables that are already set
+are left as they are. Variables that NCCL and torch do not read (any more) are warned of. Exit codes: 0; 2 for a
+cluster that is unknown or wrong.
+"""
 
 import difflib
+import re
+import shlex
+import sys
 import tomllib
-from dataclasses import dataclass
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import cattrs
+import tyro
 
 from parallel.errors import UserError
+from tools import variables
+from training.recipe import did_you_mean, fits, type_name
 
-FOLDER = Path(__file__).resolve().parent.parent / "slurm/clusters"
+FOLDER = Path(__file__).parent.parent / "slurm" / "clusters"
+DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Gpu:
-    """One card. peak_tflops: dense, by number format; a format that it cannot compute in is missing."""
+    """One GPU."""
 
     name: str
+    """As torch.cuda.get_device_name prints it."""
     memory_gib: float
+    """That programs can allocate."""
     memory_gb_per_s: float
     peak_tflops: dict[str, float]
+    """Dense matrix products by number format (``DTYPES``); a missing one: the card cannot."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Node:
+    """One node: what runs one operating system."""
+
     gpus_per_node: int
     cpus_per_node: int
+    """Cores as SLURM counts them, hyper-threads aside."""
     memory_gib: float
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Fabric:
-    """Links: scale-up (NVLink, PCIe) within a domain of GPUs, NICs between nodes. One direction, GB/s."""
+    """What connects GPUs. Bandwidths are for one direction, in 10^9 bytes per second."""
 
     scale_up_gb_per_s: float
+    """Of one GPU to the others of its domain (NVLink, or PCIe)."""
     scale_up_domain: int
+    """GPUs that are connected so."""
     scale_up_latency_us: float
-    kind: str
+    kind: Literal["infiniband", "efa", "ethernet"]
     nics_per_node: int
     nic_gb_per_s: float
+    """Of each."""
     latency_us: float
+    """Between two nodes."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Price:
+    """What one GPU costs, its share of node and network included."""
+
     usd_per_gpu_hour: float
-    source: str = ""
-    date: str = ""
+    source: str
+    date: str
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Slurm:
+    """What the batch script cannot know, since it must be said when a job is submitted."""
+
+    flags: tuple[str, ...] = ()
+    """Flags of sbatch."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Cluster:
-    """Everything of one file."""
+    """Everything that differs from one cluster to another."""
 
     name: str
     gpu: Gpu
     node: Node
     fabric: Fabric
-    price: Price | None = None
-    slurm: dict[str, Any]
-    env: dict[str, str]
+    price: Price
+    slurm: Slurm = Slurm()
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables for NCCL, torch and the network's libraries."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values."""
+        numbers = {
+            f"{section}.{name}": value
+            for section in ("gpu", "node", "fabric", "price")
+            for name, value in ((each.name, getattr(getattr(self, section), each.name)) for each in _fields(section))
+            if isinstance(value, int | float)
+        }
+        found = [f"{name} must be above 0, found {value}." for name, value in numbers.items() if value <= 0]
+        found += [
+            f"gpu.peak_tflops.{name}: unknown number format. Known: {', '.join(DTYPES)}."
+            for name in self.gpu.peak_tflops
+            if name not in DTYPES
+        ]
+        domain, gpus = self.fabric.scale_up_domain, self.node.gpus_per_node
+        if not found and domain % gpus and gpus % domain:
+            found.append(
+                f"fabric.scale_up_domain {domain}: expected whole nodes of node.gpus_per_node {gpus}, or an equal part."
+            )
+        names = (name for name in self.env if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name))
+        return found + [f"env: {name!r} is no name of a variable." for name in names]
 
 
-def names() -> list[str]:
-    """The clusters of slurm/clusters."""
+def known_clusters() -> list[str]:
+    """The names in slurm/clusters."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name_or_path: str) -> Cluster:
-    """A cluster by name, or by the path of its file. Raises UserError with the nearest names."""
+    """The cluster of that name in slurm/clusters, or in that file (``*.toml``).
+
+    Raises UserError for an unknown one, with the nearest names, and with everything that is wrong in a file.
+    """
     path = Path(name_or_path) if name_or_path.endswith(".toml") else FOLDER / f"{name_or_path}.toml"
-    if not path.is_file():
-        near = difflib.get_close_matches(name_or_path, names(), n=3, cutoff=0.3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(names())}."
-        raise UserError(f'cluster "{name_or_path}" is unknown. {hint}')
     try:
         table = tomllib.loads(path.read_text())
-        return cattrs.structure({"name": path.stem, "slurm": {}, "env": {}} | table, Cluster)
-    except (tomllib.TOMLDecodeError, cattrs.BaseValidationError) as error:
-        raise UserError(f"{path}: not a cluster file: {error}") from None
+    except FileNotFoundError:
+        near = difflib.get_close_matches(Path(name_or_path).stem, known_clusters(), n=3, cutoff=0.4)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known_clusters())}."
+        raise UserError(
+            f"cluster {name_or_path}: unknown. {hint} A file of your own is named with its path: ./mine.toml."
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
+    problems = list(_wrong_table(table))
+    if not problems:
+        cluster = cattrs.Converter(forbid_extra_keys=True).structure({"name": path.stem, **table}, Cluster)
+        problems = cluster.problems()
+    if problems:
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
+    return cluster
+
+
+def exports(cluster: Cluster, already: Mapping[str, str]) -> list[str]:
+    """Lines for a shell, one for each variable of ``cluster`` that is not set ``already``."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in cluster.env.items() if name not in already]
+
+
+def sbatch_flags(cluster: Cluster) -> list[str]:
+    """What sbatch must be told of this cluster: ranks and GPUs of a node, and the flags of ``[slurm]``."""
+    gpus = cluster.node.gpus_per_node
+    return [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}", *cluster.slurm.flags]
+
+
+@dataclass(kw_only=True)
+class Clusters:
+    """Print what a cluster's file says, for a shell."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A cluster of slurm/clusters, or the path of a TOML file. None: only check the variables that are set."""
+    sbatch: bool = False
+    """Print flags for sbatch instead of exports."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the exports, and warnings on stderr."""
+    job = tyro.cli(Clusters, args=argv, use_underscores=True, prog="python -m tools.clusters", description=__doc__)
+    try:
+        cluster = load(job.name) if job.name else None
+    except UserError as error:
+        print(f"clusters: {error}", file=sys.stderr)
+        return 2
+    if job.sbatch:
+        print(" ".join(sbatch_flags(cluster)) if cluster else "")
+        return 0
+    for text in variables.warnings(environ, "the environment"):
+        print(f"warning: {text}", file=sys.stderr)
+    if cluster:
+        for text in variables.warnings(cluster.env, f"cluster {cluster.name}, [env]"):
+            print(f"warning: {text}", file=sys.stderr)
+        print("\n".join(exports(cluster, environ)))
+    return 0
+
+
+def _sections() -> dict[str, type]:
+    return {"gpu": Gpu, "node": Node, "fabric": Fabric, "price": Price, "slurm": Slurm}
+
+
+def _fields(section: str) -> tuple[Any, ...]:
+    return fields(_sections()[section])
+
+
+def _wrong_table(table: Mapping[str, Any]) -> Iterator[str]:
+    """Unknown, missing and wrongly typed keys."""
+    known = [f"{section}.{each.name}" for section in _sections() for each in _fields(section)]
+    for name in table.keys() - {*_sections(), "env"}:
+        yield f"unknown section {name}.{did_you_mean(name, [*_sections(), 'env'])}"
+    for section, kind in _sections().items():
+        content = table.get(section, {})
+        if not isinstance(content, dict):
+            yield f"{section}: expected a table [{section}]."
+            continue
+        hints = typing.get_type_hints(kind)
+        for key in content.keys() - hints.keys():
+            yield f"unknown key {section}.{key}.{did_you_mean(f'{section}.{key}', known)}"
+        for each in fields(kind):
+            if each.name not in content:
+                if each.default is MISSING and each.default_factory is MISSING:
+                    yield f"{section}.{each.name} is missing."
+            elif not _fits(content[each.name], hints[each.name]):
+                yield f"{section}.{each.name}: expected {_type_name(hints[each.name])}, found {content[each.name]!r}."
+    if not _fits(table.get("env", {}), dict[str, str]):
+        yield 'env: expected strings, as in NCCL_CROSS_NIC = "0".'
+
+
+def _fits(value: object, expected: Any) -> bool:
+    if typing.get_origin(expected) is dict:
+        return isinstance(value, dict) and all(fits(item, typing.get_args(expected)[1]) for item in value.values())
+    return fits(value, expected)
+
+
+def _type_name(expected: Any) -> str:
+    return "a table of numbers" if typing.get_origin(expected) is dict else type_name(expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,13 +35,11 @@ def cost(question: Question, plan: Plan, tokens: float) -> list[str]:
     days = steps * plan.step_s / 86400
     low, high = plan.interval.low, plan.interval.high
     lines = [f"{tokens:.3g} tokens: {steps:,} steps, {days:.3g} days ({days * low:.3g} to {days * high:.3g})"]
-    price_of = question.cluster.price
-    if price_of is not None:
-        money = days * 24 * question.num_gpus * price_of.usd_per_gpu_hour
-        lines[0] += (
-            f", {_dollars(money)} ({_dollars(money * low)} to {_dollars(money * high)}) at "
-            f"{price_of.usd_per_gpu_hour:g} USD per GPU and hour"
-        )
+    hourly = question.cluster.price.usd_per_gpu_hour
+    money = days * 24 * question.num_gpus * hourly
+    lines[0] += (
+        f", {_dollars(money)} ({_dollars(money * low)} to {_dollars(money * high)}) at {hourly:g} USD per GPU and hour"
+    )
     return [*lines, *checkpoints(question, plan.step_s)]
 
 
@@ -103,7 +101,7 @@ def checkpoint_sizes(parameters: int) -> list[str]:
 def smallest(question: Question) -> list[str]:
     """The fewest GPUs of every cluster on which some layout that runs today fits, and how fast that is."""
     rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of")]
-    for name in dict.fromkeys([question.cluster.name, *clusters.names()]):
+    for name in dict.fromkeys([question.cluster.name, *clusters.known_clusters()]):
         cluster = question.cluster if name == question.cluster.name else clusters.load(name)
         plan, world = _smallest(dataclasses.replace(question, cluster=cluster))
         if plan is None:
@@ -136,8 +134,6 @@ def best(question: Question) -> Plan | None:
 def sizing(question: Question) -> list[str]:
     """The same batch on every cluster, at sizes that cost the same per hour as what was asked for."""
     budget = _hourly(question.cluster, question.num_gpus)
-    if budget is None:
-        raise UserError(f"cluster {question.cluster.name} has no [price], so nothing can be compared. Add one.")
     rows = [("cluster", "GPUs", "USD/hour", "step s", "M tokens per USD", "layout")]
     found = sorted(_sized(question, budget), key=lambda row: -float(row[4]))
     head = (
@@ -148,10 +144,9 @@ def sizing(question: Question) -> list[str]:
 
 
 def _sized(question: Question, budget: float) -> Iterator[tuple[str, ...]]:
-    for name in clusters.names():
+    for name in clusters.known_clusters():
         cluster = clusters.load(name)
-        if (one := _hourly(cluster, 1)) is None:
-            continue
+        one = _hourly(cluster, 1)
         node = cluster.node.gpus_per_node
         world = 2 ** round(math.log2(max(node, budget / one)))
         plan = best(dataclasses.replace(question, cluster=cluster, num_gpus=world))
@@ -161,8 +156,8 @@ def _sized(question: Question, budget: float) -> Iterator[tuple[str, ...]]:
             yield name, f"{world:,}", hourly, f"{plan.step_s:.3g}", f"{rate:.3g}", str(plan.layout)
 
 
-def _hourly(cluster: Cluster, gpus: int) -> float | None:
-    return None if cluster.price is None else cluster.price.usd_per_gpu_hour * gpus
+def _hourly(cluster: Cluster, gpus: int) -> float:
+    return cluster.price.usd_per_gpu_hour * gpus
 
 
 def safe_gib(cluster: Cluster) -> float:

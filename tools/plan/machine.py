@@ -17,6 +17,8 @@ WATTS_PER_TFLOPS = {
     "GB300": 1400 / 2500, "B300": 1100 / 2250, "GB200": 1200 / 2500, "B200": 1000 / 2250, "GH200": 700 / 989.5,
     "H200": 700 / 989.5, "H100": 700 / 989.5, "A100": 400 / 312, "L4": 72 / 121, "T4": 70 / 65,
 }  # fmt: skip
+FP4_OVER_FP8 = {"GB300": 3.0, "B300": 3.0}
+"""NVIDIA's product pages: dense NVFP4 is twice dense FP8 on GB200 and B200, three times on GB300 and B300."""
 GENERATIONS: dict[str, Generation] = {
     "GB300": "blackwell", "B300": "blackwell", "GB200": "blackwell", "B200": "blackwell", "GH200": "hopper",
     "H200": "hopper", "H100": "hopper", "A100": "ampere", "L4": "ampere", "T4": "volta",
@@ -50,9 +52,11 @@ class Machine:
 def peak_tflops(cluster: Cluster, precision: str) -> float | None:
     """Dense TFLOPS of matrix products; None where the card has no such units.
 
-    mxfp8 and the like run on fp8 units; nvfp4 needs a figure of its own, that of tf32 serves fp32.
+    mxfp8 and the like run on fp8 units; nvfp4, which only published runs use, is a multiple; tf32 serves fp32.
     """
     peaks = cluster.gpu.peak_tflops
+    if precision == "nvfp4":
+        return None if "fp8" not in peaks else peaks["fp8"] * FP4_OVER_FP8.get(_model(cluster.gpu.name), 2.0)
     key = "fp8" if "fp8" in precision else precision
     if key == "fp32":
         return peaks.get("tf32", peaks.get("fp32"))

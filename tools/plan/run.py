@@ -36,6 +36,9 @@ def run(flags: Flags) -> None:
 
         calibrate(flags.calibrate)
         return
+    for path in (flags.report, flags.write):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise UserError(f"{path}: cannot be written: there is no folder {path.parent}.")
     base = load(flags.recipe) if flags.recipe is not None else None
     question = asked(flags, base)
     if flags.memory:

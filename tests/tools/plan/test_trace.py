@@ -82,7 +82,7 @@ BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)
     ids=["first", "last", "interleaved", "recomputed"],
 )
 def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: int) -> None:
-    asked = question("llama3_8b", layout, 4096)
+    asked = question("llama32_1b", layout, 4096)
     found, own = traced(tmp_path, asked, layout, stage), Stack(asked.shape).held(layout, stage)
     held = states(own, layout)
     assert (found["parameters"], found["weights"], found["gradients"]) == (own.dense, held.weights, held.gradients)

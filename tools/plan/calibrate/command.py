@@ -77,6 +77,7 @@ def measured(identity: launch.Identity, device: "torch.device") -> dict[str, dic
             "scale_up_latency_us": round(wait_us, 1), "kind": "ethernet", "nics_per_node": 1,
             "nic_gb_per_s": round(rate / shares.nics, 3), "latency_us": round(wait_us, 1),
         },
+        "price": {"usd_per_gpu_hour": 1.0, "source": "not known: write yours", "date": _today()},
     }  # fmt: skip
 
 
@@ -90,12 +91,15 @@ def _host_gib() -> float:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
 def _head(torch_version: str, cuda: str | None, identity: launch.Identity) -> str:
-    when = datetime.datetime.now(datetime.UTC).date().isoformat()
     ranks = "one rank: links are not measured" if identity.world_size == 1 else f"{identity.world_size} ranks"
     return (
-        f"# Measured on {when} with torch {torch_version}, CUDA {cuda or 'none'}, {ranks}, by python -m tools.plan\n"
-        "# --calibrate. The figures are those under which the planner's shares of cost/fitted.toml give what was\n"
+        f"# Measured on {_today()} with torch {torch_version}, CUDA {cuda or 'none'}, {ranks}, by\n"
+        "# python -m tools.plan --calibrate. The figures are those under which the planner's shares of cost/fitted.toml give what was\n"
         "# measured. Between nodes nothing was measured: write your adapters' figures into [fabric], prices into\n"
         "# [price].\n"
     )
