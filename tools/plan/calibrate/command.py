@@ -99,7 +99,7 @@ def _head(torch_version: str, cuda: str | None, identity: launch.Identity) -> st
     ranks = "one rank: links are not measured" if identity.world_size == 1 else f"{identity.world_size} ranks"
     return (
         f"# Measured on {_today()} with torch {torch_version}, CUDA {cuda or 'none'}, {ranks}, by\n"
-        "# python -m tools.plan --calibrate. The figures are those under which the planner's shares of cost/fitted.toml give what was\n"
-        "# measured. Between nodes nothing was measured: write your adapters' figures into [fabric], prices into\n"
-        "# [price].\n"
+        "# python -m tools.plan --calibrate. The figures are those under which the planner's shares of\n"
+        "# cost/fitted.toml give what was measured. Between nodes nothing was measured: write your adapters' figures\n"
+        "# into [fabric], and prices into [price].\n"
     )
