@@ -92,25 +92,49 @@ def start(
     )
     try:
         same_everywhere(facts or {}, identity, on)
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-            context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=layout.etp,
-            distributed_timeout_minutes=timeout_minutes,
-            create_gloo_process_groups=False,
-        )
-        at = layout.coordinates(identity.rank)
-        model_parallel_cuda_manual_seed(dropout_seed(seed, layout, at))
-        pgs = ProcessGroupCollection.use_mpu_process_groups()
-        yield Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
+        yield _join(layout, identity, on, seed, timeout_minutes, console_fd)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
+    """One rank of a job whose other ranks do not exist: collectives return at once, with whatever was in the buffer.
+
+    For counting what a rank holds and sends (tools.plan --trace), under fake tensors on a CPU.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    on = _prepare_device("cpu", identity)
+    dist.init_process_group("fake", rank=identity.rank, world_size=identity.world_size, store=FakeStore())
+    try:
+        yield _join(layout, identity, on, seed=1, timeout_minutes=1.0, console_fd=None)
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def _join(
+    layout: Layout, identity: Identity, on: torch.device, seed: int, timeout_minutes: float, console_fd: int | None
+) -> Ranks:
+    """Megatron's groups and RNG tracker, once torch.distributed runs."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp,
+        distributed_timeout_minutes=timeout_minutes,
+        create_gloo_process_groups=False,
+    )
+    at = layout.coordinates(identity.rank)
+    model_parallel_cuda_manual_seed(dropout_seed(seed, layout, at))
+    pgs = ProcessGroupCollection.use_mpu_process_groups()
+    return Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
 
 
 def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:

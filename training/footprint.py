@@ -46,7 +46,7 @@ def stages(shape: GPTShape, parallel: ParallelConfig) -> list[Stage]:
     found = []
     for stage in range(pp):
         held = list(_held(shape, chunks[stage::pp], first=stage == 0, last=stage == pp - 1))
-        local = [(parameter, _local_size(parameter, parallel)) for parameter in held]
+        local = [(parameter, local_size(parameter, parallel)) for parameter in held]
         found.append(
             Stage(
                 layers=tuple(chunks[stage::pp]),
@@ -76,7 +76,7 @@ def _held(shape: GPTShape, chunks: list[range], first: bool, last: bool) -> Iter
             yield next(embedding_parameters(shape))
 
 
-def _local_size(parameter: Parameter, parallel: ParallelConfig) -> int:
+def local_size(parameter: Parameter, parallel: ParallelConfig) -> int:
     """Elements on one rank: whole experts go to EP, the matrices of each to ETP, all other matrices to TP."""
     if parameter.of_experts:
         return parameter.size // (parallel.expert_model_parallel_size * expert_tensor_parallel_size(parallel))

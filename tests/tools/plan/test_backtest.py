@@ -1,0 +1,105 @@
+"""The planner against the published runs that it ships with."""
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel.errors import UserError
+from tools.plan.__main__ import main
+from tools.plan.backtest.fit import fit
+from tools.plan.backtest.metrics import errors, order
+from tools.plan.backtest.rows import PUBLISHED, Row, read
+from tools.plan.backtest.validation import by_layout, predicted_s
+from tools.plan.cost.constants import fitted, interval
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return read(PUBLISHED)
+
+
+def test_errors_and_order_on_the_shipped_runs(rows: list[Row]) -> None:
+    dense, experts = ([row for row in rows if row.experts is kind and row.measured_s] for kind in (False, True))
+    assert len(dense) > 390 and len(experts) > 110
+    found = errors(dense, predicted_s(dense, fitted()))
+    assert found.mean < 0.065 and found.median < 0.05 and abs(found.bias) < 0.02
+    assert errors(experts, predicted_s(experts, fitted())).mean < 0.23
+    sweeps = {word: [row for row in dense if word in row.source] for word in ("BigScience", "vTrain")}
+    orders = {word: order(own, predicted_s(own, fitted())) for word, own in sweeps.items()}
+    assert orders["BigScience"].right > 0.88 and orders["BigScience"].top1 < 0.02
+    assert orders["vTrain"].right > 0.75 and orders["vTrain"].top1 < 0.02
+
+
+def test_the_shipped_constants_are_the_fit(rows: list[Row]) -> None:
+    again = asdict(fit([row for row in rows if row.measured_s]))
+    for name, value in asdict(fitted()).items():
+        assert again[name] == pytest.approx(value, rel=0.02), name
+
+
+def test_unseen_layouts_are_met_as_the_file_says(rows: list[Row]) -> None:
+    """On dense runs alone, which the experts' constants do not touch."""
+    dense = [row for row in rows if row.measured_s and not row.experts]
+    predicted = by_layout(dense)
+    found = errors(dense, predicted)
+    assert found.mean < 0.075 and found.median < 0.06
+    known, ratio = interval("dense"), np.array([row.measured_s for row in dense]) / predicted
+    assert 0.75 < np.mean((ratio >= known.low) & (ratio <= known.high)) < 0.85
+
+
+def test_every_row_gets_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "predictions.csv"
+    assert main(["--backtest", str(PUBLISHED), "--output", str(output)]) == 0
+    with PUBLISHED.open() as asked, output.open() as answered:
+        ids, told = [row["id"] for row in csv.DictReader(asked)], list(csv.DictReader(answered))
+    assert [row["id"] for row in told] == ids
+    for row in told:
+        assert float(row["predicted_step_s"]) > 0 and float(row["predicted_memory_gb"]) > 0
+        assert float(row["low_s"]) < float(row["predicted_step_s"]) < float(row["high_s"])
+    printed = capsys.readouterr().out
+    for word in ("all dense", "top-1", "out of memory", "each cluster by constants fitted without it"):
+        assert word in printed
+
+
+HEADER = "id,source,model,seq_len,gpu,n_gpus,tp,pp,dp,mbs,gbs,step_s,precision\n"
+
+
+def test_missing_dimensions_come_from_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text(
+        HEADER + "a,mine,Llama3-70B,8192,H100,64,4,4,4,1,128,10.9,fp8\n"
+        "b,mine,Unheard-13B,4096,A100-80GB,64,,,,,128,,\n"
+        "c,mine,GPT OSS 120B,4096,GB300,64,1,1,64,4,1280,,mxfp8\n"
+    )
+    known, unheard, oss = read(path)
+    assert (known.shape.hidden_size, known.case.layout.microbatches) == (8192, 32)
+    assert known.measured_s == 10.9 and unheard.measured_s is None
+    assert 10e9 < unheard.case.model.parameters < 16e9
+    assert oss.shape.num_moe_experts == 128
+    assert np.all(predicted_s([known, unheard, oss], fitted()) > 0)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("id,model,gpu\n", ["seq_len, n_gpus, gbs", "is missing"]),
+        (HEADER.replace("step_s", "step_ms"), ["step_ms", "convert it", "seconds"]),
+        (HEADER + "a,s,Llama3-70B,8192,H100,many,4,4,4,1,128,10.9,fp8\n", ["line 2", "many"]),
+        (HEADER, ["no rows"]),
+    ],
+)
+def test_a_table_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str]
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    assert main(["--backtest", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in [*words, "bad.csv"]), told
+
+
+def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read(tmp_path / "none.csv")

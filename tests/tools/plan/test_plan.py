@@ -1,0 +1,147 @@
+"""The command: answers, files that the program accepts, and refusals that say the way out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.plan.__main__ import main
+from training.recipe import load
+
+ROOT = Path(__file__).resolve().parents[3]
+ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
+
+
+def told(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(list(flags)) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert main(list(flags)) == 2
+    return capsys.readouterr().err
+
+
+def test_the_table_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, *ASKED, "--tokens", "1e12")
+    for word in (
+        "step s",
+        "4 of 5 runs",
+        "tok/s/GPU",
+        "MFU",
+        "GiB",
+        "bubble",
+        "limited by",
+        "activations",
+        "USD",
+        "save_interval",
+    ):
+        assert word in text, word
+
+
+def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "planned.toml"
+    text = told(capsys, *ASKED, "--tp", "2", "--pp", "2", "--write", str(path))
+    assert f"sbatch --nodes 8 slurm/pretrain.sbatch {path}" in text
+    parallel = load(path).parallel
+    assert (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size) == (2, 2)
+    done = subprocess.run(
+        [sys.executable, "pretrain_gpt.py", str(path), "--dry_run", "--world_size", "64"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "plan for 64 ranks: TP 2" in done.stdout and "vocabulary 128,256" in done.stdout
+    assert "exists already" in refused(capsys, *ASKED, "--write", str(path))
+
+
+def test_a_recipe_keeps_what_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "again.toml"
+    flags = ["--recipe", "slurm/recipes/llama3_8b.toml", "--num_gpus", "64", "--write", str(path)]
+    told(capsys, *flags)
+    before, after = load(ROOT / "slurm/recipes/llama3_8b.toml"), load(path)
+    assert after.optimizer == before.optimizer and after.checkpoint == before.checkpoint
+    assert after.train.global_batch_size == 512 and after.problems(64) == []
+
+
+def test_why(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, *ASKED, "--why", "TP=8,PP=4")
+    assert "slower than" in text and "tensor-parallel collectives" in text
+    assert "rejected" in told(capsys, *ASKED, "--why", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0")
+    assert "does not divide 64 GPUs" in refused(capsys, *ASKED, "--why", "TP=3")
+    assert "num_attention_heads" in refused(
+        capsys, *ASKED, "--num_gpus", "66", "--global_batch_size", "66", "--why", "TP=3"
+    )
+    assert "planned only" in told(capsys, *ASKED, "--why", "zero=3")
+    assert '"PQ=3" is not one of' in refused(capsys, *ASKED, "--why", "PQ=3")
+
+
+def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sharded.toml"
+    assert "ZeRO-3" in refused(capsys, *ASKED, "--why", "zero=3", "--write", str(path))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--model", "llama3_80b"], ["llama3_70b", "unknown"]),
+        (["--cluster", "h100ib"], ["h100_ib", "unknown"]),
+        (["--num_gpus", "4096", "--global_batch_size", "257"], ["257", "256"]),
+        (["--model", "llama31_405b", "--num_gpus", "8"], ["fits nowhere", "GPUs would do", "GiB"]),
+        (["--tp", "8", "--pp", "8", "--dp", "2"], ["TP 8", "PP 8", "DP 2", "conflict"]),
+        (["--tp", "8", "--ep", "4"], ["EP 4", "impossible"]),
+        (["--tp", "5"], ["TP 5 is impossible", "1, 2, 4, 8"]),
+        (["--vpp", "2", "--pp", "1"], ["VPP 2", "PP 1", "conflict"]),
+        (["--cluster", "a100_ib", "--precision", "fp8"], ["fp8", "A100", "bf16"]),
+        (["--cluster", "t4_ethernet", "--precision", "bf16"], ["bf16", "T4", "fp16"]),
+        (["--recompute", "ful"], ["did you mean full"]),
+        (["--num_gpus", "0"], ["num_gpus", "1 or more"]),
+        (["--tokens", "-1"], ["tokens", "above 0"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], flags: list[str], words: list[str]) -> None:
+    given = dict(zip(ASKED[::2], ASKED[1::2], strict=True)) | dict(zip(flags[::2], flags[1::2], strict=True))
+    text = refused(capsys, *(part for pair in given.items() for part in pair))
+    assert all(word in text for word in words), text
+
+
+def test_only_the_two_that_conflict_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, *ASKED, "--tp", "2", "--mbs", "1", "--vpp", "4", "--pp", "1")
+    assert "VPP 4 and PP 1 conflict" in text.replace("PP 1 and VPP 4", "VPP 4 and PP 1") and "MBS" not in text
+
+
+def test_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--num_gpus" in refused(capsys)
+    assert "--global_batch_size" in refused(capsys, "--model", "llama3_8b", "--num_gpus", "8")
+
+
+def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = told(capsys, *ASKED, "--memory")
+    assert "ZeRO-3" in memory and "checkpoint: 112 GB" in memory
+    smallest = told(
+        capsys,
+        "--model",
+        "llama3_8b",
+        "--cluster",
+        "h100_ib",
+        "--num_gpus",
+        "64",
+        "--global_batch_size",
+        "64",
+        "--smallest",
+    )
+    assert "h100_ib" in smallest and "gb200" in smallest
+    sizing = told(capsys, *ASKED, "--sizing")
+    assert "M tokens per USD" in sizing and "a100_ib" in sizing
+
+
+def test_no_torch_on_the_way() -> None:
+    code = (
+        "import sys; from tools.plan.__main__ import main\n"
+        f"main({ASKED!r}); main(['--backtest', 'tools/plan/backtest/published.csv'])\n"
+        "assert not {'torch', 'megatron'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

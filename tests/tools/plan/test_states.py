@@ -1,0 +1,59 @@
+"""Weights, gradients and optimizer bytes: those of the program, to the byte."""
+
+import itertools
+
+import pytest
+
+from models.families import named
+from parallel.config import PrecisionConfig
+from parallel.layout import layout_of
+from parallel.stages import stage_problems
+from tools.plan.layouts import Candidate
+from tools.plan.memory.states import Stack, parallel_config, states
+from training.footprint import rank_bytes, stages
+
+LAYOUTS = [
+    Candidate(tp=2, pp=4, dp=2),
+    Candidate(tp=4, pp=2, vpp=4, cp=2, dp=3),
+    Candidate(tp=1, pp=2, dp=8, zero=0),
+    Candidate(tp=8, pp=4, dp=2, split="ends", first_layers=14, last_layers=14),
+    Candidate(tp=2, pp=6, vpp=7, dp=2),
+]
+EXPERTS = [
+    Candidate(tp=2, pp=2, ep=4, dp=4),
+    Candidate(tp=2, pp=2, ep=1, etp=2, dp=4),
+    Candidate(tp=1, pp=4, ep=8, dp=8, split="ends", first_layers=15, last_layers=14),
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3_8b", "llama31_405b", "gpt3_175b", "llama32_1b", "deepseek_v3", "qwen3_30b_a3b"]
+)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_every_stage_holds_what_the_program_says(name: str, dtype: str) -> None:
+    shape, seen = named(name), 0
+    for layout in LAYOUTS + (EXPERTS if shape.num_moe_experts else []):
+        parallel = parallel_config(layout, experts=shape.num_moe_experts > 0)
+        if stage_problems(parallel, shape.num_layers, shape.mtp_num_layers):
+            continue
+        stack, precision = Stack(shape), PrecisionConfig(dtype=dtype)
+        for number, stage in enumerate(stages(shape, parallel)):
+            own = states(stack.held(layout, number), _with(layout, dtype))
+            expected = rank_bytes(stage, precision, parallel, layout_of(parallel, layout.world_size))
+            assert own == pytest.approx((expected.weights, expected.gradients, expected.optimizer), rel=1e-15)
+            assert sum(stack.blocks(layout)[number]) == sum(map(len, stage.layers))
+            seen += 1
+    assert seen >= 4
+
+
+def _with(layout: Candidate, dtype: str) -> Candidate:
+    from dataclasses import replace
+
+    return replace(layout, precision=dtype)
+
+
+def test_sharding_more_holds_less() -> None:
+    held = Stack(named("llama3_8b")).held(Candidate(dp=8), 0)
+    totals = [states(held, Candidate(dp=8, zero=zero)).total for zero in (0, 1, 2, 3)]  # type: ignore[arg-type]
+    assert all(more > less for more, less in itertools.pairwise(totals))
+    assert totals[3] == pytest.approx(18 * held.dense / 8)

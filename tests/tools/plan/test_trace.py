@@ -1,0 +1,104 @@
+"""The real program under fake tensors: the bytes of real ones, and of the formulas."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ranks  # noqa: F401  (imports torch and megatron once)
+from models.config import ModelConfig
+from parallel.errors import UserError
+from parallel.layout import Coordinates
+from tools import clusters
+from tools.plan.layouts import Candidate
+from tools.plan.memory.states import Stack, states
+from tools.plan.question import Question
+from tools.plan.recipe import configuration
+from tools.plan.trace import command, one_rank
+from training.recipe import dump
+
+
+def question(model: str, layout: Candidate, seq: int) -> Question:
+    batch = layout.dp * layout.mbs * layout.microbatches
+    return Question(
+        model=ModelConfig(shape=model, seq_length=seq),
+        cluster=clusters.load("a100_ib"),
+        num_gpus=layout.world_size,
+        global_batch_size=batch,
+    )
+
+
+def traced(tmp_path: Path, asked: Question, layout: Candidate, stage: int, *, fake: bool = True) -> dict[str, Any]:
+    """In a fork, since megatron-core's groups are a process's own."""
+    config = command.traceable(configuration(asked, layout))
+    recipe, answer = tmp_path / "traced.toml", tmp_path / "answer.json"
+    recipe.write_text(dump(config))
+    rank = config.layout(asked.num_gpus).rank(Coordinates(dp=0, pp=stage, cp=0, tp=0))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            found = one_rank.trace(recipe, asked.num_gpus, rank, command.rounds(layout), fake=fake)
+            answer.write_text(json.dumps(found))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
+
+
+@pytest.mark.parametrize(
+    "layout, stage",
+    [
+        (TINY, 0),
+        (TINY, 1),
+        (dataclasses.replace(TINY, vpp=2), 0),
+        (dataclasses.replace(TINY, recompute="full"), 0),
+        (dataclasses.replace(TINY, cp=2), 1),
+    ],
+    ids=["first", "last", "interleaved", "recomputed", "context"],
+)
+def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, layout: Candidate, stage: int) -> None:
+    asked = question("llama3_tiny", layout, 128)
+    fake, real = (traced(tmp_path, asked, layout, stage, fake=kind) for kind in (True, False))
+    assert fake["activations"] == real["activations"] > 100_000
+    assert fake["collectives"] == real["collectives"]
+    assert (fake["weights"], fake["gradients"]) == (real["weights"], real["gradients"])
+
+
+BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)
+
+
+@pytest.mark.parametrize(
+    "layout, stage",
+    [(BIG, 0), (BIG, 3), (dataclasses.replace(BIG, pp=2, vpp=4), 0), (dataclasses.replace(BIG, recompute="full"), 0)],
+    ids=["first", "last", "interleaved", "recomputed"],
+)
+def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: int) -> None:
+    asked = question("llama32_1b", layout, 4096)
+    found, own = traced(tmp_path, asked, layout, stage), Stack(asked.shape).held(layout, stage)
+    held = states(own, layout)
+    assert (found["parameters"], found["weights"], found["gradients"]) == (own.dense, held.weights, held.gradients)
+    assert command.optimizer_bytes(found) == held.optimizer
+    assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
+    layout = Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2)
+    asked = question("mixtral_tiny", layout, 128)
+    found, own = traced(tmp_path, asked, layout, 0), Stack(asked.shape).held(layout, 0)
+    assert found["parameters"] == own.dense + own.expert
+    assert found["collectives"]["alltoall_base"]["calls"] > 0
+
+
+def test_what_cannot_be_traced_is_said() -> None:
+    asked = question("llama3_tiny", TINY, 128)
+    with pytest.raises(UserError, match="cannot be traced"):
+        command.trace_stage(asked, dataclasses.replace(TINY, tp=3), 0, None)

@@ -1,0 +1,33 @@
+"""Which TP x PP x DP, how fast, how much memory, how sure: in seconds, without a GPU.
+
+    python -m tools.plan --model llama3_70b --cluster h100_ib --num_gpus 512 --global_batch_size 1024 --seq_length 8192
+    python -m tools.plan --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64 --why TP=4,PP=2
+    python -m tools.plan --backtest tools/plan/backtest/published.csv
+
+Every legal layout is priced from physics: matrix products, attention, memory traffic, links, the pipeline. The
+interval is what published runs, held against the same prices, were off by. Exit code 0: answered; 2: bad input.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from parallel.errors import UserError
+from tools.plan.flags import Flags
+from tools.plan.run import run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: answered; 2: bad input, told in one message."""
+    flags = tyro.cli(Flags, args=argv, use_underscores=True, prog="python -m tools.plan", description=__doc__)
+    try:
+        run(flags)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""--backtest: the planner against a CSV of published runs. No torch here."""
+
+import csv
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parallel.errors import UserError
+from tools.plan.aligned import aligned
+from tools.plan.backtest import refit, validation
+from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
+from tools.plan.backtest.peaks import peak_bytes, untold
+from tools.plan.backtest.rows import Row, read
+from tools.plan.cases import Column, Columns
+from tools.plan.cost.constants import Constants, fitted, interval
+from tools.plan.cost.step import step_times
+from tools.plan.flags import Flags
+from tools.plan.memory.peak import SAFE_SHARE
+
+
+def backtest(flags: Flags) -> None:
+    """Prints the tables; writes a prediction for every row where --output asks for it."""
+    assert flags.backtest is not None
+    rows = read(flags.backtest)
+    if not rows:
+        raise UserError(f"{flags.backtest}: no rows below the header.")
+    if flags.refit:
+        refit.refit(rows, note)
+    predicted = validation.predicted_s(rows, fitted())
+    held = peak_bytes(rows)
+    print("\n".join(summary(rows, predicted)))
+    print("\n".join(memory_lines(rows, held)))
+    if flags.cross_validate:
+        print("\n".join(cross_validation(rows)))
+    else:
+        print("\n".join(refit.kept()))
+    if flags.output is not None:
+        write(flags.output, rows, predicted, held)
+        print(f"written: {flags.output}")
+
+
+def note(text: str) -> None:
+    """Progress of what takes minutes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def summary(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
+    """Errors of step time by source, then over dense models and those with experts, then order and regret."""
+    lines = [f"{len(rows)} rows, {sum(row.measured_s is not None for row in rows)} with a measured time"]
+    lines.append(f"{len(fields(Constants))} constants; no source's name is among their causes")
+    table: list[tuple[str, ...]] = [
+        ("source", "rows", "mean", "median", "p90", "bias", "pairs", "order", "groups", "top-1", "top-3")
+    ]
+    kinds: dict[Hashable, list[int]] = grouped(rows, lambda row: row.source)
+    kinds.update(_kinds(rows))
+    for name, numbers in kinds.items():
+        own = [rows[number] for number in numbers]
+        if any(row.measured_s for row in own):
+            table.append((str(name)[:60], *_cells(errors(own, predicted[numbers])), *_order(own, predicted[numbers])))
+    return [*lines, *aligned(table, left=(0,))]
+
+
+def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
+    return {
+        "all dense": [number for number, row in enumerate(rows) if not row.experts],
+        "all with experts": [number for number, row in enumerate(rows) if row.experts],
+        "all": list(range(len(rows))),
+    }
+
+
+def _cells(found: Errors) -> tuple[str, ...]:
+    return (
+        f"{found.count}", f"{found.mean:.1%}", f"{found.median:.1%}", f"{found.p90:.1%}", f"{found.bias:+.1%}",
+    )  # fmt: skip
+
+
+def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ...]:
+    found = order(rows, predicted)
+    if not found.groups:
+        return ("",) * 5
+    return (
+        f"{found.pairs}", f"{found.right:.3f}", f"{found.groups}", f"{found.top1:.1%}", f"{found.top3:.1%}",
+    )  # fmt: skip
+
+
+def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
+    """Errors of the peak, and the warning at 80 % of the card."""
+    found = memory_errors(rows, held, SAFE_SHARE)
+    full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
+    filling = int((full & (held > SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows]))).sum())
+    return [
+        f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of "
+        f"memory: {found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
+        f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark "
+        f"that fills the card); of {sum(map(untold, rows))} rows that do not tell what is "
+        f"recomputed, the least that fits"
+    ]
+
+
+def cross_validation(rows: Sequence[Row]) -> list[str]:
+    """Each layout, then each cluster, by constants that have not seen it."""
+    told = [row for row in rows if row.measured_s]
+    lines = []
+    for name, held_out in (
+        ("layout", validation.by_layout(told, note)),
+        ("cluster", validation.by_cluster(told, note)),
+    ):
+        lines += [f"each {name} by constants fitted without it:", *summary(told, held_out)[-4:]]
+    return lines
+
+
+def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held: Column) -> None:
+    """One line a row, with both ends of the interval and the parts of the step."""
+    times = step_times(Columns([row.case for row in rows]), fitted())
+    head = ["id", "predicted_step_s", "predicted_memory_gb", "low_s", "high_s", "measured_step_s"]
+    try:
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(head + [f"{name}_s" for name in times.__slots__])
+            for number, row in enumerate(rows):
+                known, seconds = interval("experts" if row.experts else "dense"), float(predicted[number])
+                table.writerow([
+                    row.id, repr(seconds), repr(float(held[number]) / 1e9), repr(seconds * known.low),
+                    repr(seconds * known.high), "" if row.measured_s is None else repr(row.measured_s),
+                    *(repr(float(getattr(times, name)[number])) for name in times.__slots__),
+                ])  # fmt: skip
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None

@@ -1,0 +1,52 @@
+"""What the programs behind published rows do: properties from their documentation, never from their figures."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tools.plan.software import Software
+
+MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2)
+"""Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473)."""
+DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, splits_sends=False)
+"""Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
+MCORE = Software(tp_overlap=True, fp8_weights=True)
+"""NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped."""
+COMPOSER = Software(
+    newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False
+)
+"""llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise."""
+TITAN = Software(newest_attention=False)
+"""torchtitan: FSDP2, torch.compile, SDPA."""
+
+
+def program(row: Mapping[str, str]) -> Software:
+    """By the framework, its year and what the notes say of how it ran."""
+    framework, notes = row.get("framework", "").lower(), row.get("notes", "").lower()
+    known = {"composer": COMPOSER, "deepspeed": DEEPSPEED, "torchtitan": TITAN}
+    base = next((found for word, found in known.items() if word in framework), None)
+    if base is None:
+        old = framework == "megatron-lm" and int(float(row.get("year", "") or 2025)) < 2023
+        base = MEGATRON_2021 if old else MCORE
+    year = int(float(row.get("year", "") or 2026))
+    blackwell, hopper = (any(word in row.get("gpu", "") for word in words) for words in (("B200", "B300"), ("H100",)))
+    early = (blackwell and year <= 2025) or (hopper and year <= 2023)
+    release = re.search(r"summary (\d\d)\.(\d\d)", row.get("source", ""))  # from 26.06: its release notes
+    fused = release is not None and (int(release[1]), int(release[2])) >= (26, 6)
+    return _noted(replace(base, first_year=early, fused_experts=fused), notes, row.get("precision", ""))
+
+
+def _noted(base: Software, notes: str, row_precision: str) -> Software:
+    if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds up, and all-reduces, in fp32
+        base = replace(base, accumulate_bytes=14.0, gradient_bytes=4, all_reduces=True)
+    elif not base.splits_sends:
+        base = replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)
+    if "async tp" in notes or "asynctp" in notes:
+        base = replace(base, tp_overlap=True)
+    if "eager" in notes:
+        base = replace(base, fused=False)
+    if "500w" in notes:  # of a card's 700 W: the clock falls with about the cube root of power
+        base = replace(base, power_share=(500 / 700) ** (1 / 3))
+    if "dropless" in notes:
+        base = replace(base, balanced_experts=False)
+    return base

@@ -1,0 +1,210 @@
+"""A CSV of published runs as cases with measured seconds. No torch here."""
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, cast
+
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from tools.clusters import Cluster
+from tools.plan.backtest.machines import cluster_of
+from tools.plan.backtest.models import shape_of
+from tools.plan.backtest.programs import program
+from tools.plan.cases import Case
+from tools.plan.layouts import Candidate, Recompute
+from tools.plan.machine import Machine, machine
+from tools.plan.sizes import ModelSizes, sizes
+
+PUBLISHED = Path(__file__).with_name("published.csv")
+NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")
+TIMES = ("step_s", "tokens_s_gpu", "tflops_gpu")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Row:
+    """One published run. measured_s: seconds of a step, None where none is told."""
+
+    id: str
+    source: str
+    text: Mapping[str, str]
+    case: Case
+    shape: GPTShape
+    cluster: Cluster
+    measured_s: float | None
+    memory_gb: float | None
+    out_of_memory: bool
+
+    @property
+    def experts(self) -> bool:
+        return self.case.model.experts > 0
+
+    @property
+    def problem(self) -> tuple[object, ...]:
+        """Rows with the same one are layouts of one model, cluster and batch: they can be ranked."""
+        shape = self.case.model
+        kind = (shape.layers, shape.hidden, shape.heads, shape.vocab, shape.experts, shape.seq_length)
+        text = self.text
+        return (*kind, text.get("gpu"), text.get("precision"), text["n_gpus"], text["gbs"], text.get("framework"))
+
+    @property
+    def layout_key(self) -> tuple[object, ...]:
+        """Repeats of one layout (other days, containers, GPU counts of a weak-scaling series) share it."""
+        layout, text = self.case.layout, self.text
+        sizes = (layout.tp, layout.pp, layout.vpp, layout.cp, layout.ep, layout.mbs, layout.recompute)
+        return (text.get("model"), text.get("gpu"), text.get("precision"), text.get("seq_len"), *sizes)
+
+
+def read(path: Path) -> list[Row]:
+    """Raises UserError where the file is no such table, with what is missing."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    table = csv.DictReader(io.StringIO(text))
+    header = [name.strip() for name in table.fieldnames or []]
+    missing = [name for name in NEEDED if name not in header]
+    if missing or not set(TIMES) & set(header):
+        absent = ", ".join(missing) if missing else f"any of {', '.join(TIMES)}"
+        near = _other_units(header)
+        raise UserError(
+            f"{path}: column {absent} is missing{near}. Expected a header with {', '.join(NEEDED)}, and one of "
+            f"{', '.join(TIMES)} (seconds, tokens per second and GPU, TFLOPS per GPU); found {', '.join(header[:12])}."
+        )
+    return [_row(path, number, row) for number, row in enumerate(table, start=2)]
+
+
+def _other_units(header: Sequence[str]) -> str:
+    """A hint for a time in other units, which would be taken for none."""
+    others = [name for name in header if name in ("step_ms", "step_time", "iteration_ms", "tokens_s", "step_min")]
+    return f" (found {', '.join(others)}: convert it)" if others else ""
+
+
+def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
+    row = {str(key).strip(): (value or "").strip() for key, value in raw.items() if key is not None}
+    try:
+        shape, cluster = shape_of(row), cluster_of(row)
+        model = _sizes(shape, int(_number(row, "seq_len", 4096)))
+        layout = _layout(row, model)
+        case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row))
+        measured = _measured(row, case)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {line} ({row.get('id', 'no id')}): not a number where one belongs: {error}"
+        ) from None
+    notes = row.get("notes", "")
+    return Row(
+        id=row["id"], source=row.get("source", ""), text=row, case=case, shape=shape, cluster=cluster,
+        measured_s=measured, memory_gb=_number(row, "mem_gb", 0) or None,
+        out_of_memory="OOM" in notes and "close to OOM" not in notes,
+    )  # fmt: skip
+
+
+@cache
+def _sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
+    return sizes(shape, seq_length)
+
+
+def _machine(cluster: Cluster, precision: str) -> Machine:
+    key = (cluster.name, precision)
+    if key not in _MACHINES:
+        try:
+            _MACHINES[key] = machine(cluster, precision)
+        except KeyError:
+            _MACHINES[key] = machine(cluster, "bf16" if "bf16" in cluster.gpu.peak_tflops else "fp16")
+    return _MACHINES[key]
+
+
+_MACHINES: dict[tuple[str, str], Machine] = {}
+
+
+def _number(row: Mapping[str, str], name: str, otherwise: float) -> float:
+    return float(row.get(name, "") or otherwise)
+
+
+def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
+    """What a table leaves out: one, or what the rest of the row implies."""
+    world = max(1, int(_number(row, "n_gpus", 8)))
+    tp, pp, cp, ep = (max(1, int(_number(row, name, 1))) for name in ("tp", "pp", "cp", "ep"))
+    dp = max(1, int(_number(row, "dp", world // (tp * pp * cp) or 1)))
+    mbs = _micro_batch(row, dp, pp)
+    batch = _number(row, "gbs", dp * mbs)
+    zero = row.get("zero", "").lower()
+    framework = row.get("framework", "").lower()
+    sharded = 3 if zero == "3" or zero.startswith("fsdp") or "fsdp" in framework or "titan" in framework else 1
+    if zero in ("0", "2"):
+        sharded = 2 if zero == "2" and "fsdp" not in framework else sharded
+    old = framework in ("megatron-lm", "megatron-deepspeed")
+    words = row.get("seq_parallel", "")
+    precision = row.get("precision", "").strip("?") or "bf16"
+    return Candidate(
+        tp=tp, pp=pp, cp=cp, ep=ep, etp=1, dp=dp, mbs=mbs, vpp=_virtual(row, model, pp),
+        microbatches=max(1, round(batch / (mbs * dp))),
+        recompute=_recompute(row.get("recompute", "")),
+        zero=cast("Literal[0, 1, 2, 3]", sharded if not (old and zero == "") else 0),
+        overlap=not old, sequence_parallel=words == "1" or (words == "" and not old), precision=precision,
+    )  # fmt: skip
+
+
+def _virtual(row: Mapping[str, str], model: ModelSizes, pp: int) -> int:
+    """Interleaving that a table leaves out: what its notes say, else Megatron's usual chunks of two layers or fewer.
+
+    DeepSpeed has no interleaved schedule, and torchtitan's tables name theirs.
+    """
+    told, framework = row.get("vpp", ""), row.get("framework", "").lower()
+    if noted := re.search(r"VP NA.*\((\d+) in", row.get("notes", "")):
+        told = noted[1]
+    plain = any(word in framework for word in ("deepspeed", "titan", "fsdp", "bridge", "nemo"))
+    if told or pp == 1 or plain:
+        return max(1, int(float(told or 1)))
+    return max(1, round(model.layers / pp / 2))
+
+
+def _micro_batch(row: Mapping[str, str], dp: int, pp: int) -> int:
+    """Left out: 1, but for torchtitan, whose pipelines cut the local batch into as many microbatches as stages."""
+    if told := _number(row, "mbs", 0):
+        return max(1, int(told))
+    if "titan" in row.get("framework", "").lower() and pp > 1:
+        return max(1, int(_number(row, "gbs", 1)) // (dp * pp))
+    return 1
+
+
+def _recompute(word: str) -> Recompute:
+    """selective: the core of attention (arXiv:2205.05198); -op: torchtitan's; moe: layers of experts."""
+    if word == "full":
+        return "full"
+    if "moe" in word or "layernorm" in word:
+        return "moe"
+    if "op" in word:
+        return "operators"
+    return "core_attn" if word.startswith("selective") else "mlp" if "mlp" in word or "act" in word else "none"
+
+
+def _measured(row: Mapping[str, str], case: Case) -> float | None:
+    """Seconds of a step; tokens per second and GPU, or TFLOPS by the publisher's own formula, converted."""
+    world = max(1, int(_number(row, "n_gpus", 8)))
+    batch, model = _number(row, "gbs", 0), case.model
+    if seconds := _number(row, "step_s", 0):
+        return seconds
+    if rate := _number(row, "tokens_s_gpu", 0):
+        return batch * model.seq_length / (rate * world)
+    tflops, flops = _number(row, "tflops_gpu", 0), _published_flops(row, case)
+    return flops * batch * model.seq_length / (tflops * 1e12 * world) if tflops and batch and flops else None
+
+
+def _published_flops(row: Mapping[str, str], case: Case) -> float | None:
+    """FLOPs per token as the source counts them; None where nobody can say.
+
+    Megatron-LM: arXiv:2104.04473, equation 3, until 2022 with recomputation. Meta: arXiv:2407.21783, 6 N and causal
+    attention. Elsewhere conventions changed from release to release.
+    """
+    model, framework = case.model, row.get("framework", "")
+    layers, hidden, length = model.layers, model.hidden, model.seq_length
+    if framework in ("Megatron-LM", "Megatron-Core r0.8"):
+        passes, logits = (96, 16) if framework == "Megatron-LM" else (72, 12)
+        return passes * layers * hidden**2 * (1 + length / (6 * hidden) + model.vocab / (logits * layers * hidden))
+    return 6.0 * model.parameters + 6 * layers * length * hidden if framework == "Meta" else None

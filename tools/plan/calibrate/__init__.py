@@ -1,0 +1,1 @@
+"""--calibrate: this machine's own curves, into a cluster file."""

@@ -1,0 +1,25 @@
+"""Seconds of the embedding, the output layer and the loss, forward and backward. No torch here."""
+
+import numpy as np
+
+from tools.plan.cases import Column, Columns
+from tools.plan.cost.constants import Constants
+from tools.plan.cost.layer import tokens
+from tools.plan.cost.products import product_s
+
+LOSS_BYTES = 22
+"""Per logit: written in 16 bits, read and written in fp32 by softmax and its gradient, read again by two products."""
+
+
+def head_s(columns: Columns, constants: Constants) -> Column:
+    """The output layer in 16 bits (never fp8) and the softmax over the vocabulary, on the last stage."""
+    local, rows = columns.model.vocab / columns.layout.tp, tokens(columns)
+    product = product_s(columns, constants, rows, local, columns.model.hidden)
+    slower = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops * 0.85)
+    loss = LOSS_BYTES * rows * local / columns.machine.memory_bytes_per_s
+    return (3 * product * slower + loss) * (1 + columns.model.extra_heads)
+
+
+def embedding_s(columns: Columns) -> Column:
+    """A look-up, its scatter backward, and the copy into the sequence's piece."""
+    return 12 * tokens(columns) * columns.model.hidden / columns.machine.memory_bytes_per_s

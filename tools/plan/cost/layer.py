@@ -1,0 +1,194 @@
+"""Seconds of one block on one rank for one microbatch, forward and backward, by what takes them. No torch here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.plan.cases import GENERATIONS, Column, Columns
+from tools.plan.cost.constants import Constants
+from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
+from tools.plan.cost.products import product_s
+
+BACKWARD_TRAFFIC = 1.6
+"""Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
+FLASH_BACKWARD = 2.5
+"""Products of flash attention's backward pass against its forward (five against two, arXiv:2205.14135)."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Forward and backward seconds of one block, or of a chunk of blocks."""
+
+    products: Column
+    attention: Column
+    traffic: Column
+    tp: Column
+    cp: Column
+    ep: Column
+    recompute: Column
+
+    @property
+    def total(self) -> Column:
+        return self.products + self.attention + self.traffic + self.tp + self.cp + self.ep + self.recompute
+
+    def times(self, count: Column) -> "Times":
+        """Of ``count`` such blocks."""
+        return Times(*(getattr(self, name) * count for name in self.__slots__))
+
+    def plus(self, other: "Times") -> "Times":
+        return Times(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+
+def tokens(columns: Columns) -> Column:
+    """Of a microbatch on one rank, before sequence parallelism divides them."""
+    return np.asarray(columns.model.seq_length * columns.layout.mbs / columns.layout.cp)
+
+
+def mean_block(columns: Columns, constants: Constants) -> tuple[Times, Column]:
+    """The mean of the model's blocks, and its forward seconds alone."""
+    share = columns.model.moe_layers / columns.model.layers
+    dense, dense_forward = _block(columns, constants, experts=False)
+    if not np.any(share > 0):
+        return dense, dense_forward
+    moe, moe_forward = _block(columns, constants, experts=True)
+    return dense.times(1 - share).plus(moe.times(share)), dense_forward * (1 - share) + moe_forward * share
+
+
+def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Times, Column]:
+    attend = _attention_products(columns, constants)
+    width = columns.model.ffn
+    mlp = _expert_products(columns, constants) if experts else _mlp_products(columns, constants, width)
+    core, core_backward = _core_attention(columns, constants)
+    inner = columns.model.topk * columns.model.expert_ffn + columns.model.shared_ffn if experts else width
+    lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0) if experts else 1.0
+    moved = _traffic(columns, constants, inner) * lean
+    tp = _tensor_parallel(columns, constants) * (0.5 + 0.5 * (columns.layout.etp > 1) if experts else 1.0)
+    ring = _context_parallel(columns, constants, core)
+    ep, routing = _dispatch(columns, constants) if experts else (tp * 0, tp * 0)
+    routing = routing * lean
+    forward = attend + mlp + core + moved + tp + ring + ep + routing
+    again = _again(columns, forward, core, mlp, moved, mlp + routing + ep if experts else mlp * 0)
+    times = Times(
+        products=3 * (attend + mlp),
+        attention=core + core_backward,
+        traffic=(1 + BACKWARD_TRAFFIC) * (moved + routing),
+        tp=2 * tp,
+        cp=3 * ring,
+        ep=2 * ep,
+        recompute=again,
+    )
+    return times, forward
+
+
+def _again(columns: Columns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column) -> Column:
+    """What is computed a second time. A dense MLP's share of the traffic is most of it."""
+    return np.select(
+        [columns.recomputes(name) for name in ("full", "core_attn", "operators", "moe", "mlp")],
+        [forward, core, 0.5 * mlp + 0.5 * moved, of_experts, np.where(of_experts > 0, 0.0, mlp + 0.5 * moved)],
+        0.0,
+    )
+
+
+def _attention_products(columns: Columns, constants: Constants) -> Column:
+    rows = tokens(columns)
+    found = [product_s(columns, constants, rows, n, k) for n, k in columns.matrices]
+    return np.asarray(sum(found, np.zeros(columns.count)))
+
+
+def _mlp_products(columns: Columns, constants: Constants, width: Column) -> Column:
+    rows, hidden, local = tokens(columns), columns.model.hidden, width / columns.layout.tp
+    first = (1 + columns.model.gated) * local
+    return product_s(columns, constants, rows, first, hidden) + product_s(columns, constants, rows, hidden, local)
+
+
+def _expert_products(columns: Columns, constants: Constants) -> Column:
+    """The router, the local experts as one grouped product each way, and the shared experts."""
+    model, layout = columns.model, columns.layout
+    experts = np.maximum(model.experts, 1)
+    local = experts / layout.ep
+    each = tokens(columns) / layout.tp * model.topk * layout.ep * layout.etp / experts
+    each = each * np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
+    width, hidden = model.expert_ffn / layout.etp, model.hidden
+    grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
+    grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
+    shared = np.where(model.shared_ffn > 0, _mlp_products(columns, constants, model.shared_ffn), 0.0)
+    return grouped + shared + product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+
+
+def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
+    """``count`` products of the same shape in one launch: they fill the multiprocessors together."""
+    m = np.maximum(m, 1e-3)  # models without experts
+    alone = product_s(columns, constants, m * count, n, k) - constants.launch_s
+    tile = np.minimum(1.0, m / (np.ceil(m / 128) * 128)) * m / (m + constants.m_ramp)
+    whole = m * count
+    filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
+    weights = 2 * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
+    share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
+    busy = alone * filled / np.maximum(tile, 1e-3) / share
+    return np.maximum(busy, weights) + constants.launch_s
+
+
+def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Column]:
+    """Forward and backward seconds of scores, softmax and weighted values."""
+    model, layout, machine = columns.model, columns.layout, columns.machine
+    queries = tokens(columns) / layout.tp
+    flops = 2 * queries * model.mean_keys * model.attention_width
+    by_generation = (
+        0.5 * constants.flash_ampere, constants.flash_ampere, constants.flash_hopper, constants.flash_blackwell,
+    )  # fmt: skip
+    piece = model.seq_length / layout.cp  # a ring attends to one context rank's keys after the other
+    share = np.array(by_generation)[columns.generation]
+    older = (columns.software.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
+    share = np.where(older, constants.flash_2, share) * np.minimum(1.0, (model.head_dim / 128) ** 0.25)
+    share = share * columns.software.power_share * machine.sustained * piece / (piece + constants.flash_ramp)
+    flash = flops / (machine.attention_flops * share) + constants.launch_s
+    scores = 2.0 * model.heads * queries * model.seq_length
+    short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
+    plain = 2 * flops / (machine.attention_flops * constants.gemm_ampere * short)
+    plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * constants.launch_s
+    kept = columns.software.flash_attention > 0
+    return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
+
+
+def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
+    """Two norms, two residuals, RoPE and the activation; casts to fp8. Forward."""
+    model, layout, rows = columns.model, columns.layout, tokens(columns)
+    whole = np.where(layout.sequence_parallel > 0, layout.tp, 1)
+    channels = 10 * model.hidden / whole + 2 * (model.query_width + model.kv_width) / layout.tp
+    channels = channels + (2 + model.gated) * inner / layout.tp
+    times = np.where(columns.software.fused > 0, constants.traffic_fused, constants.traffic_plain)
+    small = (columns.format >= 1) & (columns.format <= 3)
+    read = 2 * model.hidden + (model.query_width + inner) / layout.tp
+    casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
+    moved = 2 * rows * channels * times + 2 * rows * casts
+    return moved / columns.machine.memory_bytes_per_s + 4 * constants.launch_s
+
+
+def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
+    """Two all-gathers and two reduce-scatters forward (two all-reduces without sequence parallelism)."""
+    layout = columns.layout
+    whole = 2 * tokens(columns) * columns.model.hidden
+    once = gather_s(columns, constants, whole, layout.tp, np.ones(columns.count))
+    return 4 * once * np.where(columns.software.tp_overlap > 0, constants.tp_exposed, 1.0)
+
+
+def _context_parallel(columns: Columns, constants: Constants, core: Column) -> Column:
+    """Keys and values around the ring, as far as attention on the piece at hand does not hide them."""
+    layout = columns.layout
+    piece = 2 * tokens(columns) * 2 * columns.model.kv_width / layout.tp
+    steps = layout.cp - 1
+    hop = piece / bandwidth(columns, constants, layout.cp, layout.tp) + latency(columns, layout.cp, layout.tp)
+    return np.where(layout.cp > 1, np.maximum(0.15 * steps * hop, steps * hop - core * steps / layout.cp), 0.0)
+
+
+def _dispatch(columns: Columns, constants: Constants) -> tuple[Column, Column]:
+    """All-to-all of tokens to their experts and back, and the memory traffic and launches around it. Forward."""
+    model, layout = columns.model, columns.layout
+    rows = tokens(columns) / layout.tp
+    uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
+    sent = 2 * rows * model.topk * model.hidden * uneven
+    stride = np.where(layout.etp > 1, layout.etp, 1)
+    there = exchange_s(columns, constants, sent, layout.ep, stride, model.topk)
+    gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))
+    permuted = 4 * sent * constants.expert_traffic / columns.machine.memory_bytes_per_s
+    return 2 * (there + gathered), permuted + constants.expert_launch_s

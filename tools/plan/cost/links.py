@@ -1,0 +1,60 @@
+"""Bandwidth and time of collectives over the links that a group really has. No torch here.
+
+A group of ``size`` ranks, ``stride`` ranks apart. Within one scale-up domain it has NVLink (or PCIe); beyond, all its
+ranks of a domain drive their own adapters ("rails"), and a ring's traffic between two domains is shared among them.
+"""
+
+import numpy as np
+
+from tools.plan.cases import Column, Columns
+from tools.plan.cost.constants import Constants
+
+
+def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+    """Bytes per second that leave a domain, or a GPU within one, in a ring over the group."""
+    machine = columns.machine
+    inside = machine.scale_up_bytes_per_s * constants.scale_up
+    rails = ranks_in_domain(columns, size, stride)
+    outside = np.minimum(inside, machine.nic_bytes_per_s * constants.nics * rails)
+    return np.where(within_domain(columns, size, stride), inside, outside)
+
+
+def within_domain(columns: Columns, size: Column, stride: Column) -> Column:
+    return np.asarray(size * stride <= columns.machine.domain)
+
+
+def ranks_in_domain(columns: Columns, size: Column, stride: Column) -> Column:
+    """Ranks of the group that share a scale-up domain."""
+    return np.clip(np.floor(columns.machine.domain / stride), 1, size)
+
+
+def latency(columns: Columns, size: Column, stride: Column) -> Column:
+    """Seconds that a collective takes beside its bytes: trees (log2 n) within and between domains."""
+    machine = columns.machine
+    near = ranks_in_domain(columns, size, stride)
+    far = size / near
+    hops = machine.scale_up_latency_s * (1 + np.log2(near)) + machine.nic_latency_s * 2 * np.log2(np.maximum(far, 1))
+    return np.where(size > 1, hops, 0.0)
+
+
+def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
+    """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank."""
+    moved = whole_bytes * (size - 1) / size
+    return np.where(size > 1, moved / bandwidth(columns, constants, size, stride) + latency(columns, size, stride), 0.0)
+
+
+def exchange_s(
+    columns: Columns, constants: Constants, rank_bytes: Column, size: Column, stride: Column, copies: Column
+) -> Column:
+    """All-to-all of ``rank_bytes`` from every rank, in which each token goes to ``copies`` ranks.
+
+    What leaves the domain goes through the rank's own adapter, once per domain and not once per copy (DeepSeek-V3,
+    arXiv:2412.19437, section 3.2.2; DeepEP and HybridEP do so): D (1 - (1 - 1/D)^copies) of D domains.
+    """
+    machine = columns.machine
+    near = ranks_in_domain(columns, size, stride)
+    domains, copies = np.maximum(1, size / near), np.maximum(1, copies)
+    once = domains * (1 - (1 - 1 / domains) ** copies) / copies
+    inner = rank_bytes * (near - 1) / near / (machine.scale_up_bytes_per_s * constants.dispatch)
+    outer = rank_bytes * once * (domains - 1) / domains / (machine.nic_bytes_per_s * constants.dispatch)
+    return np.where(size > 1, np.maximum(inner, outer) + latency(columns, size, stride), 0.0)

@@ -1,0 +1,57 @@
+"""Seconds of matrix products: a roofline with the shapes that cards are slow at. No torch here."""
+
+import numpy as np
+
+from tools.plan.cases import GENERATIONS, Column, Columns
+from tools.plan.cost.constants import Constants
+
+TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
+"""Output tiles that cuBLAS chooses among, with the share of peak that each keeps (its smaller reuse of operands)."""
+
+
+def share_of_peak(columns: Columns, constants: Constants) -> Column:
+    """What a large, aligned product reaches of the peak of its number format."""
+    ampere, hopper, blackwell = (constants.gemm_ampere, constants.gemm_hopper, constants.gemm_blackwell)
+    by_format = {
+        "volta": (0.9 * ampere, 0.9 * ampere, 0.9 * ampere, 0.9 * ampere, 0.9),
+        "ampere": (ampere, ampere, ampere, ampere, ampere),
+        "hopper": (hopper, constants.gemm_hopper_fp8, 0.9 * constants.gemm_hopper_fp8, hopper, hopper),
+        "blackwell": (
+            blackwell,
+            constants.gemm_blackwell_fp8,
+            constants.gemm_blackwell_mxfp8,
+            constants.gemm_blackwell_fp4,
+            blackwell,
+        ),
+    }
+    table = np.array([by_format[generation] for generation in GENERATIONS])
+    tuned = np.where(columns.software.first_year > 0, constants.first_year, 1.0)
+    clock = columns.software.power_share * columns.machine.sustained
+    return np.asarray(table[columns.generation, columns.format] * tuned * clock)
+
+
+def product_s(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
+    """[m, k] x [k, n]: compute or memory, whichever is slower, and a launch. Nothing where a dim is 0."""
+    there = (n > 0) & (k > 0)
+    m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
+    share = share_of_peak(columns, constants) * shape_share(columns, constants, m, n, k)
+    compute = 2 * m * n * k / (columns.machine.peak_flops * share)
+    memory = 2 * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
+    return np.where(there, np.maximum(compute, memory) + constants.launch_s, 0.0)
+
+
+def shape_share(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
+    """What a product's shape leaves: whole tiles, whole waves of multiprocessors, a long inner dim, aligned rows."""
+    waves = np.maximum.reduce([_tiling(columns, m, n, *tile) for tile in TILES])
+    ragged = (np.mod(n, 64) > 0) | (np.mod(k, 64) > 0)
+    ramps = k / (k + constants.k_ramp) * m / (m + constants.m_ramp)
+    return waves * ramps * np.where(ragged, constants.misaligned, 1.0)
+
+
+def _tiling(columns: Columns, m: Column, n: Column, rows: int, width: int, share: float) -> Column:
+    """The useful part of the last tiles and of the last wave; stream-K schedules win half of the latter back."""
+    tiles = np.ceil(m / rows) * np.ceil(n / width)
+    padded = (m / (np.ceil(m / rows) * rows)) * (n / (np.ceil(n / width) * width))
+    waves = tiles / columns.machine.multiprocessors
+    full = waves / np.ceil(waves)
+    return share * padded * np.where(waves < 1, full, (1 + full) / 2)

@@ -1,0 +1,111 @@
+"""Seconds that data parallelism and the optimizer add to a step. No torch here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.plan.cases import Column, Columns
+from tools.plan.cost.constants import Constants
+from tools.plan.cost.links import gather_s
+
+UPDATE_BYTES = 30
+"""AdamW on fp32 state: gradient, main weight and two moments read, the last three and the weight written."""
+
+
+@dataclass(slots=True)
+class RankParameters:
+    """On the fullest rank."""
+
+    dense: Column
+    expert: Column
+
+
+def rank_parameters(columns: Columns) -> RankParameters:
+    """Parameters of a rank of the last or first stage, near enough for time; ``memory`` counts them exactly."""
+    model, layout = columns.model, columns.layout
+    attention = sum((n * k for n, k in columns.matrices), np.zeros(columns.count))
+    mlp = (2 + model.gated) * model.hidden * model.ffn / layout.tp
+    shared = (2 + model.gated) * model.hidden * model.shared_ffn / layout.tp
+    expert = (2 + model.gated) * model.hidden * model.expert_ffn * model.experts / (layout.ep * layout.etp)
+    share = model.moe_layers / model.layers
+    layers = (model.layers + model.extra_heads) / layout.pp
+    tables = model.vocab * model.hidden / layout.tp * np.where(layout.pp == 1, 2, 1)
+    dense = layers * (attention + mlp * (1 - share) + shared * share) + tables
+    return RankParameters(dense=dense, expert=layers * share * expert)
+
+
+def data_parallel_s(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+    """Exposed seconds of a step. forward, backward: computing seconds of one microbatch on a rank."""
+    return np.where(
+        columns.layout.zero >= 3,
+        _fully_sharded(columns, constants, forward, backward),
+        _replicated(columns, constants, forward, backward),
+    )
+
+
+def _group(columns: Columns) -> tuple[Column, Column]:
+    """Ranks that hold the same weights, and how far apart they are."""
+    return columns.layout.dp * columns.layout.cp, columns.layout.tp
+
+
+def _reduce_and_gather(columns: Columns, constants: Constants, parameters: RankParameters) -> tuple[Column, Column]:
+    """Seconds to reduce all gradients, and to gather all weights, over the ranks that share them."""
+    size, stride = _group(columns)
+    weight_bytes = np.where((columns.format >= 1) & (columns.format <= 3), 1, 2)
+    wide = columns.software.gradient_bytes
+    experts = np.maximum(1, columns.layout.tp * size / (columns.layout.ep * columns.layout.etp))
+    apart = np.minimum(columns.layout.ep * columns.layout.etp, columns.layout.tp * size)
+    reduce = gather_s(columns, constants, parameters.dense * wide, size, stride)
+    # Without the distributed optimizer gradients are all-reduced, and no weights gathered; some do both.
+    weight_bytes = np.where(columns.layout.zero == 0, wide, weight_bytes)
+    weight_bytes = weight_bytes + np.where(columns.software.all_reduces * (columns.layout.zero > 0) > 0, wide, 0)
+    gather = gather_s(columns, constants, parameters.dense * weight_bytes, size, stride)
+    reduce = reduce + gather_s(columns, constants, parameters.expert * wide, experts, apart)
+    gather = gather + gather_s(columns, constants, parameters.expert * weight_bytes, experts, apart)
+    return reduce, gather
+
+
+def _replicated(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+    """Once a step; overlapped with the last microbatch's backward and the next step's first forward pass.
+
+    Interleaved stages finish one chunk for all of a round's PP microbatches before the next: more time to hide in.
+    """
+    layout = columns.layout
+    rounds = np.maximum(1.0, np.minimum(layout.pp, layout.microbatches) * (layout.vpp - 1) / layout.vpp)
+    forward, backward = forward * rounds, backward * rounds
+    reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
+    hidden = np.minimum(reduce, 0.9 * backward), np.minimum(gather, 0.9 * forward)
+    exposed = reduce + gather - hidden[0] - hidden[1] + constants.contention * (hidden[0] + hidden[1])
+    return np.where(columns.layout.overlap > 0, exposed, constants.dp_plain * (reduce + gather))
+
+
+def _fully_sharded(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+    """Weights gathered for each pass of each microbatch, gradients reduced for each or once."""
+    reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
+    count = columns.layout.microbatches
+    reductions = np.where(columns.software.reduces_every_microbatch > 0, count, 1)
+    gathers = 2 * count
+    moved = gathers * gather + reductions * reduce
+    room = 0.9 * count * (forward + backward)
+    hidden = np.minimum(moved, room)
+    return moved - hidden + constants.contention * hidden
+
+
+def accumulate_s(columns: Columns) -> Column:
+    """Of one microbatch: its gradients are added to those of the others; sharded ones are reduced instead."""
+    held = rank_parameters(columns)
+    moved = columns.software.accumulate_bytes * (held.dense + held.expert)
+    return np.where(columns.layout.zero >= 3, 0.0, moved / columns.machine.memory_bytes_per_s)
+
+
+def optimizer_s(columns: Columns, constants: Constants) -> Column:
+    """The update of this rank's shard, and the passes over all its gradients (norm, scaling, zeroing)."""
+    parameters = rank_parameters(columns)
+    size, _ = _group(columns)
+    shards = np.where(columns.layout.zero >= 1, size, 1)
+    experts = np.maximum(1, columns.layout.tp * size / (columns.layout.ep * columns.layout.etp))
+    expert_shards = np.where(columns.layout.zero >= 1, experts, 1)
+    updated = parameters.dense / shards + parameters.expert / expert_shards
+    held = np.where(columns.layout.zero >= 2, updated, parameters.dense + parameters.expert)
+    moved = UPDATE_BYTES * updated + 8 * held
+    return constants.optimizer * moved / columns.machine.memory_bytes_per_s

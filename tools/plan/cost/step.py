@@ -1,0 +1,97 @@
+"""Seconds of one optimizer step, put together, and what they are spent on. No torch here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.plan.cases import Column, Columns
+from tools.plan.cost.constants import Constants
+from tools.plan.cost.head import embedding_s, head_s
+from tools.plan.cost.layer import Times, mean_block, tokens
+from tools.plan.cost.links import within_domain
+from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of a step on the slowest stage; ``total`` is their sum."""
+
+    products: Column
+    attention: Column
+    traffic: Column
+    recompute: Column
+    head: Column
+    tp: Column
+    cp: Column
+    ep: Column
+    p2p: Column
+    bubble: Column
+    dp: Column
+    optimizer: Column
+    other: Column
+
+    @property
+    def total(self) -> Column:
+        return np.asarray(sum(getattr(self, name) for name in self.__slots__))
+
+
+def step_times(columns: Columns, constants: Constants) -> StepTimes:
+    """Of every case. The pipeline: every stage takes all microbatches; the others' first and last stand idle."""
+    layout, count = columns.layout, columns.layout.microbatches
+    block, forward = mean_block(columns, constants)
+    first, middle, last = stage_layers(columns)
+    head, lookup = head_s(columns, constants), embedding_s(columns)
+    alone = layout.pp == 1
+    ends = np.maximum(first * block.total + lookup, middle * block.total)
+    slow_is_last = last * block.total + head > ends
+    slowest = np.maximum(last * block.total + head, ends) + np.where(alone, lookup, 0.0)
+    layers = np.where(slow_is_last, last, np.maximum(first, middle))
+    whole = columns.model.layers * block.total + head + lookup
+    idle = np.where(alone, 0.0, (whole - slowest) / layout.vpp)
+    steady = np.where(alone, whole, slowest)
+    parts = block.times(layers * count)
+    sent = _sends(columns, constants)
+    compute_forward = forward * layers
+    dp = data_parallel_s(columns, constants, compute_forward, steady - compute_forward)
+    parts.traffic = parts.traffic + count * accumulate_s(columns)
+    found = _assemble(parts, count * (steady - layers * block.total), count * sent, idle + _fill(columns, sent), dp)
+    found.optimizer = optimizer_s(columns, constants)
+    jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
+    found.other = constants.fixed_s + jitter * (found.total + constants.fixed_s)
+    return found
+
+
+def _assemble(parts: Times, head: Column, p2p: Column, bubble: Column, dp: Column) -> StepTimes:
+    nothing = np.zeros_like(head)
+    return StepTimes(
+        parts.products, parts.attention, parts.traffic, parts.recompute, head, parts.tp, parts.cp, parts.ep,
+        p2p, bubble, dp, nothing, nothing,
+    )  # fmt: skip
+
+
+def stage_layers(columns: Columns) -> tuple[Column, Column, Column]:
+    """Blocks of the first stage, the fullest one between, and the last; multi-token depths are on the last."""
+    layout, layers = columns.layout, columns.model.layers
+    first = np.where(layout.first_layers > 0, layout.first_layers, np.ceil(layers / layout.pp))
+    last = np.where(layout.last_layers > 0, layout.last_layers, np.floor(layers / layout.pp))
+    uneven = (layout.first_layers > 0) | (layout.last_layers > 0)
+    middle = np.where(uneven & (layout.pp > 2), (layers - first - last) / np.maximum(1, layout.pp - 2), first)
+    return first, middle, last + columns.model.extra_heads
+
+
+def _sends(columns: Columns, constants: Constants) -> Column:
+    """Exposed seconds per microbatch: an activation and its gradient cross to the next stage, chunk by chunk."""
+    layout, machine = columns.layout, columns.machine
+    stride = layout.tp * layout.cp * layout.dp
+    near = within_domain(columns, np.full(columns.count, 2.0), stride)
+    rate = np.where(near, machine.scale_up_bytes_per_s * constants.scale_up, machine.nic_bytes_per_s * constants.nics)
+    split = np.where(columns.software.splits_sends > 0, layout.tp, 1)
+    piece = 2 * tokens(columns) * columns.model.hidden / split
+    once = piece / rate + np.where(near, machine.scale_up_latency_s, machine.nic_latency_s)
+    exposed = np.where(columns.software.p2p_overlap * (layout.vpp > 1) > 0, constants.p2p_hidden, constants.p2p)
+    return np.where(layout.pp > 1, 2 * layout.vpp * once * exposed, 0.0)
+
+
+def _fill(columns: Columns, sent: Column) -> Column:
+    """Sends on the way through an empty pipeline: nothing hides these."""
+    return np.where(columns.layout.pp > 1, (columns.layout.pp - 1) * sent / columns.layout.vpp, 0.0)

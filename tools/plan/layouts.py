@@ -1,0 +1,52 @@
+"""One layout that can be priced: sizes of every axis, batch arithmetic, what is recomputed and sharded."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
+"""Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
+torchtitan's "selective op" does; no program of ours."""
+Zero = Literal[0, 1, 2, 3]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Candidate:
+    """Names as users type them; Megatron's names are in the recipe that ``--write`` makes of it."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int = 1
+    mbs: int = 1
+    microbatches: int = 1
+    recompute: Recompute = "none"
+    """What the backward pass computes a second time."""
+    zero: Zero = 1
+    """0: all replicated; 1: optimizer state split over DP x CP; 2: gradients too; 3: weights too (FSDP)."""
+    overlap: bool = True
+    """Gradients are reduced, and weights gathered, while others compute."""
+    sequence_parallel: bool = True
+    precision: str = "bf16"
+    first_layers: int = 0
+    """Of the first pipeline stage; 0: an equal share."""
+    last_layers: int = 0
+    split: Literal["even", "embedding_and_loss", "loss", "ends"] = "even"
+    """How layers were dealt to stages, as the recipe says it."""
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.cp * self.dp
+
+    def __str__(self) -> str:
+        axes = [("TP", self.tp, True), ("PP", self.pp, True), ("VPP", self.vpp, self.vpp > 1)]
+        axes += [("CP", self.cp, self.cp > 1), ("EP", self.ep, self.ep > 1), ("ETP", self.etp, self.etp > 1)]
+        axes += [("DP", self.dp, True), ("MBS", self.mbs, True)]
+        text = " ".join(f"{name}{size}" for name, size, shown in axes if shown)
+        words = [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        words += [f"ZeRO-{self.zero}"] if self.zero != 1 else []
+        words += [] if self.overlap or self.dp * self.cp == 1 else ["no overlap"]
+        words += [] if self.precision in ("bf16", "fp16") else [self.precision]
+        return ", ".join([text, *words])

@@ -1,0 +1,112 @@
+"""A cluster, for one number format, as the numbers that time is computed from. No torch here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tools.clusters import Cluster
+
+Generation = Literal["volta", "ampere", "hopper", "blackwell"]
+
+MULTIPROCESSORS = {
+    # NVIDIA's architecture white papers: streaming multiprocessors enabled on the product.
+    "GB300": 148, "B300": 148, "GB200": 148, "B200": 148, "GH200": 132, "H200": 132, "H100": 132, "A100": 108,
+    "L4": 58, "T4": 40,
+}  # fmt: skip
+WATTS_PER_TFLOPS = {
+    # Board power over dense 16-bit peak, both by NVIDIA's datasheets.
+    "GB300": 1400 / 2500, "B300": 1100 / 2250, "GB200": 1200 / 2500, "B200": 1000 / 2250, "GH200": 700 / 989.5,
+    "H200": 700 / 989.5, "H100": 700 / 989.5, "A100": 400 / 312, "L4": 72 / 121, "T4": 70 / 65,
+}  # fmt: skip
+FP4_OVER_FP8 = {"GB300": 3.0, "B300": 3.0}
+"""NVIDIA's product pages: dense NVFP4 is twice dense FP8 on GB200 and B200, three times on GB300 and B300."""
+GENERATIONS: dict[str, Generation] = {
+    "GB300": "blackwell", "B300": "blackwell", "GB200": "blackwell", "B200": "blackwell", "GH200": "hopper",
+    "H200": "hopper", "H100": "hopper", "A100": "ampere", "L4": "ampere", "T4": "volta",
+}  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Machine:
+    """One number format on one kind of node. Bandwidths in one direction."""
+
+    generation: Generation
+    peak_flops: float
+    """Dense, of the format that matrices are multiplied in."""
+    attention_flops: float
+    """Dense, of the 16-bit format that attention computes in whatever the precision."""
+    sustained: float
+    """Clock that power leaves, against the other cards of the generation."""
+    multiprocessors: int
+    memory_bytes: float
+    memory_bytes_per_s: float
+    scale_up_bytes_per_s: float
+    scale_up_latency_s: float
+    domain: int
+    """GPUs that reach each other over scale-up links."""
+    nic_bytes_per_s: float
+    """A GPU's share of its node's adapters."""
+    nic_latency_s: float
+    gpus_per_node: int
+
+
+def peak_tflops(cluster: Cluster, precision: str) -> float | None:
+    """Dense TFLOPS of matrix products; None where the card has no such units.
+
+    mxfp8 and the like run on fp8 units; nvfp4, which only published runs use, is a multiple; tf32 serves fp32.
+    """
+    peaks = cluster.gpu.peak_tflops
+    if precision == "nvfp4":
+        return None if "fp8" not in peaks else peaks["fp8"] * FP4_OVER_FP8.get(_model(cluster.gpu.name), 2.0)
+    key = "fp8" if "fp8" in precision else precision
+    if key == "fp32":
+        return peaks.get("tf32", peaks.get("fp32"))
+    return peaks.get(key)
+
+
+def machine(cluster: Cluster, precision: str) -> Machine:
+    """Raises KeyError where the card cannot compute in this precision; see ``precisions``."""
+    peak = peak_tflops(cluster, precision)
+    if peak is None:
+        raise KeyError(f"{cluster.gpu.name} has no {precision} units")
+    attention = peak if precision in ("bf16", "fp16", "fp32") else peak_tflops(cluster, "bf16") or peak
+    fabric, node, word = cluster.fabric, cluster.node, _model(cluster.gpu.name)
+    return Machine(
+        generation=generation(cluster.gpu.name),
+        peak_flops=peak * 1e12,
+        attention_flops=attention * 1e12,
+        sustained=sustained(word),
+        multiprocessors=MULTIPROCESSORS.get(word, 132),
+        memory_bytes=cluster.gpu.memory_gib * 2**30,
+        memory_bytes_per_s=cluster.gpu.memory_gb_per_s * 1e9,
+        scale_up_bytes_per_s=fabric.scale_up_gb_per_s * 1e9,
+        scale_up_latency_s=fabric.scale_up_latency_us * 1e-6,
+        domain=fabric.scale_up_domain,
+        nic_bytes_per_s=fabric.nics_per_node * fabric.nic_gb_per_s * 1e9 / node.gpus_per_node,
+        nic_latency_s=fabric.latency_us * 1e-6,
+        gpus_per_node=node.gpus_per_node,
+    )
+
+
+def sustained(model: str) -> float:
+    """Dense products run at the clock that the power limit allows, about the cube root of watts per peak FLOPS."""
+    if model not in WATTS_PER_TFLOPS:
+        return 1.0
+    reference = {"blackwell": "GB200", "hopper": "H100", "ampere": "A100", "volta": "T4"}[GENERATIONS[model]]
+    return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** (1 / 3))
+
+
+def precisions(cluster: Cluster) -> list[str]:
+    """Formats that today's program computes in and the card has units for, the fastest last."""
+    found = [name for name in ("bf16", "fp16") if peak_tflops(cluster, name)][:1] or ["fp32"]
+    return found + (["fp8"] if found == ["bf16"] and peak_tflops(cluster, "fp8") else [])
+
+
+def generation(gpu_name: str) -> Generation:
+    """Of a card by its name; unknown ones count as Hopper."""
+    return GENERATIONS.get(_model(gpu_name), "hopper")
+
+
+def _model(gpu_name: str) -> str:
+    """``"NVIDIA A100-SXM4-80GB"`` -> ``"A100"``; empty where the card is not in the tables."""
+    words = gpu_name.upper().replace("-", " ").split()
+    return next((word for word in words if word in MULTIPROCESSORS), "")

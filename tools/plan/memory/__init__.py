@@ -1,0 +1,1 @@
+"""Bytes on the fullest rank: weights, gradients and optimizer exactly, activations by formula."""

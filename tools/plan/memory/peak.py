@@ -1,0 +1,109 @@
+"""Bytes on the fullest rank of each case, by category. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.shapes import GPTShape
+from tools.plan.cases import Column, Columns
+from tools.plan.layouts import Candidate
+from tools.plan.memory.activations import block_bytes, in_flight, loss_bytes
+from tools.plan.memory.states import Stack, states
+
+WORKSPACE_BYTES = 5.2e9
+"""CUDA's context, NCCL's buffers, cuBLAS workspaces and fragmentation: what published peaks hold beyond the tensors
+that are counted here (fitted to BigScience's published peaks)."""
+SAFE_SHARE = 0.80
+"""No run failed whose estimate stayed below this share of the card (arXiv:2411.06465)."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes on the fullest stage's rank; ``total`` is their sum."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    workspace: Column
+    stage: Column
+    """The fullest pipeline stage."""
+
+    @property
+    def total(self) -> Column:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+
+
+def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
+    """Looks at the first stage, the second and the last: others hold no more than these."""
+    known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
+    stacks = [known[id(shape)] for shape in shapes]
+    best: Memory | None = None
+    for which in (0, 1, -1):
+        stages = [min(which, layout.pp - 1) if which >= 0 else layout.pp - 1 for layout in layouts]
+        found = stage_memory(columns, stacks, layouts, stages)
+        best = found if best is None else _fuller(best, found)
+    assert best is not None
+    return best
+
+
+def stage_memory(
+    columns: Columns, stacks: Sequence[Stack], layouts: Sequence[Candidate], stages: Sequence[int]
+) -> Memory:
+    """Of one stage of each case."""
+    software = columns.software
+    gradient = [
+        (int(size), bool(copies))
+        for size, copies in zip(software.main_gradient_bytes, software.keeps_fp32_gradients, strict=True)
+    ]
+    return _stage(columns, stacks, layouts, stages, gradient)
+
+
+def _stage(
+    columns: Columns,
+    stacks: Sequence[Stack],
+    layouts: Sequence[Candidate],
+    stages: Sequence[int],
+    gradient: Sequence[tuple[int, bool]],
+) -> Memory:
+    fixed, plain, mixtures, held_parameters = [], [], [], []
+    for stack, layout, stage, wide in zip(stacks, layouts, stages, gradient, strict=True):
+        own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
+        fixed.append(states(own, layout, *wide))
+        held_parameters.append(own.dense + own.expert)
+        depths = stack.shape.mtp_num_layers * (stage == layout.pp - 1)
+        plain.append(blocks.plain + depths * (blocks.mixtures == 0))
+        mixtures.append(blocks.mixtures + depths * (blocks.mixtures > 0))
+    number = np.array(stages, dtype=np.float64)
+    activations = _activations(columns, number, np.array(plain), np.array(mixtures))
+    small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
+    # fp8 weights and their transposes, beside the 16-bit ones or in their stead
+    casts = np.where(small & (columns.software.fp8_weights == 0), 2.0, 0.0) * np.array(held_parameters)
+    return Memory(
+        weights=np.array([own.weights for own in fixed]) + casts,
+        gradients=np.array([own.gradients for own in fixed]),
+        optimizer=np.array([own.optimizer for own in fixed]),
+        activations=activations + _gathered(columns, np.array(held_parameters), np.array(plain) + np.array(mixtures)),
+        workspace=np.full(columns.count, WORKSPACE_BYTES),
+        stage=number,
+    )
+
+
+def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Column) -> Column:
+    dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
+    kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
+    working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
+    last = stage == columns.layout.pp - 1
+    loss = np.where(last, loss_bytes(columns) * (1 + columns.model.extra_heads), 0.0)
+    return in_flight(columns, stage) * kept + np.maximum(working, loss)
+
+
+def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:
+    """ZeRO-3: the whole weights, and gradients, of the two blocks at work."""
+    return np.where(columns.layout.zero >= 3, 2 * 4 * parameters / np.maximum(1, blocks), 0.0)
+
+
+def _fuller(one: Memory, other: Memory) -> Memory:
+    more = other.total > one.total
+    return Memory(*(np.where(more, getattr(other, name), getattr(one, name)) for name in Memory.__slots__))

@@ -1,0 +1,166 @@
+"""Weights, gradients and optimizer state of every stage, exactly as the program holds them. No torch here."""
+
+import itertools
+from typing import NamedTuple
+
+from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+from parallel.stages import layers_per_chunk
+from tools.plan.layouts import Candidate
+from training.footprint import local_size
+
+
+class Blocks(NamedTuple):
+    """Blocks of one stage: dense ones and mixtures of experts."""
+
+    plain: int
+    mixtures: int
+
+
+class Held(NamedTuple):
+    """Parameters on a rank of one stage: of experts, which other ranks share than those of the rest."""
+
+    dense: int
+    expert: int
+
+
+class States(NamedTuple):
+    """Bytes on a rank throughout a step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConfig:
+    """The recipe's section of this layout, of a model with experts or without."""
+    interleaved = layout.vpp if layout.vpp > 1 else None
+    ends = layout.split == "ends"
+    return ParallelConfig(
+        tensor_model_parallel_size=layout.tp,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=interleaved,
+        num_layers_in_first_pipeline_stage=layout.first_layers if ends and layout.first_layers else None,
+        num_layers_in_last_pipeline_stage=layout.last_layers if ends and layout.last_layers else None,
+        account_for_embedding_in_pipeline_split=layout.split == "embedding_and_loss",
+        account_for_loss_in_pipeline_split=layout.split in ("embedding_and_loss", "loss"),
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.etp if experts else None,
+        use_distributed_optimizer=layout.zero >= 1,
+        overlap_grad_reduce=layout.overlap and layout.dp * layout.cp > 1,
+        overlap_param_gather=layout.overlap and layout.dp * layout.cp > 1 and layout.zero >= 1,
+    )
+
+
+class Stack:
+    """The blocks of one shape, dealt out to stages; each way of dealing is worked out once."""
+
+    def __init__(self, shape: GPTShape) -> None:
+        self.shape = shape
+        self._mixtures = list(itertools.accumulate(shape.moe_blocks, initial=0))
+        self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
+        self._held: dict[tuple[object, ...], Held] = {}
+        self._sizes: dict[tuple[int, int, int], _Sizes] = {}
+
+    def blocks(self, layout: Candidate) -> list[Blocks]:
+        """Of each stage."""
+        key = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers)
+        if key not in self._blocks:
+            self._blocks[key] = self._deal(layout)
+        return self._blocks[key]
+
+    def held(self, layout: Candidate, stage: int) -> Held:
+        """Parameters of a rank of one stage."""
+        dealt = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers)
+        key = (stage, layout.tp, layout.ep, layout.etp, *dealt)
+        if key not in self._held:
+            self._held[key] = self._count(layout, stage)
+        return self._held[key]
+
+    def _count(self, layout: Candidate, stage: int) -> Held:
+        key = (layout.tp, layout.ep, layout.etp)
+        if key not in self._sizes:
+            self._sizes[key] = _sizes(self.shape, *key)
+        sizes, own = self._sizes[key], self.blocks(layout)[stage]
+        first, last = stage == 0, stage == layout.pp - 1
+        counts = (own.plain, own.mixtures, first, last, last and not first)
+        return Held(
+            sum(count * part.dense for count, part in zip(counts, sizes, strict=True)),
+            sum(count * part.expert for count, part in zip(counts, sizes, strict=True)),
+        )
+
+    def _deal(self, layout: Candidate) -> list[Blocks]:
+        start, stages = 0, [[0, 0] for _ in range(layout.pp)]
+        for number, count in enumerate(chunks(self.shape.num_layers, layout)):
+            mixtures = self._mixtures[start + count] - self._mixtures[start]
+            stages[number % layout.pp][0] += count - mixtures
+            stages[number % layout.pp][1] += mixtures
+            start += count
+        return [Blocks(*pair) for pair in stages]
+
+
+def chunks(layers: int, layout: Candidate) -> list[int]:
+    """Blocks of each chunk, first to last."""
+    whole = layout.pp * layout.vpp
+    if layout.split == "even" and layers % whole:  # only published runs, by programs that deal layers out one by one
+        return [layers // whole + (number < layers % whole) for number in range(whole)]
+    return layers_per_chunk(parallel_config(layout), layers)
+
+
+class _Sizes(NamedTuple):
+    plain: Held
+    mixture: Held
+    embedding: Held
+    head: Held
+    copy: Held
+    """The last stage's word embeddings, where a tied output layer or multi-token prediction needs them."""
+
+
+def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp
+    )
+
+    def local(parameters: list[Parameter]) -> Held:
+        sizes = [(local_size(parameter, parallel), parameter.of_experts) for parameter in parameters]
+        return Held(sum(n for n, expert in sizes if not expert), sum(n for n, expert in sizes if expert))
+
+    blocks = {kind: number for number, kind in reversed(list(enumerate(shape.moe_blocks)))}
+    nothing = Held(0, 0)
+    depths = [parameter for depth in range(shape.mtp_num_layers) for parameter in mtp_parameters(shape, depth)]
+    word = next(iter(embedding_parameters(shape)))
+    return _Sizes(
+        plain=local(list(block_parameters(shape, blocks[False]))) if False in blocks else nothing,
+        mixture=local(list(block_parameters(shape, blocks[True]))) if True in blocks else nothing,
+        embedding=local(list(embedding_parameters(shape))),
+        head=local([*head_parameters(shape), *depths]),
+        copy=local([word]) if shape.tied or shape.mtp_num_layers else nothing,
+    )
+
+
+def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True) -> States:
+    """Bytes of a stage's rank; sharded parts are split over DP x CP, those of experts over what EP x ETP leaves.
+
+    copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
+
+    Weights and gradients as ``training.footprint`` counts them; ZeRO-2 and -3, which today's program does not run,
+    shard gradients, and weights, as well (arXiv:1910.02054, section 5).
+    """
+    everywhere = layout.dp * layout.cp
+    apart = max(1, layout.tp * everywhere // (layout.ep * layout.etp))
+    weight = 4 if layout.precision == "fp32" else 2
+    gradient = 4 if layout.precision == "fp32" else gradient_bytes
+    rest = (0 if layout.precision == "fp32" else 4) + (4 if gradient < 4 and copies else 0) + 8
+    found = [0.0, 0.0, 0.0]
+    for count, ranks in ((own.dense, everywhere), (own.expert, apart)):
+        found[0] += weight * count / (ranks if layout.zero >= 3 else 1)
+        found[1] += gradient * count / (ranks if layout.zero >= 2 else 1)
+        found[2] += rest * count / (ranks if layout.zero >= 1 else 1)
+    return States(*found)

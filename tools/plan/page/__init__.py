@@ -1,0 +1,1 @@
+"""--report: one HTML file with pictures, which needs no network."""

@@ -1,0 +1,112 @@
+"""Candidates into priced plans: seconds, bytes, and what follows from them. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.flops import flops_per_token
+from tools.plan.cases import Case, Column, Columns
+from tools.plan.cost.constants import Interval, fitted, interval
+from tools.plan.cost.step import StepTimes, step_times
+from tools.plan.layouts import Candidate
+from tools.plan.machine import machine
+from tools.plan.memory.peak import SAFE_SHARE, Memory, memory
+from tools.plan.question import Question
+from tools.plan.sizes import sizes
+from tools.plan.software import OURS
+
+SPENT = StepTimes.__slots__
+HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Plan:
+    """One priced layout."""
+
+    layout: Candidate
+    step_s: float
+    spent_s: dict[str, float]
+    """Seconds of the step by what takes them; their sum is step_s."""
+    held_bytes: dict[str, float]
+    """On the fullest rank, by category."""
+    fullest_stage: int
+    tokens_per_s_per_gpu: float
+    mfu: float
+    interval: Interval
+    memory_bytes: float
+    """Of the card."""
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.held_bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        """Below the share of the card that no published run failed at."""
+        return self.total_bytes <= SAFE_SHARE * self.memory_bytes
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether pretrain_gpt.py has what the layout needs; ZeRO-2 and -3 are planned only."""
+        return self.layout.zero <= 1
+
+    @property
+    def bubble(self) -> float:
+        return self.spent_s["bubble"] / self.step_s
+
+    @property
+    def limit(self) -> str:
+        """What the step is spent on most, in words."""
+        names = {
+            "products": "matrix products", "attention": "attention", "traffic": "memory bandwidth (norms, activations)",
+            "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
+            "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
+            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer",
+            "other": "overhead",
+        }  # fmt: skip
+        return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
+
+
+def price(question: Question, layouts: Sequence[Candidate], keep: int | None = None) -> list[Plan]:
+    """All layouts at once: well below a millisecond each.
+
+    keep: return no more than the fastest so many of those that fit and that run today, of those that fit, and of the
+    rest. None: all, in the order given.
+    """
+    if not layouts:
+        return []
+    model, shape = sizes(question.shape, question.seq_length), question.shape
+    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
+    cases = [Case(model=model, layout=layout, machine=machines[layout.precision], software=OURS) for layout in layouts]
+    columns = Columns(cases)
+    times = step_times(columns, fitted())
+    held = memory(columns, [shape] * len(layouts), layouts)
+    flops = flops_per_token(shape, question.seq_length)
+    chosen = range(len(cases)) if keep is None else _fastest(columns, times.total, held.total, keep)
+    return [_plan(question, cases[number], number, times, held, flops) for number in chosen]
+
+
+def _fastest(columns: Columns, total_s: Column, total_bytes: Column, keep: int) -> list[int]:
+    order = np.argsort(total_s)
+    fits = (total_bytes <= SAFE_SHARE * columns.machine.memory_bytes)[order]
+    today = (columns.layout.zero <= 1)[order]
+    kept = [order[fits & today][:keep], order[fits][:keep], order[~fits][:keep]]
+    return [int(number) for number in np.unique(np.concatenate(kept))]
+
+
+def _plan(question: Question, case: Case, number: int, times: StepTimes, held: Memory, flops: float) -> Plan:
+    spent = {name: float(getattr(times, name)[number]) for name in SPENT}
+    step_s = sum(spent.values())
+    rate = question.global_batch_size * question.seq_length / step_s / question.num_gpus
+    return Plan(
+        layout=case.layout,
+        step_s=step_s,
+        spent_s=spent,
+        held_bytes={name: float(getattr(held, name)[number]) for name in HELD},
+        fullest_stage=int(held.stage[number]),
+        tokens_per_s_per_gpu=rate,
+        mfu=rate * flops / case.machine.peak_flops,
+        interval=interval("experts" if case.model.experts else "dense"),
+        memory_bytes=case.machine.memory_bytes,
+    )

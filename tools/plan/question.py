@@ -1,0 +1,44 @@
+"""What is asked: a model, a cluster, so many GPUs, a batch, and what the user has decided already. No torch here."""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from models.config import ModelConfig
+from models.families import resolve
+from models.shapes import GPTShape
+from tools.clusters import Cluster
+from tools.plan.layouts import Candidate
+
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision")
+"""Fields of a candidate that can be fixed."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Question:
+    """One planning problem. fixed: value of each axis that the user has decided."""
+
+    model: ModelConfig
+    cluster: Cluster
+    num_gpus: int
+    global_batch_size: int
+    fixed: dict[str, int | str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> GPTShape:
+        """With the published vocabulary."""
+        return resolve(self.model, None)
+
+    @property
+    def seq_length(self) -> int:
+        return self.model.seq_length
+
+    def without(self, *names: str) -> "Question":
+        """The same with only these axes decided."""
+        return dataclasses.replace(self, fixed={name: self.fixed[name] for name in names})
+
+    def allows(self, layout: Candidate) -> bool:
+        return all(getattr(layout, name) == value for name, value in self.fixed.items())
+
+    def choices(self, name: str, otherwise: list[int]) -> list[int]:
+        """Values of an axis to try."""
+        return [int(self.fixed[name])] if name in self.fixed else otherwise

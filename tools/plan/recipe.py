@@ -1,0 +1,101 @@
+"""A plan as a recipe for pretrain_gpt.py and the line that starts it. No torch here."""
+
+import dataclasses
+from pathlib import Path
+from typing import cast
+
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.errors import UserError
+from tools.plan.layouts import Candidate
+from tools.plan.memory.states import parallel_config
+from tools.plan.pricing import Plan
+from tools.plan.question import Question
+from training.config import RecomputeModule, RunConfig, TrainConfig
+from training.recipe import dump
+
+
+def configuration(question: Question, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
+    """The sections that a layout decides, over those of the recipe that the question came from."""
+    model = question.model
+    if base is None:  # the vocabulary that was planned for, not that of the built-in tokenizer
+        base = RunConfig()
+        model = dataclasses.replace(model, vocab_size=question.shape.vocab_size)
+    return dataclasses.replace(
+        base,
+        nproc=None,
+        device="auto" if base.device == "cpu" else base.device,
+        model=model,
+        parallel=_parallel(base, layout, experts=question.shape.num_moe_experts > 0),
+        precision=_precision(base.precision, layout.precision),
+        train=_train(base.train, question, layout),
+    )
+
+
+def _parallel(base: RunConfig, layout: Candidate, *, experts: bool) -> ParallelConfig:
+    planned, kept = parallel_config(layout, experts=experts), base.parallel
+    return dataclasses.replace(
+        planned,
+        moe_token_dispatcher_type=kept.moe_token_dispatcher_type,
+        cp_comm_type=kept.cp_comm_type,
+        ddp_bucket_size=kept.ddp_bucket_size,
+        distributed_timeout_minutes=kept.distributed_timeout_minutes,
+        megatron=kept.megatron,
+    )
+
+
+def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
+    if name == "fp8":
+        return dataclasses.replace(base, dtype="bf16", fp8=base.fp8 or "hybrid", loss_scale=None)
+    scale = base.loss_scale if name == "fp16" else None
+    return dataclasses.replace(base, dtype=name, fp8=None, loss_scale=scale)  # type: ignore[arg-type]
+
+
+def _train(base: TrainConfig, question: Question, layout: Candidate) -> TrainConfig:
+    full, none = layout.recompute == "full", layout.recompute == "none"
+    return dataclasses.replace(
+        base,
+        global_batch_size=question.global_batch_size,
+        micro_batch_size=layout.mbs,
+        recompute_granularity=None if none else "full" if full else "selective",
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        recompute_modules=base.recompute_modules
+        if none or full
+        else cast(tuple[RecomputeModule, ...], (layout.recompute,)),
+    )
+
+
+def problems(question: Question, layout: Candidate, base: RunConfig | None = None) -> list[str]:
+    """What pretrain_gpt.py would refuse; empty where it would run."""
+    return configuration(question, layout, base).problems(question.num_gpus)
+
+
+def write(path: Path, question: Question, plan: Plan, base: RunConfig | None = None) -> str:
+    """Writes the recipe; the sbatch line. Raises UserError where today's program has not got what it needs."""
+    if not plan.runs_today:
+        raise UserError(
+            f"{plan.layout}: today's program does not shard weights (ZeRO-{plan.layout.zero}), so no recipe is "
+            "written. Fix another layout, for example with --zero 1."
+        )
+    if path.exists():
+        raise UserError(f"{path}: exists already. Choose another name, or remove it.")
+    command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
+    head = (
+        f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name}: {plan.layout}. Planned, "
+        f"not run.\n# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
+        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank.\n# Run: {command}\n"
+    )
+    try:
+        path.write_text(head + dump(configuration(question, plan.layout, base)))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+    return command
+
+
+def sbatch(question: Question, path: Path) -> str:
+    """The line that starts it; a node of the script's own eight GPUs needs no further flags."""
+    node = min(question.cluster.node.gpus_per_node, question.num_gpus)
+    flags = [f"--nodes {-(-question.num_gpus // node)}"]
+    if node != 8:
+        flags.append(f"--ntasks-per-node {node} --gpus-per-node {node}")
+    return f"sbatch {' '.join(flags)} slurm/pretrain.sbatch {path}"

@@ -1,0 +1,170 @@
+"""From flags to answers. No torch here, but for --trace and --calibrate, which import it themselves."""
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Sequence
+
+from models.config import ModelConfig
+from models.families import named
+from parallel.errors import UserError
+from tools import clusters
+from tools.plan import answers, recipe, rejections, report
+from tools.plan.enumeration import candidates
+from tools.plan.flags import Flags
+from tools.plan.machine import precisions
+from tools.plan.pricing import Plan, price
+from tools.plan.question import AXES, Question
+from tools.plan.ranking import ranked
+from training.config import RunConfig
+from training.recipe import load
+
+KEPT = 300
+"""Plans of each kind that are worked out in full; the rest stay two numbers."""
+RECOMPUTATIONS = ("none", "mlp", "moe", "full")
+
+
+def run(flags: Flags) -> None:
+    """Answers; raises UserError for what cannot be answered."""
+    if flags.backtest is not None:
+        from tools.plan.backtest.command import backtest
+
+        backtest(flags)
+        return
+    if flags.calibrate is not None:
+        from tools.plan.calibrate.command import calibrate
+
+        calibrate(flags.calibrate)
+        return
+    for path in (flags.report, flags.write):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise UserError(f"{path}: cannot be written: there is no folder {path.parent}.")
+    base = load(flags.recipe) if flags.recipe is not None else None
+    question = asked(flags, base)
+    if flags.memory:
+        print("\n".join(answers.memory_table(question)))
+        return
+    if flags.smallest or flags.sizing:
+        print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
+        return
+    plans = planned(question, flags.top)
+    chosen = explain(flags, question, plans) if flags.why else offered(plans)
+    if not flags.why:
+        print("\n".join(report.details(chosen)))
+    if flags.tokens is not None:
+        print("\n".join(answers.cost(question, chosen, flags.tokens)))
+    if flags.write is not None:
+        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base)}")
+    if flags.trace:
+        from tools.plan.trace.command import trace
+
+        trace(question, [plan for plan in plans if plan.runs_today][: flags.trace], base)
+    if flags.report is not None:
+        from tools.plan.page.page import write_page
+
+        write_page(flags.report, question, plans, chosen)
+        print(f"written: {flags.report}")
+
+
+def asked(flags: Flags, base: RunConfig | None) -> Question:
+    """The question, every part of it checked. Raises UserError."""
+    if flags.num_gpus is None or (flags.model is None and base is None):
+        raise UserError("--num_gpus and --model (or --recipe) are needed, such as --model llama3_70b --num_gpus 64.")
+    batch = flags.global_batch_size or (base.train.global_batch_size if base else None)
+    if batch is None:
+        raise UserError("--global_batch_size is needed: samples of an optimizer update, over all GPUs.")
+    for name, size in (("num_gpus", flags.num_gpus), ("global_batch_size", batch), ("seq_length", flags.seq_length)):
+        if size is not None and size < 1:
+            raise UserError(f"--{name} must be 1 or more, found {size}.")
+    cluster = clusters.load(flags.cluster)
+    question = Question(
+        model=_model(flags, base),
+        cluster=cluster,
+        num_gpus=flags.num_gpus,
+        global_batch_size=batch,
+        fixed={name: getattr(flags, name) for name in AXES if getattr(flags, name) is not None},
+    )
+    _check(question)
+    return question
+
+
+def _model(flags: Flags, base: RunConfig | None) -> ModelConfig:
+    if flags.model is not None:
+        named(flags.model)  # raises with the nearest names
+    model = base.model if base is not None else ModelConfig(shape=flags.model or "", seq_length=4096)
+    if flags.model is not None:
+        model = dataclasses.replace(model, shape=flags.model)
+    return model if flags.seq_length is None else dataclasses.replace(model, seq_length=flags.seq_length)
+
+
+def _check(question: Question) -> None:
+    """Constraints that no question has: a number format that the card lacks, words that are none."""
+    problems = question.model.problems()
+    formats, cluster = precisions(question.cluster), question.cluster
+    precision, again = question.fixed.get("precision"), question.fixed.get("recompute")
+    if precision is not None and precision not in formats:
+        known = ", ".join(formats)
+        problems.append(f"--precision {precision}: {cluster.gpu.name} computes in {known} here. Use one of these.")
+    if again is not None and again not in RECOMPUTATIONS:
+        near = difflib.get_close_matches(str(again), RECOMPUTATIONS, n=1)
+        problems.append(f"--recompute {again}: expected {', '.join(RECOMPUTATIONS)}{_meant(near)}.")
+    if question.fixed.get("zero", 1) not in (0, 1, 2, 3):
+        problems.append(f"--zero {question.fixed['zero']}: expected 0, 1, 2 or 3.")
+    problems += [
+        f"--{name} must be 1 or more, found {value}."
+        for name, value in question.fixed.items()
+        if isinstance(value, int) and name != "zero" and value < 1
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _meant(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def planned(question: Question, top: int) -> list[Plan]:
+    """Prices everything, prints the table, returns the plans that fit, the best first."""
+    start = time.perf_counter()
+    layouts = candidates(question)
+    if not layouts:
+        raise rejections.no_layout(question)
+    plans = price(question, layouts, keep=KEPT)
+    fitting = ranked([plan for plan in plans if plan.fits])
+    seconds = time.perf_counter() - start
+    if not fitting:
+        raise rejections.nothing_fits(question, price(question, layouts))
+    print("\n".join(report.heading(question, len(layouts), seconds)))
+    print("\n".join(report.table(shown(fitting, top))))
+    return fitting
+
+
+def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
+    """The best of all, of which at least half are such that today's program runs them."""
+    today = [plan for plan in plans if plan.runs_today][:top]
+    others = [plan for plan in plans if not plan.runs_today][: max(top // 2, top - len(today))]
+    kept = {id(plan) for plan in (*others, *today[: top - len(others)])}
+    return [plan for plan in plans if id(plan) in kept]
+
+
+def offered(plans: Sequence[Plan]) -> Plan:
+    """The best that today's program runs; without one, the best."""
+    return next((plan for plan in plans if plan.runs_today), plans[0])
+
+
+def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
+    """--why: the best layout of these sizes against the best of all, or what forbids them."""
+    fixed = rejections.constraint(flags.why or "")
+    narrowed = dataclasses.replace(question, fixed=question.fixed | fixed)
+    _check(narrowed)
+    layouts = candidates(narrowed)
+    if not layouts:
+        refused = rejections.refusals(narrowed)
+        raise UserError(
+            "\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
+        )
+    priced = price(narrowed, layouts)
+    chosen = min(priced, key=lambda plan: (not plan.fits, plan.step_s if plan.fits else plan.total_bytes))
+    lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
+    print("\n".join([*lines, *report.against(chosen, offered(plans)), *report.details(chosen)]))
+    return chosen

@@ -1,0 +1,112 @@
+"""A shape as the numbers that time and memory are computed from. No torch here."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from models.parameters import active_parameters, num_parameters
+from models.shapes import GPTShape
+
+
+class Matrix(NamedTuple):
+    """A weight matrix [rows, columns] (torch.nn.Linear's orientation) and the dim that TP splits."""
+
+    rows: int
+    columns: int
+    split: str
+
+    def local(self, tp: int) -> tuple[float, float]:
+        """Rows and columns on one TP rank."""
+        return (
+            self.rows / tp if self.split == "rows" else self.rows,
+            self.columns / tp if self.split == "columns" else self.columns,
+        )
+
+
+ATTENTION_MATRICES = 5
+"""As many as latent attention has; others leave the rest empty."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ModelSizes:
+    """Of one architecture at one sequence length. Widths in channels, over all TP ranks."""
+
+    layers: int
+    moe_layers: int
+    hidden: int
+    seq_length: int
+    matrices: tuple[Matrix, ...]
+    """Of attention: ``ATTENTION_MATRICES`` of them, empty ones [0, 0]."""
+    query_width: int
+    kv_width: int
+    attention_width: int
+    """Multiply-adds per query and key, all heads: of scores and of weighted values."""
+    heads: int
+    head_dim: int
+    mean_keys: float
+    """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
+    ffn: int
+    gated: bool
+    experts: int
+    topk: int
+    expert_ffn: int
+    shared_ffn: int
+    vocab: int
+    extra_heads: int
+    """Depths of multi-token prediction: a block and logits each."""
+    parameters: int
+    active: int
+
+
+def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
+    """What follows from a shape at one sequence length."""
+    latent = shape.multi_latent_attention
+    heads, query_dim = shape.num_attention_heads, shape.qk_head_dim + shape.qk_pos_emb_head_dim
+    width = heads * (query_dim + shape.v_head_dim) if latent else 2 * shape.query_size
+    return ModelSizes(
+        layers=shape.num_layers,
+        moe_layers=sum(shape.moe_blocks),
+        hidden=shape.hidden_size,
+        seq_length=seq_length,
+        matrices=_latent(shape) if latent else _grouped(shape),
+        query_width=heads * query_dim if latent else shape.query_size,
+        kv_width=heads * query_dim if latent else shape.kv_size,
+        attention_width=width,
+        heads=heads,
+        head_dim=query_dim if latent else shape.kv_channels,
+        mean_keys=_mean_keys(shape, seq_length),
+        ffn=shape.ffn_hidden_size,
+        gated=shape.gated,
+        experts=shape.num_moe_experts,
+        topk=shape.moe_router_topk if shape.num_moe_experts else 0,
+        expert_ffn=shape.expert_ffn_hidden_size if shape.num_moe_experts else 0,
+        shared_ffn=shape.moe_shared_expert_intermediate_size,
+        vocab=shape.padded_vocab_size,
+        extra_heads=shape.mtp_num_layers,
+        parameters=num_parameters(shape),
+        active=active_parameters(shape),
+    )
+
+
+def _grouped(shape: GPTShape) -> tuple[Matrix, ...]:
+    h, q = shape.hidden_size, shape.query_size
+    own = (Matrix(q + 2 * shape.kv_size, h, "rows"), Matrix(h, q, "columns"))
+    return own + (Matrix(0, 0, ""),) * (ATTENTION_MATRICES - len(own))
+
+
+def _latent(shape: GPTShape) -> tuple[Matrix, ...]:
+    """arXiv:2405.04434, section 2.1; the down projections are whole on every TP rank, as in Transformer Engine."""
+    h, n, rank = shape.hidden_size, shape.num_attention_heads, shape.q_lora_rank
+    queries = n * (shape.qk_head_dim + shape.qk_pos_emb_head_dim)
+    return (
+        Matrix(shape.kv_lora_rank + shape.qk_pos_emb_head_dim, h, ""),
+        Matrix(n * (shape.qk_head_dim + shape.v_head_dim), shape.kv_lora_rank, "rows"),
+        Matrix(rank, h, "") if rank else Matrix(0, 0, ""),
+        Matrix(queries, rank or h, "rows"),
+        Matrix(h, n * shape.v_head_dim, "columns"),
+    )
+
+
+def _mean_keys(shape: GPTShape, seq_length: int) -> float:
+    window = min(seq_length, shape.window_size[0] + 1) if shape.window_size[0] >= 0 else seq_length
+    share = sum(shape.window_blocks) / shape.num_layers
+    return share * (window - window**2 / (2 * seq_length)) + (1 - share) * seq_length / 2

@@ -1,0 +1,49 @@
+"""What the training program does, as far as time depends on it. No torch here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Software:
+    """Properties of a program, not its name: what its kernels fuse, and what it does at the same time."""
+
+    flash_attention: bool = True
+    """False: scores are written to memory, masked, normalised and read again."""
+    newest_attention: bool = True
+    """Attention kernels written for Hopper and later (cuDNN's, FlashAttention 3); False: FlashAttention 2's kind."""
+    transformer_engine: bool = True
+    """Its modules keep what they need; False: this project's own, on the CPU, keep every intermediate result."""
+    fused: bool = True
+    """Norms, activations and residuals run as few kernels (Transformer Engine, torch.compile)."""
+    tp_overlap: bool = False
+    """Collectives of tensor parallelism run beside the matrix products that need them, piece by piece."""
+    p2p_overlap: bool = True
+    """Sends between pipeline stages run while others compute (interleaved schedules of Megatron)."""
+    gradient_bytes: int = 4
+    """Of a gradient element as it is reduced."""
+    all_reduces: bool = False
+    """Gradients are all-reduced although each rank needs its shard only."""
+    main_gradient_bytes: int = 4
+    """Of a gradient element as it is held while microbatches add to it."""
+    keeps_fp32_gradients: bool = True
+    """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
+    fp8_weights: bool = False
+    """Weights are held in fp8 alone, not beside 16-bit ones."""
+    reduces_every_microbatch: bool = False
+    """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
+    splits_sends: bool = True
+    """A stage's TP ranks send a piece each of an activation that all of them hold (arXiv:2104.04473, section 4.1)."""
+    accumulate_bytes: float = 4.0
+    """Moved per parameter and microbatch to add gradients up, beyond what the products themselves write."""
+    power_share: float = 1.0
+    """Clock that is left under a power limit below the card's own."""
+    first_year: bool = False
+    """Kernels of the first year of a card's generation, before they were tuned for it."""
+    fused_experts: bool = False
+    """Experts' products, activation and casts in one kernel each way, replayed as CUDA graphs."""
+    balanced_experts: bool = True
+    """A benchmark that forces every expert to get as many tokens."""
+
+
+OURS = Software(balanced_experts=False)
+"""pretrain_gpt.py with Transformer Engine."""

@@ -1,0 +1,114 @@
+"""--trace: the first, a middle and the last stage of the best layouts, one process each."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parallel.errors import UserError
+from parallel.layout import Coordinates
+from tools.plan.aligned import aligned
+from tools.plan.cases import Case, Columns
+from tools.plan.layouts import Candidate
+from tools.plan.machine import machine
+from tools.plan.memory.peak import stage_memory
+from tools.plan.memory.states import Stack
+from tools.plan.pricing import Plan
+from tools.plan.question import Question
+from tools.plan.recipe import configuration
+from tools.plan.sizes import sizes
+from tools.plan.software import OURS
+from training.config import RunConfig
+from training.recipe import dump
+
+SPEC = (
+    "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "
+    "weights, gradients and optimizer are those of a GPU run, activations are an upper bound"
+)
+
+HEAD = (
+    "stage", "weights", "gradients", "optimizer", "activations", "GiB", "activations by formula", "seconds",
+    "collectives",
+)  # fmt: skip
+
+
+def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> None:
+    """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
+    print(SPEC)
+    for plan in plans:
+        rows: list[tuple[str, ...]] = [HEAD]
+        for stage in stages_of(plan.layout):
+            start = time.perf_counter()
+            found = trace_stage(question, plan.layout, stage, base)
+            formula = f"{by_formula(question, plan.layout, stage) / 2**30:.2f}"
+            seconds = f"{time.perf_counter() - start:.0f}"
+            rows.append((f"{stage}", *_gib(found), formula, seconds, _calls(found["collectives"])))
+        print(f"{plan.layout}, {rounds(plan.layout)} microbatches:")
+        print("\n".join(aligned(rows, left=(8,))), flush=True)
+
+
+def stages_of(layout: Candidate) -> list[int]:
+    """The first, a middle one, the last."""
+    return sorted({0, layout.pp // 2, layout.pp - 1})
+
+
+def rounds(layout: Candidate) -> int:
+    """Microbatches after which no stage holds more: PP, or two rounds of PP where stages are interleaved."""
+    return min(layout.microbatches, layout.pp if layout.vpp == 1 else 2 * layout.pp)
+
+
+def trace_stage(question: Question, layout: Candidate, stage: int, base: RunConfig | None) -> dict[str, Any]:
+    """What ``one_rank`` says of the first rank of a stage."""
+    with tempfile.TemporaryDirectory(prefix="triplane-trace-") as folder:
+        recipe = Path(folder) / "traced.toml"
+        recipe.write_text(dump(traceable(configuration(question, layout, base))))
+        grid = configuration(question, layout, base).layout(question.num_gpus)
+        rank = grid.rank(Coordinates(dp=0, pp=stage, cp=0, tp=0))
+        command = [sys.executable, "-m", "tools.plan.trace.one_rank", str(recipe), str(question.num_gpus), str(rank)]
+        done = subprocess.run([*command, str(rounds(layout))], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{layout}: stage {stage} cannot be traced: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def traceable(config: RunConfig) -> RunConfig:
+    """On the CPU, without fp8, and with one reduction at the end: none of this changes what a rank holds of a model."""
+    parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
+    precision = dataclasses.replace(config.precision, fp8=None)
+    return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
+
+
+def by_formula(question: Question, layout: Candidate, stage: int) -> float:
+    """Bytes of activations that ``memory`` gives for the modules that are traced here."""
+    precision = "bf16" if layout.precision == "fp8" else layout.precision
+    own = dataclasses.replace(layout, precision=precision, microbatches=rounds(layout))
+    software = dataclasses.replace(OURS, transformer_engine=False)
+    case = Case(
+        model=sizes(question.shape, question.seq_length),
+        layout=own,
+        machine=machine(question.cluster, precision),
+        software=software,
+    )
+    return float(stage_memory(Columns([case]), [Stack(question.shape)], [own], [stage]).activations[0])
+
+
+def optimizer_bytes(found: dict[str, Any]) -> int:
+    """Main weights and two moments of the same size; of fp32 weights, the moments of this rank's shard."""
+    return 3 * int(found["main_weights"])
+
+
+def _gib(found: dict[str, Any]) -> tuple[str, ...]:
+    sizes = [found["weights"], found["gradients"], optimizer_bytes(found), found["activations"]]
+    return (*(f"{size / 2**30:.2f}" for size in sizes), f"{sum(sizes) / 2**30:.1f}")
+
+
+def _calls(collectives: dict[str, dict[str, int]]) -> str:
+    return ", ".join(
+        f"{entry['calls']} {name} ({entry['bytes'] / 1e9:.3g} GB)" for name, entry in sorted(collectives.items())
+    )

@@ -1,0 +1,93 @@
+"""One rank of a recipe under fake tensors; with ``real``, under real ones, which a test compares.
+
+    python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE RANK MICROBATCHES [real]
+
+Prints one JSON object: bytes of weights, gradients, optimizer and activations at the peak, and the collectives.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> int:
+    """Exit code 0: traced."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    recipe, world_size, rank, microbatches, *real = sys.argv[1:]
+    print(json.dumps(trace(Path(recipe), int(world_size), int(rank), int(microbatches), fake=not real)))
+    return 0
+
+
+def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: bool = True) -> dict[str, Any]:
+    """The real model, DDP buffers, distributed optimizer and schedule. fake: False keeps real tensors, for a test."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from models.families import resolve
+    from parallel import groups
+    from parallel.launch import Identity
+    from tools.plan.trace import spots
+    from training import job
+    from training.recipe import load
+
+    config = load(recipe)
+    layout = config.layout(world_size)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    with groups.pretend(layout, Identity(rank=rank, world_size=world_size)) as ranks:
+        if fake:
+            spots.install()
+        with mode:
+            chunks, optim = job.build_parts(config, resolve(config.model, None), ranks)
+            found = _held(chunks, optim)
+            found |= _step(config, chunks, ranks, microbatches)
+    return found
+
+
+def _held(chunks: Any, optim: Any) -> dict[str, Any]:
+    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    masters = 0
+    for one in getattr(optim, "chained_optimizers", [optim]):
+        for kind in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
+            masters += sum(tensor.nbytes for group in getattr(one, kind, []) for tensor in group if tensor is not None)
+    return {
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "weights": sum(parameter.nbytes for parameter in parameters),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "main_weights": masters,
+    }
+
+
+def _step(config: Any, chunks: Any, ranks: Any, microbatches: int) -> dict[str, Any]:
+    """Forward and backward over the microbatches, as the program's own step runs them."""
+    from tools.plan.trace.ledger import Ledger
+    from training.step import run_schedule
+
+    held = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    for chunk in chunks:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            held += [data for data in (buffer.grad_data, buffer.param_data) if data is not None]
+        chunk.config.finalize_model_grads_func = None  # reductions of gradients are counted by formula
+    batches = [_batch(config, ranks)] * microbatches
+    with Ledger(held) as ledger:
+        run_schedule(chunks, batches, ranks, config.model.seq_length, config.train.micro_batch_size, forward_only=False)
+    return {"activations": ledger.peak, "collectives": ledger.collectives}
+
+
+def _batch(config: Any, ranks: Any) -> Any:
+    import torch
+
+    from data.loader import Batch
+
+    shape = (config.train.micro_batch_size, config.model.seq_length // ranks.layout.cp)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    return Batch(
+        tokens=tokens, labels=tokens, loss_mask=torch.ones(shape), position_ids=torch.zeros(shape, dtype=torch.int64),
+        starts=None,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
