@@ -13,8 +13,11 @@ class DataConfig:
     corpus, which is the Python standard library's own sources."""
 
     tokenizer: str = "builtin"
-    """Path of a SentencePiece .model; or "byte": one id a byte; or "builtin": a SentencePiece model trained
-    on the built-in corpus."""
+    """Path of a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file; or "byte": one id a byte;
+    or "builtin": a SentencePiece model trained on the built-in corpus."""
+
+    eod_token: str | None = None
+    """What ends a document, where a tokenizer.json does not say: the text of a control token, as "<|endoftext|>"."""
 
     builtin_vocab_size: int = 2048
     """Pieces of the built-in tokenizer (512 to 32768)."""

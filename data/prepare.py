@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data import cache, corpus, inputs, shards, tokenizers
+from data import cache, corpus, inputs, shard_writer, shards, tokenizers
 from data.config import DataConfig
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
@@ -93,7 +93,7 @@ def _tokenise(
     """Write the documents of `files`, each ended by `eod`, to one shard; one without text leaves nothing."""
     start_s, size_bytes = time.perf_counter(), sum(path.stat().st_size for path in files)
     console(f"data: tokenising {size_bytes / 1e6:.1f} MB of {_named(files)}")
-    with _progress(size_bytes) as bar, shards.ShardWriter(prefix, tokenizer.vocab_size) as writer:
+    with _progress(size_bytes) as bar, shard_writer.ShardWriter(prefix, tokenizer.vocab_size) as writer:
         for piece in _pieces(files, jsonl_key):
             _write_piece(piece, tokenizer, writer)
             bar.update(piece.source_bytes)
@@ -106,7 +106,7 @@ def _tokenise(
     )
 
 
-def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shards.ShardWriter) -> None:
+def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
     if piece.text:
         writer.add(tokenizer.encode(piece.text))
     if piece.ends_document and writer.open_document_tokens:

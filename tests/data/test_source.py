@@ -4,7 +4,7 @@ import pytest
 from data.config import DataConfig
 from data.order import rank_indices, sample_windows
 from data.prepare import Prepared
-from data.shards import ShardWriter
+from data.shard_writer import ShardWriter
 from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError

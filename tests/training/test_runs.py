@@ -317,7 +317,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, 
 
 
 def test_a_token_beyond_the_vocabulary_is_named(cache_dir: Path, tmp_path: Path) -> None:
-    from data.shards import ShardWriter
+    from data.shard_writer import ShardWriter
 
     with ShardWriter(tmp_path / "bad", 60000) as writer:
         for _ in range(40):
