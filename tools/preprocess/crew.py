@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -135,6 +136,7 @@ def progress(total: int, title: str, unit: str = "B") -> tqdm:
     class Bar(tqdm):
         monitor_interval = 0  # no watching thread: workers are forked from this process
 
+    Bar.set_lock(threading.RLock())  # the usual one is shared with forked processes, and stays shut if one is killed
     is_terminal = sys.stderr.isatty()
     return Bar(
         total=total, desc=title, unit=unit, unit_scale=True, mininterval=0.5 if is_terminal else 30, leave=is_terminal
