@@ -13,12 +13,13 @@ from torch import Tensor
 
 from data.config import DataConfig
 from data.order import global_batch_indices, rank_indices
-from data.source import TokenSource, build_source
+from data.source import Samples, TokenSource, build_source
 
 __all__ = [
     "Batch",
     "Packing",
     "Prefetcher",
+    "Samples",
     "TokenSource",
     "build_source",
     "global_batch_indices",

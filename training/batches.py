@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.loader import Batch, Packing, Prefetcher, TokenSource, needs_batch, rank_indices, to_batch
+from data.loader import Batch, Packing, Prefetcher, Samples, needs_batch, rank_indices, to_batch
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 
@@ -36,7 +36,7 @@ class BatchStream:
 
     def __init__(
         self,
-        open_source: Callable[[], TokenSource],
+        open_source: Callable[[], Samples],
         ranks: Ranks,
         schedule: BatchSchedule,
         micro_batch_size: int,

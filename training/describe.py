@@ -60,9 +60,9 @@ def vocabulary_size(config: RunConfig) -> int | None:
         return 257 if name == "byte" else config.data.builtin_vocab_size
     if not Path(name).is_file():
         return None
-    from data.tokenizers import SentencePieceTokenizer
+    from data.tokenizers import open_tokenizer
 
-    return SentencePieceTokenizer(Path(name)).vocab_size
+    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
 
 
 def missing(config: RunConfig) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from data.loader import Packing, TokenSource
+from data.loader import Packing, Samples
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 from training.batches import BatchStream
@@ -25,7 +25,7 @@ class Evaluation(Attachment):
         chunks: Chunks,
         ranks: Ranks,
         seq_length: int,
-        open_source: Callable[[], TokenSource],
+        open_source: Callable[[], Samples],
         record: Callable[[int, float], None],
         packing: Packing | None = None,
     ) -> None:
