@@ -4,7 +4,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,14 @@ from data import blend, cache, corpus, inputs, shard_writer, shards, tokenizers
 from data.blend import Blend
 from data.config import DataConfig
 from data.sources import Named, named
+from data.split import SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from data.source import Samples
 
 RECIPE = "1"  # part of the cache key: raise it when the same inputs are to give other tokens
 
@@ -49,6 +52,8 @@ class Prepared:
     """What `prefixes` belong to, in the same order; none where they are one source."""
     plan: Mapping[str, int] | None = None
     """What else the order depends on: with data.order = "megatron", the samples that the whole training takes."""
+    splits: Mapping[SplitName, "Samples"] = field(default_factory=dict)
+    """What is open already; the others are opened by build_source."""
     blend: Blend | None = None
     """Which source each sample comes from; None where there is one."""
 

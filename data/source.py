@@ -45,6 +45,8 @@ def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: 
 
     Raises UserError where the split of a source cannot fill one sample.
     """
+    if split in prepared.splits:
+        return prepared.splits[split]
     vocab_size = prepared.tokenizer.vocab_size
     if prepared.blend is None:
         segments = _segments(prepared.prefixes, config, seq_length, split, "")

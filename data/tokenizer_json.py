@@ -39,7 +39,7 @@ class JsonTokenizer:
         self.special_texts = tuple(token.content for token in self._added if token.special)
         self.vocab_size: int = 1 + max(plain.get_vocab(with_added_tokens=True).values())
         self.eod = self._find_eod(eod_token)
-        self.eod_text: str = plain.id_to_token(self.eod)
+        self.eod_text = str(plain.id_to_token(self.eod))
         self.fingerprint = hashlib.blake2b(self.raw + f"\0{self.eod}".encode(), digest_size=16).hexdigest()
 
     @cached_property

@@ -203,6 +203,7 @@ def build_recorder(
         sinks,
         lambda: stream.data_wait_s,
         model_meters(shape, chunks, ranks),
+        stream.epochs,
     )
 
 

@@ -43,15 +43,15 @@ def restore(
     ranks.say(f"schedule: {schedule.describe()}{changed}")
     ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
     if progress.consumed_samples:
-        changed = data_changes(restored.entries.get("data"), data_entry(config, prepared))
-        if changed and not config.data.accept_change:
+        other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
+        if other and not config.data.accept_change:
             raise SharedMistake(
                 f"{restored.path} was written with other data: from here on there would be other samples, or the same "
                 "in another order, and some twice.\n"
-                + "\n".join(f"  {line}" for line in changed)
+                + "\n".join(f"  {line}" for line in other)
                 + "\nGive what was there, or --data.accept_change True if that is meant."
             )
-        for line in changed:
+        for line in other:
             ranks.say(f"data: {line}: other samples, or another order")
     return progress
 
