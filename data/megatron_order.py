@@ -17,7 +17,7 @@ import numpy as np
 from data import cache
 from data.config import DataConfig
 from data.prepare import Prepared
-from data.shards import bin_path, idx_path
+from data.shards import Shard, bin_path, idx_path
 from data.split import SPLITS, SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
@@ -33,10 +33,12 @@ class Plan:
 
     @classmethod
     def of(cls, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int) -> "Plan":
-        """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples)."""
-        rounds = train_iters // eval_interval + 1 if eval_interval else 1
-        evaluated = eval_iters * global_batch_size
-        return cls(train=train_iters * global_batch_size, validation=rounds * evaluated, test=evaluated)
+        """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples); none of what is not
+        read here: the test split, and validation without eval_interval. What the others give does not depend on it.
+        """
+        rounds = train_iters // eval_interval + 1 if eval_interval else 0
+        validation = rounds * eval_iters * global_batch_size
+        return cls(train=train_iters * global_batch_size, validation=validation, test=0)
 
     def entries(self) -> dict[str, int]:
         """What a checkpoint keeps of it: a change is another order."""
@@ -118,8 +120,8 @@ def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:
     for source in prepared.sources:
         if len(source.prefixes) > 1:
             raise UserError(
-                f'data.order = "megatron": source {source.name} has {len(source.prefixes)} shards, and Megatron gives a '
-                'weight to each. Join them with tools.preprocess --merge, or use data.order = "exact".'
+                f'data.order = "megatron": source {source.name} has {len(source.prefixes)} shards, and Megatron weighs '
+                'each. Join them with tools.preprocess --merge, or use data.order = "exact".'
             )
     return [str(source.prefixes[0]) for source in prepared.sources], [float(one.units) for one in prepared.sources]
 
@@ -149,7 +151,24 @@ def _build(
         create_attention_mask=False,
     )
     sizes = [plan.train, plan.validation, plan.test]
+    assert given.split_matrix is not None
+    for number, (name, size) in enumerate(zip(SPLITS, sizes, strict=True)):
+        if not size:
+            given.split_matrix[number] = None
+        elif given.split_matrix[number] is not None:
+            _check_split(prepared, name, given.split_matrix[number])
     return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, given).build()
+
+
+def _check_split(prepared: Prepared, name: SplitName, bounds: tuple[float, float]) -> None:
+    """megatron-core looks forever for samples in a split without documents."""
+    for prefix in prepared.prefixes:
+        first, last = (round(bound * Shard(prefix).document_count) for bound in bounds)
+        if last <= first:
+            raise UserError(
+                f"data: {prefix} has no document in the {name} split, as Megatron cuts it. Change data.split, or give "
+                "more documents."
+            )
 
 
 def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan) -> str:
