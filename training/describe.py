@@ -58,7 +58,7 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    if not Path(name).is_file():
+    if not Path(name).exists():
         return None
     from data.tokenizers import open_tokenizer
 

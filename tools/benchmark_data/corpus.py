@@ -12,6 +12,7 @@ PATTERN = (
 )
 """Llama 3's split (meta-llama/llama3, llama/tokenizer.py)."""
 VOCABULARY = 32_000
+EOD = "<|endoftext|>"
 TRAINED_ON_BYTES = 10_000_000
 
 
@@ -31,7 +32,10 @@ def lines(folder: Path, size_mb: float) -> Path:
 
 
 def texts() -> Iterator[str]:
-    """Every source file of the standard library and the installed packages, each text once."""
+    """Every source file of the standard library and the installed packages, each text once.
+
+    None that holds a control token's text, of which Megatron's preprocessing makes the id and ours does not.
+    """
     seen = set()
     for root in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
         for path in sorted(Path(root).rglob("*.py")):
@@ -39,7 +43,7 @@ def texts() -> Iterator[str]:
                 text = path.read_text()
             except (OSError, UnicodeDecodeError):
                 continue
-            if text and hash(text) not in seen:
+            if text and EOD not in text and hash(text) not in seen:
                 seen.add(hash(text))
                 yield text
 
@@ -69,11 +73,11 @@ def byte_level(folder: Path) -> Path:
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+            vocab_size=VOCABULARY, special_tokens=[EOD], initial_alphabet=alphabet, show_progress=False
         )
         tokenizer.train_from_iterator(sample(), trainer)
         tokenizer.save(str(path))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOD}
         (path.parent / "tokenizer_config.json").write_text(json.dumps(config))
     return path
 
