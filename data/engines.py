@@ -127,6 +127,8 @@ def choose(
         if not isinstance(tokenizer, JsonTokenizer):
             raise UserError(f"special_text special: {own.name} never makes ids of the text of control tokens.")
         own = SpecialIdsEngine(tokenizer)
+    if isinstance(tokenizer, SentencePieceTokenizer) and name in ("auto", "sentencepiece"):
+        return _by_words(tokenizer, own, sample, console)
     if name == own.name or (name == "auto" and (special_ids or not isinstance(tokenizer, JsonTokenizer))):
         return own
     if special_ids:
@@ -136,6 +138,22 @@ def choose(
     engine = _build(tokenizer, name)
     if difference := differs(engine, own, sample):
         raise UserError(f"engine {name}: gives other ids than {own.name}: {difference}. Use engine {own.name}.")
+    return engine
+
+
+def _by_words(
+    tokenizer: SentencePieceTokenizer, own: Engine, sample: list[str], console: Callable[[str], None]
+) -> Engine:
+    from data.sentencepiece_engine import WordsEngine
+
+    try:
+        engine = WordsEngine(tokenizer)
+        reason = differs(engine, own, sample)
+    except UserError as error:
+        reason = str(error)
+    if reason:
+        console(f"engine sentencepiece, by whole texts, which is slower: {reason}")
+        return own
     return engine
 
 

@@ -106,25 +106,25 @@ class SentencePieceTokenizer:
         self.path: Path | None = path
         model = path.read_bytes()
         try:
-            self._processor = SentencePieceProcessor(model_proto=model)
+            self.processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise UserError(f"data.tokenizer: {path} is not a SentencePiece model ({error}).") from None
-        self.vocab_size: int = self._processor.get_piece_size()
-        self.eod: int = self._processor.eos_id()
+        self.vocab_size: int = self.processor.get_piece_size()
+        self.eod: int = self.processor.eos_id()
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
         if self.eod < 0:
             raise UserError(f"data.tokenizer: {path} has no end-of-sentence piece, which must end documents.")
-        controls = filter(self._processor.is_control, range(self.vocab_size))
-        self.special_texts: tuple[str, ...] = tuple(self._processor.id_to_piece(index) for index in controls)
+        controls = filter(self.processor.is_control, range(self.vocab_size))
+        self.special_texts: tuple[str, ...] = tuple(self.processor.id_to_piece(index) for index in controls)
 
     def encode_batch(self, texts: list[str]) -> Sequence[Sequence[int]]:
         """Ids of each text."""
-        return self._processor.encode(texts, add_bos=False, add_eos=False, num_threads=1)
+        return self.processor.encode(texts, add_bos=False, add_eos=False, num_threads=1)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [pieces] int32."""
-        return np.asarray(self._processor.encode(text, add_bos=False, add_eos=False), np.int32)
+        return np.asarray(self.processor.encode(text, add_bos=False, add_eos=False), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """U+2581, SentencePiece's own sign for a blank, comes back as a blank."""
-        return self._processor.decode([int(index) for index in ids])
+        return self.processor.decode([int(index) for index in ids])

@@ -103,7 +103,8 @@ def _other_tokenizer(draft: Draft, kind: str | None) -> None:
             return
     draft.unsupported.append(
         f"--tokenizer-type {kind}: Triplane reads SentencePiece models, tokenizer.json and "
-        ".tiktoken files. Give data.tokenizer one; or train on token files (.bin/.idx) that Megatron-LM made, and set model.vocab_size to their tokenizer's ids."
+        ".tiktoken files. Give data.tokenizer one; or train on token files (.bin/.idx) that Megatron-LM "
+        "made, and set model.vocab_size to their tokenizer's ids."
     )
     if kind == "GPT2BPETokenizer" and draft.arguments.text("vocab-size") is None:
         draft.put("model.vocab_size", _GPT2_IDS, kind)

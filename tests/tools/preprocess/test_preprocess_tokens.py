@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data import engines
 from data.manifest import read_manifest
+from data.sentencepiece_engine import WordsEngine
 from data.shards import Shard
 from data.tiktoken_engine import TiktokenEngine
 from data.tokenizers import open_tokenizer
@@ -225,3 +228,66 @@ def test_a_tokenizer_json_must_say_what_ends_a_document(tokenizer_json, tmp_path
     assert "nothing says what ends a document" in capsys.readouterr().err
     assert run(lines, "--output", tmp_path / "x", "--tokenizer", alone, "--eod_token", "<|over|>") == 0
     assert Path(f"{tmp_path / 'x'}-00000-of-00001.idx").is_file()
+
+
+@pytest.fixture(scope="session")
+def models(lines, tmp_path_factory):
+    """SentencePiece models, as trained here and with blanks collapsed and one put before; of pairs, and a unigram's."""
+    import io
+
+    import sentencepiece
+
+    found = []
+    for kind in ("bpe", "unigram"):
+        for options in ({"normalization_rule_name": "identity", "add_dummy_prefix": False,
+                         "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True}, {}):  # fmt: skip
+            model = io.BytesIO()
+            words = (json.loads(line)["text"] for line in lines.open())
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(line for text in words for line in text.splitlines() if line), model_writer=model,
+                vocab_size=800, model_type=kind, byte_fallback=True, minloglevel=2, **options,
+            )  # fmt: skip
+            path = tmp_path_factory.mktemp("models") / f"{kind}.model"
+            path.write_bytes(model.getvalue())
+            found.append(open_tokenizer(path, None))
+    return found
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.text(st.sampled_from("ab ,.\t\n\u2581\u00a0\u3000eé你ﬁ\u0301İ👋def=") | st.characters(codec="utf-8")))
+)
+def test_words_have_the_ids_that_whole_texts_have(models, texts):
+    for tokenizer in models[:2]:
+        engine = engines.choose(tokenizer, "auto", False, [], silent)
+        assert isinstance(engine, WordsEngine)
+        assert engines.differs(engine, engines.reference(tokenizer), [*texts, "  ".join(texts)]) is None
+
+
+def test_words_on_real_texts(models, texts):
+    for tokenizer in models[:2]:
+        engine = WordsEngine(tokenizer)
+        assert engines.differs(engine, engines.reference(tokenizer), texts) is None
+
+
+def test_a_unigram_model_is_encoded_by_whole_texts(models):
+    for tokenizer in models[2:]:
+        with pytest.raises(UserError, match="not a byte-pair model"):
+            WordsEngine(tokenizer)
+
+
+def test_pieces_that_reach_over_words_are_encoded_by_whole_texts(tmp_path, lines):
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(json.loads(line)["text"][:300] for line in lines.open()), model_writer=model,
+        vocab_size=600, model_type="bpe", byte_fallback=True, split_by_whitespace=False, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "t.model").write_bytes(model.getvalue())
+    said = []
+    engine = engines.choose(open_tokenizer(tmp_path / "t.model", None), "auto", False, ["a b"], said.append)
+    assert not isinstance(engine, WordsEngine)
+    assert "reaches over the end of a word" in said[0]
