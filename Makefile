@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | bench | bench-checkpoint | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | bench | bench-checkpoint | bench-data | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 ifeq ($(VENV),system)
@@ -11,7 +11,7 @@ endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint bench bench-checkpoint prove-gpu faults clean
+.PHONY: demo test setup lint bench bench-checkpoint prove-gpu faults bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -29,6 +29,10 @@ bench: setup
 
 bench-checkpoint: setup
 	$(PYTHON) -m tools.benchmark_checkpoint
+
+# Megatron-LM is no package: MEGATRON_LM=its checkout. mosaicml-streaming and litdata are measured where installed.
+bench-data: setup
+	$(PYTHON) -m tools.benchmark_data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
 
 prove-gpu: setup
 	$(PYTHON) -m tools.prove_gpu
@@ -53,7 +57,7 @@ PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]
 	python3 -m pip list --disable-pip-version-check --format=freeze | grep -iE '^[a-z0-9._-]+==$(PEP440)$$' > "$$installed"; \
 	$(PIP_INSTALL) --constraint "$$installed" --no-deps megatron-core==0.19.2; \
 	$(PIP_INSTALL) --constraint "$$installed" sentencepiece "tyro>=1.0,<2" cattrs tomli-w psutil platformdirs tqdm xxhash tensorboard wandb \
-		pytest pytest-timeout hypothesis transformers safetensors ruff mypy types-tqdm types-psutil
+		tokenizers tiktoken orjson zstandard pyarrow datasets pytest pytest-timeout hypothesis transformers safetensors ruff mypy types-tqdm types-psutil
 	python3 -m tools.versions
 	touch $@
 

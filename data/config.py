@@ -1,6 +1,8 @@
 """The `data` section: which text, which tokenizer, and how documents are split."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -12,9 +14,29 @@ class DataConfig:
     """Prefixes of .bin/.idx files, or raw .jsonl or text files, which are tokenised once. Empty: the built-in
     corpus, which is the Python standard library's own sources."""
 
+    blend: Mapping[str, float] = field(default_factory=dict)
+    """Weights of several sources, in place of data.paths: a table of prefix, file or glob = weight. All that one
+    line names is one source. Weights need not sum to 1; they are rounded to multiples of 2^-20."""
+
+    blend_file: str | None = None
+    """The same in a file: a TOML table, or Megatron's "weight path weight path …" (--data-args-path)."""
+
+    order: Literal["exact", "megatron"] = "exact"
+    """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
+    continue a run of Megatron-LM's; the order then depends on how many samples the whole training takes."""
+
+    require_manifest: bool = False
+    """Refuse shards without a manifest, which cannot be checked; they are Megatron's, or of an old version."""
+
+    accept_change: bool = False
+    """Continue a run although its data is not what it was: other samples, or in another order."""
+
     tokenizer: str = "builtin"
-    """Path of a SentencePiece .model; or "byte": one id a byte; or "builtin": a SentencePiece model trained
-    on the built-in corpus."""
+    """Path of a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file; or "byte": one id a byte;
+    or "builtin": a SentencePiece model trained on the built-in corpus."""
+
+    eod_token: str | None = None
+    """What ends a document, where a tokenizer.json does not say: the text of a control token, as "<|endoftext|>"."""
 
     builtin_vocab_size: int = 2048
     """Pieces of the built-in tokenizer (512 to 32768)."""
@@ -46,6 +68,7 @@ class DataConfig:
         for name in ("tokenizer", "jsonl_key"):
             if not getattr(self, name):
                 found.append(f"data.{name} is empty; leave it out to use its default.")
+        found += blend_problems(self)
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found
@@ -75,3 +98,17 @@ def split_problems(split: str) -> list[str]:
         f'data.split = "{split}": expected up to three numbers >= 0 with commas between, the weights of '
         'train, validation and test, the first above 0; for example "969,30,1".'
     ]
+
+
+def blend_problems(config: DataConfig) -> list[str]:
+    """What is wrong with the sources of a blend."""
+    given = [name for name in ("paths", "blend", "blend_file") if getattr(config, name)]
+    found = []
+    if len(given) > 1:
+        found.append(f"{' and '.join(f'data.{name}' for name in given)} each say what to train on; give one of them.")
+    for name, weight in config.blend.items():
+        if not (name and weight > 0 and math.isfinite(weight)):
+            found.append(f'data.blend: "{name}" = {weight}: expected a source and a weight above 0.')
+    if len(config.blend) > 65_535:
+        found.append(f"data.blend has {len(config.blend)} sources; at most 65535 fit its table.")
+    return found

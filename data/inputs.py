@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,11 @@ from parallel.errors import UserError
 
 READ_BYTES = 1 << 20
 SHARD_SUFFIXES = (".bin", ".idx")
+UNIT = "{name}-{index:05d}-of-{count:05d}"
+"""How tools.preprocess names the shards of a prefix."""
+UNIT_NAME = re.compile(r"-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
+JOINED = "_text_document"
+"""What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Inputs:
 
 
 def resolve(paths: tuple[str, ...]) -> Inputs:
-    """Tell shard prefixes (`X`, `X.bin` or `X.idx`) from raw files.
+    """Tell shard prefixes (`X`, `X.bin` or `X.idx`; all of `X-00000-of-00012` …; `X_text_document`) from raw files.
 
     Raises UserError naming the first path that is neither, with what lies nearby.
     """
@@ -41,17 +47,64 @@ def resolve(paths: tuple[str, ...]) -> Inputs:
     for name in paths:
         path = Path(name).expanduser().absolute()
         prefix = path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path
-        pair = [file for file in (shards.bin_path(prefix), shards.idx_path(prefix)) if file.is_file()]
-        if not pair and not path.is_file():
+        found = _pairs(prefix)
+        if not found and not path.is_file():
             raise UserError(_missing(name, path))
-        for file in pair or [path]:
-            if not os.access(file, os.R_OK):
-                raise UserError(f"data.paths: no permission to read {file}.")
-        if pair:
-            prefixes.append(prefix)
+        _check_readable([file for one in found for file in _halves(one)] or [path])
+        if found:
+            prefixes += found
         else:
             raw_files.append(path)
     return Inputs(tuple(prefixes), tuple(raw_files))
+
+
+def _pairs(prefix: Path) -> list[Path]:
+    """The shards that a prefix stands for: one pair, or what tools.preprocess made for it."""
+    for one in (prefix, prefix.with_name(prefix.name + JOINED)):
+        if _halves(one):
+            return [one]
+    return units(prefix)
+
+
+def _halves(prefix: Path) -> list[Path]:
+    return [file for file in (shards.bin_path(prefix), shards.idx_path(prefix)) if file.is_file()]
+
+
+def _check_readable(files: list[Path]) -> None:
+    for file in files:
+        if not os.access(file, os.R_OK):
+            raise UserError(f"data.paths: no permission to read {file}.")
+
+
+def empty_path(prefix: Path) -> Path:
+    """What stands for a unit without any document: `X.empty.json`, its manifest."""
+    return prefix.with_name(prefix.name + ".empty.json")
+
+
+def units(prefix: Path) -> list[Path]:
+    """The shards `PREFIX-00000-of-00012` …, in order, without those that are empty; none where there are none.
+
+    Raises UserError where some are missing, or two preprocessings are mixed.
+    """
+    if not prefix.parent.is_dir():
+        return []
+    named, start = {}, len(prefix.name)
+    for entry in os.scandir(prefix.parent):
+        if entry.name.startswith(prefix.name) and (matched := UNIT_NAME.fullmatch(entry.name, start)):
+            named[int(matched[1]), int(matched[2])] = matched[3]
+    counts = {count for _, count in named}
+    if len(counts) > 1:
+        raise UserError(f"data.paths: {prefix} has shards of {sorted(counts)} parts side by side; remove the old ones.")
+    for count in counts:
+        missing = [index for index in range(count) if (index, count) not in named]
+        if missing:
+            name = UNIT.format(name=prefix.name, index=missing[0], count=count)
+            raise UserError(
+                f"data.paths: {len(missing)} of the {count} shards of {prefix} are missing, the first {name}.idx: "
+                "copy all of them, or give the command of tools.preprocess again to continue it."
+            )
+    full = sorted(key for key, suffix in named.items() if suffix == ".idx")
+    return [prefix.with_name(UNIT.format(name=prefix.name, index=index, count=count)) for index, count in full]
 
 
 def read(path: Path, jsonl_key: str) -> Iterator[Piece]:

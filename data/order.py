@@ -49,7 +49,7 @@ def _round_keys(key: str) -> np.ndarray:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def sample_windows(sample_indices: np.ndarray, samples_per_epoch: int, seed: int) -> np.ndarray:
+def sample_windows(sample_indices: np.ndarray, samples_per_epoch: int, seed: int | str) -> np.ndarray:
     """Window number in [0, samples_per_epoch) of every global sample index; both [n] int64.
 
     Each epoch visits every window once, in an order of its own.

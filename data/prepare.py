@@ -3,22 +3,40 @@
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data import cache, corpus, inputs, shards, tokenizers
+from data import blend, cache, corpus, inputs, shard_writer, shards, tokenizers
+from data.blend import Blend
 from data.config import DataConfig
+from data.sources import Named, named
+from data.split import SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from data.source import Samples
+
 RECIPE = "1"  # part of the cache key: raise it when the same inputs are to give other tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSource:
+    """One source of a blend, on this machine's disk."""
+
+    name: str
+    prefixes: tuple[Path, ...]
+    units: int
+    """Its weight in units of 2^-20."""
+    fingerprint: str
+    """Hex digest of its shards."""
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +47,19 @@ class Prepared:
     prefixes: tuple[Path, ...]
     """Shards, in the order of their tokens; each has been opened and checked."""
     fingerprint: str
-    """Hex digest of tokenizer and shards, equal on machines that hold the same; made in O(1) a shard."""
+    """Hex digest of tokenizer, shards and weights, equal on machines that hold the same; made in O(1) a shard."""
+    sources: tuple[PreparedSource, ...] = ()
+    """What `prefixes` belong to, in the same order; none where they are one source."""
+    plan: Mapping[str, int] | None = None
+    """What else the order depends on: with data.order = "megatron", the samples that the whole training takes."""
+    splits: Mapping[SplitName, "Samples"] = field(default_factory=dict)
+    """What is open already; the others are opened by build_source."""
+    blend: Blend | None = None
+    """Which source each sample comes from; None where there is one."""
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """The SentencePiece model; None for bytes."""
+        """The tokenizer's file; None for bytes."""
         return self.tokenizer.path
 
 
@@ -44,14 +70,75 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     the same bit for bit. `console` gets one line a step taken; a progress bar goes to stderr where that is a
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
-    given = inputs.resolve(config.paths)
+    sources = named(config)
+    given = [inputs.resolve(source.paths) for source in sources]
     folder = cache.root(config)
     tokenizer = tokenizers.load(config, folder, console)
-    prefixes = given.prefixes
-    if given.raw_files or not prefixes:
-        prefixes += (_tokenised(config, given.raw_files, tokenizer, folder, console),)
-    digests = [shards.Shard(prefix).fingerprint() for prefix in prefixes]
-    return Prepared(tokenizer=tokenizer, prefixes=prefixes, fingerprint=_digest([tokenizer.fingerprint, *digests]))
+    units = blend.rounded([source.weight for source in sources])
+    prepared = [
+        _source(config, source, found, weight, tokenizer, folder, console)
+        for source, found, weight in zip(sources, given, units, strict=True)
+    ]
+    digests = [tokenizer.fingerprint, *(source.fingerprint for source in prepared)]
+    if len(sources) > 1:
+        digests += map(str, units)
+        for source in prepared:
+            console(
+                f"data: {source.units / blend.PERIOD:.7f} of the samples from {source.name} ({source.tokens:,} tokens)"
+            )
+    return Prepared(
+        tokenizer=tokenizer,
+        prefixes=tuple(prefix for source in prepared for prefix in source.prefixes),
+        fingerprint=_digest(digests),
+        sources=tuple(prepared),
+        blend=blend.load(units, folder, console) if len(sources) > 1 else None,
+    )
+
+
+def _source(
+    config: DataConfig,
+    source: Named,
+    given: inputs.Inputs,
+    units: int,
+    tokenizer: Tokenizer,
+    folder: Path,
+    console: cache.Console,
+) -> PreparedSource:
+    """The shards of one source, opened and checked; raw files become one more."""
+    shown = [shards.Shard(prefix) for prefix in given.prefixes]
+    _check_manifests(shown, tokenizer, config.require_manifest, console)
+    if given.raw_files or not given.prefixes:
+        shown.append(shards.Shard(_tokenised(config, given.raw_files, tokenizer, folder, console)))
+    return PreparedSource(
+        name=source.name,
+        prefixes=tuple(shard.prefix for shard in shown),
+        units=units,
+        fingerprint=_digest([shard.fingerprint() for shard in shown]),
+        tokens=sum(shard.token_count for shard in shown),
+    )
+
+
+def _check_manifests(given: list[shards.Shard], tokenizer: Tokenizer, required: bool, console: cache.Console) -> None:
+    """Raises UserError for shards of another tokenizer, and for those that do not say where they are to."""
+    for shard in given:
+        said = shard.manifest
+        if said is not None and said.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"data: {shard.prefix} was made with tokenizer {said.tokenizer} ({said.tokenizer_fingerprint[:12]}…, "
+                f"{said.vocab_size} ids), data.tokenizer is another ({tokenizer.fingerprint[:12]}…, "
+                f"{tokenizer.vocab_size} ids). Set data.tokenizer to that one, or tokenise the text again."
+            )
+    without = [shard.prefix for shard in given if shard.manifest is None]
+    if without and required:
+        raise UserError(
+            f"data.require_manifest: {len(without)} of {len(given)} shards have no manifest, the first {without[0]}. "
+            "Make them with tools.preprocess, or leave data.require_manifest out."
+        )
+    if without:
+        console(
+            f"data: {len(without)} of {len(given)} shards have no manifest ({without[0].name} …): their sizes "
+            "are right; that data.tokenizer is theirs cannot be checked"
+        )
 
 
 def _tokenised(
@@ -93,7 +180,7 @@ def _tokenise(
     """Write the documents of `files`, each ended by `eod`, to one shard; one without text leaves nothing."""
     start_s, size_bytes = time.perf_counter(), sum(path.stat().st_size for path in files)
     console(f"data: tokenising {size_bytes / 1e6:.1f} MB of {_named(files)}")
-    with _progress(size_bytes) as bar, shards.ShardWriter(prefix, tokenizer.vocab_size) as writer:
+    with _progress(size_bytes) as bar, shard_writer.ShardWriter(prefix, tokenizer.vocab_size) as writer:
         for piece in _pieces(files, jsonl_key):
             _write_piece(piece, tokenizer, writer)
             bar.update(piece.source_bytes)
@@ -106,7 +193,7 @@ def _tokenise(
     )
 
 
-def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shards.ShardWriter) -> None:
+def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
     if piece.text:
         writer.add(tokenizer.encode(piece.text))
     if piece.ends_document and writer.open_document_tokens:

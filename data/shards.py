@@ -7,17 +7,16 @@ int64 document entries (entry d = first sequence of document d; the last = numbe
 and for multimodal data one int8 mode a sequence, which we accept and ignore.
 """
 
+import contextlib
 import hashlib
 import os
-import secrets
 import struct
-from array import array
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from data.manifest import Manifest, manifest_path, read_manifest
 from parallel.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -47,36 +46,61 @@ class Shard:
     """One `.bin/.idx` pair, opened for reading: checked in O(1), memory-mapped on first use.
 
     Raises UserError where a file is missing, is not an index, holds no token, or where the `.bin` has not
-    the size that the `.idx` promises.
+    the size that the `.idx` promises, or either not what the manifest (data/manifest.py) says.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
-        for path in (idx_path(prefix), bin_path(prefix)):
-            if not path.is_file():
-                raise UserError(f"data: {path} is missing; a shard is a pair of .bin and .idx files.")
-        self.dtype, self.sequence_count, self._document_entries = _read_header(idx_path(prefix))
-        self.token_count = self._checked_token_count()
-        self.document_count = self._checked_document_count()
+        try:
+            with _opened(idx_path(prefix)) as index:
+                bin_bytes = bin_path(prefix).stat().st_size
+                self._read_index(index, bin_bytes)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(f"data: {error.filename} is missing; a shard is a pair of .bin and .idx files.") from None
+        self.manifest = read_manifest(prefix)
+        if self.manifest is not None:
+            self._check_manifest(self.manifest)
         self._tokens: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
         """All ids, [token_count] of `dtype`, read from disk as they are touched."""
         if self._tokens is None:
-            self._tokens = np.memmap(bin_path(self.prefix), self.dtype, mode="r")
+            mapped = np.memmap(bin_path(self.prefix), self.dtype, mode="r")
+            self._tokens = mapped.view(np.ndarray)  # slices of a memmap cost several times as much
         return self._tokens
 
     def document_start(self, document: int) -> int:
         """Position in `tokens` of a document's first token; `document_count` gives `token_count`. O(1)."""
-        sequence = self._document_entry(document)
-        return self.token_count if sequence == self.sequence_count else self._sequence_start(sequence)
+        if document == self.document_count:
+            return self.token_count
+        if document == 0:
+            return 0
+        with _opened(idx_path(self.prefix)) as index:
+            sequence = self._document_entry(index, document)
+            return self.token_count if sequence == self.sequence_count else self._sequence_start(index, sequence)
+
+    def document_lengths(self) -> np.ndarray:
+        """Tokens of every document, [document_count] int64. Reads the whole index."""
+        lengths = np.fromfile(idx_path(self.prefix), np.int32, self.sequence_count, offset=HEADER.size)
+        if not self._document_entries:
+            return lengths.astype(np.int64)
+        offset = HEADER.size + 12 * self.sequence_count
+        starts = np.fromfile(idx_path(self.prefix), np.int64, self._document_entries, offset=offset)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return np.diff(ends[starts])
 
     def fingerprint(self) -> str:
-        """Hex digest of the header, the sizes and the first and last 64 KiB of both files: O(1), so a change
-        in the middle of a file that keeps its length is not seen.
+        """Hex digest of the checksums that the manifest holds.
+
+        Without a manifest: of the header, the sizes and the first and last 64 KiB of both files: O(1), so a
+        change in the middle of a file that keeps its length is not seen.
         """
         digest = hashlib.blake2b(digest_size=16)
+        if self.manifest is not None:
+            for one in self.manifest.files.values():
+                digest.update(one.blake2b.encode())
+            return digest.hexdigest()
         for path in (idx_path(self.prefix), bin_path(self.prefix)):
             size = path.stat().st_size
             digest.update(size.to_bytes(8, "little"))
@@ -86,31 +110,47 @@ class Shard:
                 digest.update(file.read(FINGERPRINT_BYTES))
         return digest.hexdigest()
 
-    def _checked_token_count(self) -> int:
-        index, tokens = idx_path(self.prefix), bin_path(self.prefix)
+    def _read_index(self, index: int, bin_bytes: int) -> None:
+        path = idx_path(self.prefix)
+        self.dtype, self.sequence_count, self._document_entries = _read_header(path, index)
+        self._index_bytes = os.fstat(index).st_size
         promised = HEADER.size + 12 * self.sequence_count + 8 * self._document_entries
-        found = index.stat().st_size
-        if found not in (promised, promised + self.sequence_count):
+        if self._index_bytes not in (promised, promised + self.sequence_count):
             raise UserError(
-                f"data: {index} has {found} bytes where its header promises {promised}: truncated or "
+                f"data: {path} has {self._index_bytes} bytes where its header promises {promised}: truncated or "
                 "damaged. Copy or tokenise it again."
             )
-        expected, actual = self._promised_bin_bytes(), tokens.stat().st_size
-        if expected != actual:
+        expected = self._promised_bin_bytes(index)
+        if expected != bin_bytes:
             raise UserError(
-                f"data: {tokens} has {actual} bytes where {index.name} promises {expected}: truncated, or of "
-                "another tokenisation. Copy or tokenise it again."
+                f"data: {bin_path(self.prefix)} has {bin_bytes} bytes where {path.name} promises {expected}: "
+                "truncated, or of another tokenisation. Copy or tokenise it again."
             )
-        if actual == 0:
-            raise UserError(f"data: {tokens} is an empty corpus: it holds no token.")
-        return actual // self.dtype.itemsize
+        if bin_bytes == 0:
+            raise UserError(f"data: {bin_path(self.prefix)} is an empty corpus: it holds no token.")
+        self.token_count = bin_bytes // self.dtype.itemsize
+        self.document_count = self._checked_document_count(index)
 
-    def _checked_document_count(self) -> int:
+    def _check_manifest(self, manifest: Manifest) -> None:
+        """The sizes and the kind of the files against what was written about them."""
+        sizes = {"bin": self.token_count * self.dtype.itemsize, "idx": self._index_bytes}
+        said = {"dtype": manifest.dtype, "tokens": manifest.tokens, "documents": manifest.documents}
+        said |= {f"bytes of .{name}": one.size for name, one in manifest.files.items()}
+        found = {"dtype": self.dtype.name, "tokens": self.token_count, "documents": self.document_count}
+        found |= {f"bytes of .{name}": sizes[name] for name in manifest.files}
+        wrong = [f"{key} {found[key]}, expected {said[key]}" for key in said if said[key] != found[key]]
+        if wrong:
+            raise UserError(
+                f"data: {self.prefix}.bin/.idx are not the files that {manifest_path(self.prefix).name} describes: "
+                f"{'; '.join(wrong)}. Copy the three again, or tokenise again."
+            )
+
+    def _checked_document_count(self, index: int) -> int:
         """Documents by the index; an index that marks none makes every sequence a document."""
         if self._document_entries <= 1:
             self._document_entries = 0
             return self.sequence_count
-        last = self._document_entry(self._document_entries - 1)
+        last = self._document_entry(index, self._document_entries - 1)
         if last != self.sequence_count:
             raise UserError(
                 f"data: {idx_path(self.prefix)} ends its documents at sequence {last} and holds "
@@ -118,34 +158,37 @@ class Shard:
             )
         return self._document_entries - 1
 
-    def _promised_bin_bytes(self) -> int:
+    def _promised_bin_bytes(self, index: int) -> int:
         if self.sequence_count == 0:
             return 0
         last = self.sequence_count - 1
-        length = int(self._index_value(np.int32, HEADER.size + 4 * last))
-        start = int(self._index_value(np.int64, HEADER.size + 4 * self.sequence_count + 8 * last))
-        return start + length * self.dtype.itemsize
+        (length,) = struct.unpack("<i", os.pread(index, 4, HEADER.size + 4 * last))
+        return (self._sequence_start(index, last) + length) * self.dtype.itemsize
 
-    def _sequence_start(self, sequence: int) -> int:
-        offset = HEADER.size + 4 * self.sequence_count + 8 * sequence
-        return int(self._index_value(np.int64, offset)) // self.dtype.itemsize
+    def _sequence_start(self, index: int, sequence: int) -> int:
+        (offset,) = struct.unpack("<q", os.pread(index, 8, HEADER.size + 4 * self.sequence_count + 8 * sequence))
+        return int(offset) // self.dtype.itemsize
 
-    def _document_entry(self, document: int) -> int:
+    def _document_entry(self, index: int, document: int) -> int:
+        """First sequence of a document. Read when asked: a billion documents need no array in memory."""
         if not self._document_entries:
             return document
-        return int(self._index_value(np.int64, HEADER.size + 12 * self.sequence_count + 8 * document))
-
-    def _index_value(self, dtype: type[np.signedinteger], offset: int) -> np.signedinteger:
-        """One number of the index. Read when asked: a billion documents need no array in memory."""
-        with idx_path(self.prefix).open("rb") as file:
-            file.seek(offset)
-            return np.frombuffer(file.read(np.dtype(dtype).itemsize), dtype)[0]
+        (entry,) = struct.unpack("<q", os.pread(index, 8, HEADER.size + 12 * self.sequence_count + 8 * document))
+        return int(entry)
 
 
-def _read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, document entries) of an index file."""
-    with path.open("rb") as file:
-        raw = file.read(HEADER.size)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_header(path: Path, index: int) -> tuple[np.dtype, int, int]:
+    """(dtype, sequences, document entries) of an open index file."""
+    raw = os.pread(index, HEADER.size, 0)
     if len(raw) < HEADER.size or not raw.startswith(MAGIC):
         raise UserError(f"data: {path} is not a Megatron index: it begins with {raw[:9]!r}, expected {MAGIC!r}.")
     _, version, code, sequences, document_entries = HEADER.unpack(raw)
@@ -155,93 +198,3 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
         known = ", ".join(f"{key} = {np.dtype(value).name}" for key, value in DTYPES.items())
         raise UserError(f"data: {path} says dtype code {code}, which is no integer type; known: {known}.")
     return np.dtype(DTYPES[code]), sequences, document_entries
-
-
-class ShardWriter:
-    """Writes one shard, document by document; the pair appears under its name only when it is complete.
-
-    Use it as a context: leaving it normally puts both files on disk and renames them (`.idx` last, so an
-    `.idx` means a whole pair); leaving it by an exception removes what was written.
-    """
-
-    def __init__(self, prefix: Path, vocab_size: int) -> None:
-        self.prefix = prefix
-        self.vocab_size = vocab_size
-        self.dtype = token_dtype(vocab_size)
-        self.token_count = 0
-        self._lengths = array("i")
-        self._open_document_tokens = 0
-        suffix = f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
-        pair = bin_path(prefix), idx_path(prefix)
-        self._parts = {path: path.with_name(path.name + suffix) for path in pair}
-
-    @property
-    def document_count(self) -> int:
-        """Documents written so far, the open one not counted."""
-        return len(self._lengths)
-
-    @property
-    def open_document_tokens(self) -> int:
-        """Tokens of the document that has not ended yet."""
-        return self._open_document_tokens
-
-    def add(self, ids: np.ndarray) -> None:
-        """Append ids [n] to the open document. Raises ValueError for an id outside the vocabulary."""
-        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
-            raise ValueError(f"token ids {ids.min()}..{ids.max()} for a vocabulary of {self.vocab_size}")
-        self._file.write(np.ascontiguousarray(ids, self.dtype).data)
-        self._open_document_tokens += ids.size
-
-    def end_document(self) -> None:
-        """Close the open document. Raises UserError beyond the 2^31 - 1 tokens that the format can count."""
-        if self._open_document_tokens > MAX_SEQUENCE_TOKENS:
-            raise UserError(
-                f"data: a document of {self._open_document_tokens} tokens does not fit the .idx format "
-                f"(at most {MAX_SEQUENCE_TOKENS}); split the file."
-            )
-        self._lengths.append(self._open_document_tokens)
-        self.token_count += self._open_document_tokens
-        self._open_document_tokens = 0
-
-    def __enter__(self) -> Self:
-        self._file = self._parts[bin_path(self.prefix)].open("wb", buffering=1 << 20)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._commit()
-        finally:
-            self._file.close()
-            for part in self._parts.values():
-                part.unlink(missing_ok=True)
-
-    def _commit(self) -> None:
-        if self._open_document_tokens:
-            raise ValueError("the last document was not ended")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        write_index(self._parts[idx_path(self.prefix)], np.frombuffer(self._lengths, np.int32), self.dtype)
-        for path, part in self._parts.items():
-            part.replace(path)
-
-
-def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """Write the `.idx` of documents of one sequence each and put it on disk.
-
-    lengths: [documents] int32, in tokens. Whole arrays at a time: a loop over ten million lengths costs
-    fourteen times as much.
-    """
-    code = next(key for key, value in DTYPES.items() if value is dtype.type)
-    offsets = np.zeros(len(lengths), np.int64)
-    np.cumsum(lengths[:-1], out=offsets[1:], dtype=np.int64)
-    offsets *= dtype.itemsize
-    with path.open("wb") as file:
-        file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-        file.write(np.ascontiguousarray(lengths, np.int32).data)
-        file.write(offsets.data)
-        file.write(np.arange(len(lengths) + 1, dtype=np.int64).data)
-        file.flush()
-        os.fsync(file.fileno())

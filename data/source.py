@@ -1,15 +1,22 @@
 """Samples of one split: windows of the token stream, fetched by global sample index."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from data import order
+from data.blend import Blend
 from data.config import DataConfig
 from data.prepare import Prepared
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_documents
 from parallel.errors import UserError
+
+BLOCK = 4096
+"""Samples whose windows are computed together."""
+UNSIGNED = {4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +28,41 @@ class Segment:
     stop: int
 
 
-def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> "TokenSource":
+class Samples(Protocol):
+    """Where batches are read from."""
+
+    seq_length: int
+
+    def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64."""
+
+    def epochs(self, consumed_samples: int) -> dict[str, float]:
+        """How often each source has been gone through after the first `consumed_samples` samples, by its name."""
+
+
+def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> Samples:
     """Open a split. Every shard is split by document on its own, as Megatron does.
 
-    Raises UserError where the split cannot fill one sample.
+    Raises UserError where the split of a source cannot fill one sample.
     """
+    if split in prepared.splits:
+        return prepared.splits[split]
+    vocab_size = prepared.tokenizer.vocab_size
+    if prepared.blend is None:
+        segments = _segments(prepared.prefixes, config, seq_length, split, "")
+        return TokenSource(segments, seq_length, seed, vocab_size)
+    opened = []
+    for number, source in enumerate(prepared.sources):
+        segments = _segments(source.prefixes, config, seq_length, split, f" of {source.name}")
+        opened.append(TokenSource(segments, seq_length, f"{seed} source {number}", vocab_size))
+    return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend)
+
+
+def _segments(
+    prefixes: tuple[Path, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
+) -> list[Segment]:
     segments, document_count = [], 0
-    for shard in map(Shard, prepared.prefixes):
+    for shard in map(Shard, prefixes):
         documents = split_documents(shard.document_count, config.split)[split]
         document_count += len(documents)
         bounds = shard.document_start(documents.start), shard.document_start(documents.stop)
@@ -35,11 +70,34 @@ def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: 
     token_count = sum(segment.stop - segment.start for segment in segments)
     if token_count < seq_length + 1:
         raise UserError(
-            f"data: the {split} split holds {token_count} tokens in {document_count} document(s); one sample "
+            f"data: the {split} split{whose} holds {token_count} tokens in {document_count} document(s); one sample "
             f"needs seq_length + 1 = {seq_length + 1}. Give more documents (a .jsonl has one a line, another "
             f'file is one), change data.split = "{config.split}", or lower model.seq_length.'
         )
-    return TokenSource(segments, seq_length, seed, prepared.tokenizer.vocab_size)
+    return segments
+
+
+class BlendedSource:
+    """Samples of several sources, each in its own order, in the proportions of a blend."""
+
+    def __init__(self, sources: list["TokenSource"], names: list[str], blend: Blend) -> None:
+        self.sources, self.names, self.blend = sources, names, blend
+        self.seq_length = sources[0].seq_length
+
+    def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64. Raises as TokenSource.fetch."""
+        sources, indices = self.blend.assign(sample_indices)
+        samples = np.empty((len(sample_indices), self.seq_length + 1), np.int32)
+        for source in np.unique(sources):
+            chosen = np.flatnonzero(sources == source)
+            samples[chosen] = self.sources[source].fetch(indices[chosen])
+        return samples
+
+    def epochs(self, consumed_samples: int) -> dict[str, float]:
+        """How often each source has been gone through after the first `consumed_samples` samples, by its name."""
+        counts = self.blend.counts(consumed_samples).tolist()
+        per_epoch = [source.samples_per_epoch for source in self.sources]
+        return {name: count / size for name, count, size in zip(self.names, counts, per_epoch, strict=True)}
 
 
 class TokenSource:
@@ -50,17 +108,19 @@ class TokenSource:
     out.
     """
 
-    def __init__(self, segments: list[Segment], seq_length: int, seed: int, vocab_size: int) -> None:
+    def __init__(self, segments: list[Segment], seq_length: int, seed: int | str, vocab_size: int) -> None:
         self.segments = [segment for segment in segments if segment.stop > segment.start]
         self.seq_length = seq_length
         self.seed = seed
         self.vocab_size = vocab_size
         sizes = [segment.stop - segment.start for segment in self.segments]
         self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._shifts = np.array([segment.stop for segment in self.segments], np.int64) - self._ends
         self.token_count = int(self._ends[-1])
         self.samples_per_epoch = (self.token_count - 1) // seq_length
         widest = max(segment.shard.dtype.itemsize for segment in self.segments)
         self._dtype = np.int32 if widest <= 4 else np.int64  # ids beyond int32 must be seen before they wrap
+        self._blocks: dict[int, np.ndarray] = {}
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
@@ -68,13 +128,47 @@ class TokenSource:
         Raises UserError for an id outside the vocabulary: every id is checked each time, which costs a few
         microseconds a sample where a wrong one would train on garbage or fault on a GPU.
         """
-        windows = order.sample_windows(sample_indices, self.samples_per_epoch, self.seed)
+        windows = self._windows(sample_indices)
         samples = np.empty((len(windows), self.seq_length + 1), self._dtype)
-        for window, sample in zip(windows.tolist(), samples, strict=True):
-            self._read(window * self.seq_length, sample)
-        if samples.size and (int(samples.min()) < 0 or int(samples.max()) >= self.vocab_size):
+        positions = windows * self.seq_length
+        numbers = np.searchsorted(self._ends, positions, side="right")
+        starts = positions + self._shifts[numbers]
+        rows = zip(samples, positions.tolist(), numbers.tolist(), starts.tolist(), strict=True)
+        for sample, position, number, start in rows:
+            segment = self.segments[number]
+            if start + len(sample) <= segment.stop:
+                sample[:] = segment.shard.tokens[start : start + len(sample)]
+            else:
+                self._read(position, sample)
+        # As unsigned numbers, negative ids are beyond any vocabulary: one pass instead of two.
+        if samples.size and int(samples.view(UNSIGNED[samples.itemsize]).max()) >= self.vocab_size:
             raise UserError(self._beyond_vocabulary(samples, windows, sample_indices))
         return samples.astype(np.int32, copy=False)
+
+    def epochs(self, consumed_samples: int) -> dict[str, float]:
+        """How often the windows have been gone through after the first `consumed_samples` samples."""
+        return {"data": consumed_samples / self.samples_per_epoch}
+
+    def _windows(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Window numbers [n] int64. The permutation costs as much for one position as for hundreds, so that small
+        requests are served from blocks of positions, of which the last two are kept.
+        """
+        if len(sample_indices) >= BLOCK // 4:
+            return order.sample_windows(sample_indices, self.samples_per_epoch, self.seed)
+        blocks, positions = np.divmod(sample_indices, BLOCK)
+        windows = np.empty(len(sample_indices), np.int64)
+        for block in np.unique(blocks).tolist():
+            chosen = blocks == block
+            windows[chosen] = self._block(block)[positions[chosen]]
+        return windows
+
+    def _block(self, block: int) -> np.ndarray:
+        if block not in self._blocks:
+            indices = np.arange(block * BLOCK, (block + 1) * BLOCK)
+            if len(self._blocks) > 1:
+                self._blocks.pop(next(iter(self._blocks)))
+            self._blocks[block] = order.sample_windows(indices, self.samples_per_epoch, self.seed)
+        return self._blocks[block]
 
     def _read(self, position: int, sample: np.ndarray) -> None:
         """Fill `sample` from the stream at `position`, crossing segments as needed."""
@@ -88,8 +182,7 @@ class TokenSource:
     def _locate(self, position: int) -> tuple[Segment, int]:
         """The segment of a stream position, and the position in its shard."""
         number = int(np.searchsorted(self._ends, position, side="right"))
-        segment = self.segments[number]
-        return segment, segment.stop - (int(self._ends[number]) - position)
+        return self.segments[number], position + int(self._shifts[number])
 
     def _beyond_vocabulary(self, samples: np.ndarray, windows: np.ndarray, sample_indices: np.ndarray) -> str:
         row, column = np.argwhere((samples < 0) | (samples >= self.vocab_size))[0].tolist()

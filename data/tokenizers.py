@@ -1,7 +1,7 @@
-"""Text to ids and back: bytes, or a SentencePiece model."""
+"""Text to ids and back: bytes, a SentencePiece model, a tokenizer.json, or tiktoken's ranks."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +9,8 @@ import numpy as np
 
 from data import cache, sentencepiece_training
 from data.config import DataConfig
+from data.tokenizer_json import JsonTokenizer
+from data.tokenizer_tiktoken import TiktokenTokenizer
 from parallel.errors import UserError
 
 
@@ -22,7 +24,22 @@ def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer
     if config.tokenizer == "builtin":
         model = sentencepiece_training.builtin_model(config.builtin_vocab_size, folder, console)
         return SentencePieceTokenizer(model)
-    return SentencePieceTokenizer(Path(config.tokenizer).expanduser().absolute())
+    return open_tokenizer(Path(config.tokenizer).expanduser().absolute(), config.eod_token)
+
+
+def open_tokenizer(path: Path, eod_token: str | None) -> "Tokenizer":
+    """The tokenizer in a file, known by its ending: .json, .tiktoken, else a SentencePiece model; or the
+    tokenizer.json in a folder. eod_token: what ends a document, where the file does not say.
+
+    Raises UserError where it is missing or unusable.
+    """
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if path.suffix == ".json":
+        return JsonTokenizer(path, eod_token)
+    if path.suffix == ".tiktoken":
+        return TiktokenTokenizer(path, eod_token)
+    return SentencePieceTokenizer(path)
 
 
 class Tokenizer(Protocol):
@@ -38,6 +55,11 @@ class Tokenizer(Protocol):
     """Hex digest; equal for tokenizers that give equal ids."""
     path: Path | None
     """The model's file, to be kept with a checkpoint; None where there is none."""
+    special_texts: tuple[str, ...]
+    """What control tokens look like as text."""
+
+    def encode_batch(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]:
+        """Ids of each text, without `eod`."""
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [n] int32, without `eod`."""
@@ -53,6 +75,11 @@ class ByteTokenizer:
     eod = 256
     fingerprint = hashlib.blake2b(b"triplane bytes 1", digest_size=16).hexdigest()
     path: Path | None = None
+    special_texts: tuple[str, ...] = ()
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text."""
+        return [self.encode(text) for text in texts]
 
     def encode(self, text: str) -> np.ndarray:
         """One id a byte: [bytes] int32."""
@@ -73,23 +100,31 @@ class SentencePieceTokenizer:
         from sentencepiece import SentencePieceProcessor
 
         if not path.is_file():
-            raise UserError(f'data.tokenizer: no file {path}; expected "builtin", "byte" or a .model file.')
+            raise UserError(
+                f'data.tokenizer: no file {path}; expected "builtin", "byte", a .model, .json or .tiktoken.'
+            )
         self.path: Path | None = path
         model = path.read_bytes()
         try:
-            self._processor = SentencePieceProcessor(model_proto=model)
+            self.processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise UserError(f"data.tokenizer: {path} is not a SentencePiece model ({error}).") from None
-        self.vocab_size: int = self._processor.get_piece_size()
-        self.eod: int = self._processor.eos_id()
+        self.vocab_size: int = self.processor.get_piece_size()
+        self.eod: int = self.processor.eos_id()
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
         if self.eod < 0:
             raise UserError(f"data.tokenizer: {path} has no end-of-sentence piece, which must end documents.")
+        controls = filter(self.processor.is_control, range(self.vocab_size))
+        self.special_texts: tuple[str, ...] = tuple(self.processor.id_to_piece(index) for index in controls)
+
+    def encode_batch(self, texts: list[str]) -> Sequence[Sequence[int]]:
+        """Ids of each text."""
+        return self.processor.encode(texts, add_bos=False, add_eos=False, num_threads=1)
 
     def encode(self, text: str) -> np.ndarray:
         """Ids [pieces] int32."""
-        return np.asarray(self._processor.encode(text, add_bos=False, add_eos=False), np.int32)
+        return np.asarray(self.processor.encode(text, add_bos=False, add_eos=False), np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """U+2581, SentencePiece's own sign for a blank, comes back as a blank."""
-        return self._processor.decode([int(index) for index in ids])
+        return self.processor.decode([int(index) for index in ids])

@@ -2,6 +2,7 @@
 
 import re
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.floats(allow_nan=False)
     if kind is str:
         return st.text()
+    if typing.get_origin(kind) is Mapping:
+        return st.dictionaries(*map(values, typing.get_args(kind)), max_size=3)
     if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis:
         return st.lists(values(typing.get_args(kind)[0]), max_size=3).map(tuple)
     if typing.get_origin(kind) is tuple:

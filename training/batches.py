@@ -9,9 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.loader import Batch, Packing, Prefetcher, TokenSource, needs_batch, rank_indices, to_batch
+from data.loader import Batch, Packing, Prefetcher, Ring, Samples, needs_batch, rank_indices, to_batch
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
+
+DEPTH = 2
+"""Iterations that are read ahead."""
 
 
 class Stream(Protocol):
@@ -36,7 +39,7 @@ class BatchStream:
 
     def __init__(
         self,
-        open_source: Callable[[], TokenSource],
+        open_source: Callable[[], Samples],
         ranks: Ranks,
         schedule: BatchSchedule,
         micro_batch_size: int,
@@ -54,11 +57,13 @@ class BatchStream:
         self.packing = packing
         every_stage = packing is not None and packing.reset
         self.has_tokens = needs_batch(at.pp, layout.pp, 0, every_stage)
+        self.source: Samples | None = None
         self.reader: Prefetcher | None = None
         if needs_batch(at.pp, layout.pp, at.tp, every_stage):
-            source = open_source()
-            self.seq_length = source.seq_length
-            self.reader = Prefetcher(source, self._requests(consumed_samples))
+            self.source = open_source()
+            self.seq_length = self.source.seq_length
+            ring = Ring(DEPTH + 2) if ranks.device.type == "cuda" else None
+            self.reader = Prefetcher(self.source, self._requests(consumed_samples), DEPTH, ring)
 
     def next(self, seq_length: int) -> list[Batch | None]:
         """The microbatches of the next iteration, in the order the schedule runs them. Batch tensors are [b, s/cp]."""
@@ -80,6 +85,10 @@ class BatchStream:
     def data_wait_s(self) -> float:
         """Seconds that the last ``next`` waited for the disk."""
         return self.reader.data_wait_s if self.reader else 0.0
+
+    def epochs(self) -> dict[str, float]:
+        """How often each source has been gone through, by its name; none on a rank that reads nothing."""
+        return self.source.epochs(self.consumed_samples) if self.source else {}
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -103,7 +112,7 @@ class BatchStream:
             return windows
         if windows is None:
             windows = torch.empty(samples, length, dtype=torch.int32)
-        shared = windows.to(self.ranks.device)
+        shared = windows.to(self.ranks.device, non_blocking=True)
         group = self.ranks.pgs.tp
         dist.broadcast(shared, src=dist.get_global_rank(group, 0), group=group)
         return shared

@@ -58,11 +58,11 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    if not Path(name).is_file():
+    if not Path(name).exists():
         return None
-    from data.tokenizers import SentencePieceTokenizer
+    from data.tokenizers import open_tokenizer
 
-    return SentencePieceTokenizer(Path(name)).vocab_size
+    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
 
 
 def missing(config: RunConfig) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from data.loader import Batch, Packing, TokenSource
+from data.loader import Batch, Packing, Samples
 from parallel.groups import Ranks
 from training.batch_size import BatchSchedule
 from training.batches import BatchStream
@@ -61,7 +61,7 @@ class Evaluation(Attachment):
         chunks: Chunks,
         ranks: Ranks,
         seq_length: int,
-        open_source: Callable[[], TokenSource],
+        open_source: Callable[[], Samples],
         record: Callable[[int, float], None],
         packing: Packing | None = None,
         pulse: Pulse | None = None,

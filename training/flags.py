@@ -6,7 +6,7 @@ said at once and in the words that are used for a recipe.
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tyro
@@ -82,7 +82,9 @@ def _accepts(kind: Any, values: list[str]) -> bool:
     """Whether the words after a flag make a value of its field's type."""
     for choice in _alternatives(kind):
         inner = typing.get_args(choice) if typing.get_origin(choice) is tuple else (choice,)
-        if inner[-1] is Ellipsis:
+        if typing.get_origin(choice) is Mapping:  # words in pairs: key, value, key, value
+            inner = typing.get_args(choice) * (len(values) // 2)
+        elif inner[-1] is Ellipsis:
             inner = (inner[0],) * len(values)
         if len(inner) == len(values) and all(map(_reads, inner, values)):
             return True

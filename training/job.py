@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from data.loader import Packing, TokenSource, build_source
+from data.loader import Packing, Samples, build_source
 from data.prepare import Prepared
 from data.split import SplitName
 from models import gpt
@@ -125,7 +125,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
 
 
-def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> TokenSource:
+def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
     """Samples of a split, in the order that train.seed gives."""
     return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
 
@@ -261,6 +261,7 @@ def build_recorder(
         sinks,
         lambda: stream.data_wait_s,
         model_meters(shape, chunks, ranks),
+        stream.epochs,
     )
 
 

@@ -1,5 +1,6 @@
 """What is made ready before any rank starts: tokenizer and shards. No torch here, so that a mistake is said at once."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +23,21 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     speaks = identity is None or identity.local_rank == 0
     prepared = prepare_data(config.data, partial(print, flush=True) if speaks else lambda _: None)
     resolve(config.model, prepared.tokenizer.vocab_size)
+    if config.data.order == "megatron":
+        prepared = with_megatrons_order(prepared, config)
     if config.checkpoint.load is not None and latest(checkpoints(Path(config.run_dir or "runs/run"))) is None:
         find(config.checkpoint.load)
     splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
     for split in splits:
         build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
     return prepared
+
+
+def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
+    """The same data in megatron-core's order, whose plan is that of the whole training."""
+    from data.megatron_order import Plan, open_splits  # imports torch and megatron, which the others do later
+
+    train = config.train
+    plan = Plan.of(train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
+    splits = open_splits(prepared, config.data, config.model.seq_length, train.seed, plan, print)
+    return replace(prepared, splits=splits, plan=plan.entries())

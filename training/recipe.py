@@ -3,6 +3,7 @@
 Unknown keys and wrong types are found before anything is built from them, every one at once.
 """
 
+import collections.abc
 import dataclasses
 import difflib
 import tomllib
@@ -113,6 +114,8 @@ def fits(value: object, expected: Any) -> bool:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return all(fits(item, arguments[0]) for item in value)
         return len(value) == len(arguments) and all(map(fits, value, arguments))
+    if origin is collections.abc.Mapping:
+        return isinstance(value, dict) and all(fits(item, arguments[1]) for item in value.values())
     if expected in (int, float):
         return isinstance(value, (int, expected)) and not isinstance(value, bool)
     return isinstance(value, expected)
@@ -125,6 +128,8 @@ def type_name(expected: Any) -> str:
         return " or ".join(type_name(choice) for choice in arguments if choice is not types.NoneType)
     if origin is typing.Literal:
         return " or ".join(f'"{choice}"' for choice in arguments)
+    if origin is collections.abc.Mapping:
+        return f"a table of {type_name(arguments[1]).removeprefix('a ')}s"
     if origin is tuple:
         inner = {int: "whole numbers", str: "strings"}.get(arguments[0], type_name(arguments[0]))
         return f"a list of {inner}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} {inner}"
@@ -149,7 +154,7 @@ def _nearest_recipe(recipe: Path) -> str:
 def _beside(config: RunConfig, recipe: Path) -> RunConfig:
     """A tokenizer named by a bare file name is looked for beside the recipe: a checkpoint carries its own."""
     beside = recipe.parent / config.data.tokenizer
-    if config.data.tokenizer.endswith(".model") and beside.is_file():
+    if config.data.tokenizer.endswith((".model", ".json", ".tiktoken")) and beside.is_file():
         return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(beside)))
     return config
 

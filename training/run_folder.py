@@ -8,7 +8,8 @@ from pathlib import Path
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepare import Prepared
-from parallel.errors import UserError
+from data.tokenizer_json import JsonTokenizer
+from parallel.errors import SharedMistake, UserError
 from parallel.groups import Ranks
 from training import checkpoint, cli, fingerprint
 from training.checkpoint.folders import checkpoints
@@ -45,10 +46,17 @@ def restore(
     changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
     ranks.say(f"schedule: {schedule.describe()}{changed}")
     ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
-    data, data_before = data_entry(config, prepared), restored.entries.get("data")
-    if isinstance(data_before, dict) and progress.consumed_samples:
-        for key in (key for key in data if data_before.get(key) != data[key]):
-            ranks.say(f"data: {key} is {data[key]} (was: {data_before.get(key)}): other samples, or another order")
+    if progress.consumed_samples:
+        other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
+        if other and not config.data.accept_change:
+            raise SharedMistake(
+                f"{restored.path} was written with other data: from here on there would be other samples, or the same "
+                "in another order, and some twice.\n"
+                + "\n".join(f"  {line}" for line in other)
+                + "\nGive what was there, or --data.accept_change True if that is meant."
+            )
+        for line in other:
+            ranks.say(f"data: {line}: other samples, or another order")
     return progress, restored.entries if progress.iteration else {}
 
 
@@ -67,7 +75,42 @@ def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now
 
 def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
     """What decides which samples come in which order."""
-    return {"fingerprint": prepared.fingerprint, "seed": config.train.seed, "split": config.data.split}
+    sources: dict[str, JSON] = {
+        source.name: {"weight": source.units, "tokens": source.tokens, "shards": source.fingerprint}
+        for source in prepared.sources
+    }
+    order: dict[str, JSON] = {} if prepared.plan is None else dict(prepared.plan)
+    return {
+        "fingerprint": prepared.fingerprint,
+        "tokenizer": prepared.tokenizer.fingerprint,
+        "sources": sources,
+        "seed": config.train.seed,
+        "split": config.data.split,
+        "seq_length": config.model.seq_length,
+        "order": config.data.order,
+        **order,
+    }
+
+
+def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
+    """What differs, a line each; nothing that the checkpoint, of an older version, says nothing of."""
+    if not isinstance(before, dict):
+        return []
+    lines = []
+    for key in now.keys() & before.keys() - {"fingerprint", "sources"}:
+        if before[key] != now[key]:
+            lines.append(f"{key} is {now[key]} (was: {before[key]})")
+    old, new = before.get("sources"), now["sources"]
+    # What a source is called, or where it lies, changes nothing.
+    if isinstance(old, dict) and isinstance(new, dict) and list(old.values()) != list(new.values()):
+        if list(old) != list(new):
+            lines.append(f"sources are {', '.join(new)} (were: {', '.join(old)})")
+        for name in old.keys() & new.keys():
+            if old[name] != new[name]:
+                lines.append(f"source {name} is {new[name]} (was: {old[name]})")
+    if not lines and before.get("fingerprint") != now["fingerprint"]:
+        lines.append(f"fingerprint is {now['fingerprint']} (was: {before.get('fingerprint')})")
+    return sorted(lines)
 
 
 def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
@@ -95,11 +138,16 @@ def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> Non
 def contents(config: RunConfig, prepared: Prepared) -> checkpoint.Contents:
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run."""
     model = prepared.tokenizer_path
+    # What lies beside a tokenizer.json and says what ends a document does not go along.
+    tokenizer = prepared.tokenizer
+    eod_token = tokenizer.eod_text if isinstance(tokenizer, JsonTokenizer) else config.data.eod_token
     own = dataclasses.replace(
         config,
         run_dir=None,
         nproc=None,
-        data=dataclasses.replace(config.data, tokenizer="tokenizer.model" if model else "byte"),
+        data=dataclasses.replace(
+            config.data, tokenizer=f"tokenizer{model.suffix}" if model else "byte", eod_token=eod_token
+        ),
         checkpoint=dataclasses.replace(
             config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
         ),
@@ -115,5 +163,11 @@ def contents(config: RunConfig, prepared: Prepared) -> checkpoint.Contents:
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries,
         texts={RECIPE: cli.dump(own)},
-        copies={"tokenizer.model": model} if model else {},
+        copies=_tokenizer_files(model) if model else {},
     )
+
+
+def _tokenizer_files(path: Path) -> dict[str, Path]:
+    """A tokenizer's files by the names that they have in a checkpoint; tiktoken's ranks have a description beside."""
+    own = {f"tokenizer{path.suffix}": path}
+    return own | {"tokenizer.json": path.with_suffix(".json")} if path.suffix == ".tiktoken" else own

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data import inputs
-from data.shards import ShardWriter
+from data.shard_writer import ShardWriter
 from parallel.errors import UserError
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from data.config import DataConfig
-from data.loader import Packing, Prefetcher, needs_batch, to_batch
+from data.loader import Packing, Prefetcher, Ring, needs_batch, to_batch
 from parallel.errors import UserError
 
 
@@ -98,3 +98,39 @@ def test_an_error_comes_with_the_batch_it_belongs_to():
     with pytest.raises(UserError, match="sample 99"):
         next(reader)
     reader.close()
+
+
+def test_a_ring_keeps_a_batch_until_the_second_next_after_it():
+    requests = [np.arange(n, n + 2) for n in range(0, 40, 2)]
+    expected = [Counting().fetch(request).tolist() for request in requests]
+    reader = Prefetcher(Counting(), iter(requests), ring=Ring(4, pinned=False))
+    before, seen, addresses = None, [], set()
+    for tokens in reader:
+        if before is not None:
+            assert before.tolist() == seen[-1]
+        seen.append(tokens.tolist())
+        addresses.add(tokens.data_ptr())
+        before = tokens
+    reader.close()
+    assert seen == expected
+    assert len(addresses) == 4
+
+
+def test_a_ring_takes_larger_batches_later():
+    ring = Ring(1, pinned=False)
+    for size in (2, 5, 3):
+        tokens = np.arange(size * 3, dtype=np.int32).reshape(size, 3)
+        assert ring.fill(0, tokens).tolist() == tokens.tolist()
+
+
+@pytest.mark.gpu
+def test_batches_from_pinned_memory_are_those_that_were_read():
+    requests = [np.arange(n, n + 512) for n in range(0, 40 * 512, 512)]
+    reader = Prefetcher(Counting(), iter(requests), ring=Ring(4))
+    copies = []
+    for tokens in reader:
+        assert tokens.is_pinned()
+        copies.append(tokens.to("cuda", non_blocking=True))
+    reader.close()
+    for copy, request in zip(copies, requests, strict=True):
+        assert copy.cpu().tolist() == Counting().fetch(request).tolist()

@@ -3,7 +3,8 @@ import struct
 import numpy as np
 import pytest
 
-from data.shards import Shard, ShardWriter, bin_path, idx_path, token_dtype
+from data.shard_writer import ShardWriter
+from data.shards import Shard, bin_path, idx_path, token_dtype
 from parallel.errors import UserError
 
 

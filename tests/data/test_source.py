@@ -3,8 +3,8 @@ import pytest
 
 from data.config import DataConfig
 from data.order import rank_indices, sample_windows
-from data.prepare import Prepared
-from data.shards import ShardWriter
+from data.prepare import Prepared, prepare
+from data.shard_writer import ShardWriter
 from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError
@@ -114,4 +114,19 @@ def test_same_batches_in_the_same_order_across_layouts_and_a_resume(tmp_path, la
     expected = np.concatenate(list(train(source, 0, 10, 1, 1)))
     first = list(train(source, 0, 4, *layout))
     resumed = list(train(source, 4 * 16, 6, 2, 4))
+    np.testing.assert_array_equal(np.concatenate(first + resumed), expected)
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (4, 1), (2, 4), (1, 8)])
+def test_a_blends_batches_do_not_depend_on_layout_global_batch_or_a_resume(tmp_path, layout):
+    weights = {}
+    for number, weight in enumerate((0.6, 0.3, 0.1)):
+        with ShardWriter(tmp_path / str(number), 257) as writer:
+            writer.add_documents(np.random.default_rng(number).integers(0, 257, 400), np.array([400]))
+        weights[str(tmp_path / str(number))] = weight
+    config = DataConfig(blend=weights, tokenizer="byte", cache_dir=str(tmp_path / "cache"), split="1,0,0")
+    source = build_source(prepare(config, lambda line: None), config, 8, 3, "train")
+    expected = np.concatenate(list(train(source, 0, 20, 1, 1, global_batch_size=8)))
+    first = list(train(source, 0, 4, *layout))
+    resumed = list(train(source, 4 * 16, 3, 2, 4, global_batch_size=32))
     np.testing.assert_array_equal(np.concatenate(first + resumed), expected)

@@ -379,20 +379,26 @@ def test_packed_documents_are_kept_apart() -> None:
     assert "data.reset" not in one.values and any("--reset-position-ids" in line for line in one.unsupported)
 
 
-def test_data_with_weights_is_read_whole_and_said_so() -> None:
+def test_data_with_weights_is_a_blend() -> None:
     single = drafted(f"{SMALLEST} --data-path 1.0 a")
     assert single.values["data.paths"] == ["a"] and not any("data-path" in line for line in single.unsupported)
     blend = drafted(f"{SMALLEST} --data-path 0.3 a 0.7 b")
-    assert blend.values["data.paths"] == ["a", "b"] and any("0.3, 0.7" in line for line in blend.unsupported)
+    assert blend.values["data.blend"] == {"a": 0.3, "b": 0.7} and "data.paths" not in blend.values
     plain = drafted(f"{SMALLEST} --data-path a b")
     assert plain.values["data.paths"] == ["a", "b"] and plain.values["data.split"] == "969,30,1"
 
 
-@pytest.mark.parametrize("kind", ["HuggingFaceTokenizer", "GPT2BPETokenizer", "TikTokenizer"])
-def test_a_tokenizer_that_is_not_sentencepiece_is_listed(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["GPT2BPETokenizer", "TikTokenizer"])
+def test_a_tokenizer_that_cannot_be_read_is_listed(kind: str) -> None:
     draft = drafted(f"{SMALLEST} --tokenizer-type {kind} --tokenizer-model x")
     assert any(kind in line and "data.tokenizer" in line for line in draft.unsupported)
     assert "data.tokenizer" not in draft.values
+
+
+def test_a_tokenizer_of_hugging_face_is_its_folder() -> None:
+    draft = drafted(f"{SMALLEST} --tokenizer-type HuggingFaceTokenizer --tokenizer-model models/mine")
+    assert draft.values["data.tokenizer"] == "models/mine"
+    assert any("tokenizer.json" in line for line in draft.notes)
 
 
 def test_saving_and_starting() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pretrain_gpt
-from data.shards import ShardWriter
+from data.shard_writer import ShardWriter
 from parallel import local_ranks
 from training import cli
 

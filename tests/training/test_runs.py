@@ -317,7 +317,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, 
 
 
 def test_a_token_beyond_the_vocabulary_is_named(cache_dir: Path, tmp_path: Path) -> None:
-    from data.shards import ShardWriter
+    from data.shard_writer import ShardWriter
 
     with ShardWriter(tmp_path / "bad", 60000) as writer:
         for _ in range(40):
@@ -359,6 +359,17 @@ def test_a_refused_start_damages_nothing(prepared: Prepared, tmp_path: Path) -> 
     assert (tmp_path / "run/config.toml").read_text() == before
 
 
+def test_other_data_on_resume_is_refused(prepared: Prepared, tmp_path: Path) -> None:
+    train(prepared, configuration(tmp_path / "run", "--train.train_iters", "2"), 1)
+    for flag, value, told in (("train.seed", "7", "seed is 7 (was: 1234)"), ("data.split", "9,1", "split is 9,1")):
+        code, failure = train_or_fail(prepared, configuration(tmp_path / "run", f"--{flag}", value), 1)
+        assert code == 2
+        assert failure is not None
+        assert told in failure.text
+        assert "--data.accept_change" in failure.text
+        assert (tmp_path / "run/done").exists()  # nothing was begun
+
+
 def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(prepared, configuration(tmp_path / "run", "--train.train_iters", "2"), 1)
     assert (tmp_path / "run/done").exists()
@@ -371,6 +382,8 @@ def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capf
         "3",
         "--checkpoint.load",
         "elsewhere",
+        "--data.accept_change",
+        "True",
     )
     train(prepared, configuration(tmp_path / "run", *flags), 1)
     said = capfd.readouterr().out

@@ -38,10 +38,11 @@ def _paths(draft: Draft, paths: list[str]) -> None:
     weights = paths[::2]
     if len(paths) % 2 == 0 and all(map(_is_number, weights)):
         if len(paths) > 2:
-            draft.unsupported.append(
-                f"--data-path: a mixture with the weights {', '.join(weights)}. Triplane has no weights yet; the "
-                "recipe reads all files whole, so each counts by its size. Repeat or shorten files to weigh them."
-            )
+            blend: dict[str, float] = {}
+            for weight, path in zip(weights, paths[1::2], strict=True):
+                blend[path] = blend.get(path, 0.0) + float(weight)
+            draft.put("data.blend", blend, "--data-path")
+            return
         paths = paths[1::2]
     draft.put("data.paths", paths, "--data-path")
 
@@ -71,8 +72,12 @@ def vocabulary(draft: Draft) -> None:
     kind, size = arguments.text("tokenizer-type"), arguments.whole("vocab-size")
     padded = arguments.whole("padded-vocab-size")
     path = draft.path("tokenizer-model", "data.tokenizer")
-    if kind in _SENTENCEPIECE:
+    if kind in _SENTENCEPIECE or (kind == "HuggingFaceTokenizer" and path is not None):
         draft.put("data.tokenizer", path, "--tokenizer-model")
+        if kind == "HuggingFaceTokenizer":
+            draft.notes.append(
+                f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
+            )
     elif kind == "NullTokenizer":
         draft.put("data.tokenizer", "byte", "NullTokenizer: no text is read")
     else:
@@ -97,8 +102,9 @@ def _other_tokenizer(draft: Draft, kind: str | None) -> None:
             draft.notes.append("no --tokenizer-type: the recipe has Triplane's built-in tokenizer.")
             return
     draft.unsupported.append(
-        f"--tokenizer-type {kind}: Triplane reads SentencePiece models only. Give data.tokenizer such a model; or "
-        "train on token files (.bin/.idx) that Megatron-LM made, and set model.vocab_size to their tokenizer's ids."
+        f"--tokenizer-type {kind}: Triplane reads SentencePiece models, tokenizer.json and "
+        ".tiktoken files. Give data.tokenizer one; or train on token files (.bin/.idx) that Megatron-LM "
+        "made, and set model.vocab_size to their tokenizer's ids."
     )
     if kind == "GPT2BPETokenizer" and draft.arguments.text("vocab-size") is None:
         draft.put("model.vocab_size", _GPT2_IDS, kind)

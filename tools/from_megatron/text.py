@@ -65,7 +65,12 @@ def _table(draft: Draft, prefix: str) -> str:
     for name, value in draft.values.items():
         key = name.removeprefix(prefix)
         if name.startswith(prefix) and "." not in key:
-            listed = isinstance(value, list)  # of words and numbers, which JSON writes as TOML does, on one line
-            entry = f"{key} = {json.dumps(value)}" if listed else tomli_w.dumps({key: value}).strip()
-            written.append(f"{entry}  # {draft.sources[name]}\n")
+            written.append(f"{key} = {_value(value)}  # {draft.sources[name]}\n")
     return "".join(written)
+
+
+def _value(value: object) -> str:
+    """On one line. Words and lists of words and numbers are written by JSON as by TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value) if isinstance(value, list) else tomli_w.dumps({"x": value}).strip().removeprefix("x = ")

@@ -1,6 +1,6 @@
 """The attachment that turns steps into logged numbers. Measured on every rank, written by rank 0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -29,9 +29,12 @@ class Recorder(Attachment):
         sinks: Sinks | None,
         data_wait_s: Callable[[], float],
         meters: Sequence[Meter],
+        epochs: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """epochs: how often each source of data has been gone through, by its name."""
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.data_wait_s, self.meters = rates, sinks, data_wait_s, meters
+        self.epochs = epochs
         self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
         self.unwritten: StepResult | None = None
 
@@ -85,6 +88,8 @@ class Recorder(Attachment):
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
+        epochs = self.epochs()
+        values |= {"epoch" if len(epochs) == 1 else f"epoch/{name}": epoch for name, epoch in epochs.items()}
         if result.grad_norm is not None:
             values["grad_norm"] = result.grad_norm
         if result.loss_scale != 1.0:

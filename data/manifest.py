@@ -1,0 +1,147 @@
+"""A shard's manifest, `X.json` beside `X.bin` and `X.idx`: what is in it, how it was made, and its checksums."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallel.errors import UserError
+
+FORMAT = 1
+BLOCK_BYTES = 64 << 20
+"""What has a checksum of its own, so that damage is named by its range."""
+
+
+def manifest_path(prefix: Path) -> Path:
+    """`X` -> `X.json`."""
+    return prefix.with_name(prefix.name + ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """A file's size in bytes, and the blake2b of each block and of all of them."""
+
+    size: int
+    blake2b: str
+    """Of the block digests, one after another, so that blocks can be checked one by one."""
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What `X.json` says."""
+
+    tokens: int
+    documents: int
+    dtype: str
+    vocab_size: int
+    tokenizer: str
+    """Name of its file, or "byte"."""
+    tokenizer_fingerprint: str
+    """Hex digest of the tokenizer, which must be that of data.tokenizer."""
+    eod: int
+    append_eod: bool
+    """Whether `eod` ends every document."""
+    special_text: str
+    """What became of the text of control tokens: plain, special or error."""
+    source: tuple[str, ...] = ()
+    """The inputs, as `PATH[first byte:end]` or `PATH[first row group:end]`."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was seen while it was made: `text_bytes`, `empty`, `rejected`, `special_text`."""
+    rejected: tuple[str, ...] = ()
+    """Place and reason of the first documents that were left out."""
+    files: dict[str, FileSum] = field(default_factory=dict)
+    """`bin` and `idx`."""
+
+    def dump(self) -> str:
+        """The file's text; equal for equal contents."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+class BlockSums:
+    """Checksums of a file, made while it is written: BLAKE2b (RFC 7693) with digests of 16 bytes."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._blocks: list[str] = []
+        self._open = hashlib.blake2b(digest_size=16)
+        self._size = 0
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes. data: one-dimensional, of bytes."""
+        start = 0
+        while start < len(data):
+            room = self._block_bytes - self._size % self._block_bytes
+            piece = data[start : start + room]
+            self._open.update(piece)
+            self._size += len(piece)
+            start += len(piece)
+            if self._size % self._block_bytes == 0:
+                self._close_block()
+
+    def result(self) -> FileSum:
+        """Of all that was taken."""
+        blocks = [*self._blocks, *([self._open.hexdigest()] if self._size % self._block_bytes else [])]
+        whole = hashlib.blake2b("".join(blocks).encode(), digest_size=16).hexdigest()
+        return FileSum(self._size, whole, tuple(blocks))
+
+    def _close_block(self) -> None:
+        self._blocks.append(self._open.hexdigest())
+        self._open = hashlib.blake2b(digest_size=16)
+
+
+def read_manifest(prefix: Path) -> Manifest | None:
+    """The manifest of a shard; None where it has none, as Megatron's have none.
+
+    Raises UserError for one that cannot be read, or of a later format.
+    """
+    path = manifest_path(prefix)
+    try:
+        values = json.loads(path.read_bytes())
+        written = values.pop("format")
+        if written > FORMAT:
+            raise UserError(f"data: {path} has format {written}; this program reads up to {FORMAT}. Update it.")
+        return _structured(values)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"data: {path} is not a shard's manifest ({type(error).__name__}: {error}). Copy or tokenise the shard "
+            "again, or remove this file to use the shard unchecked."
+        ) from None
+
+
+def _structured(values: dict[str, Any]) -> Manifest:
+    files = {name: FileSum(one["size"], one["blake2b"], tuple(one["blocks"])) for name, one in values["files"].items()}
+    return Manifest(
+        **{**values, "source": tuple(values["source"]), "rejected": tuple(values["rejected"]), "files": files}
+    )
+
+
+def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object]) -> Iterator[str]:
+    """Read a file and describe what differs from its checksums, range by range. report: gets the bytes read.
+
+    Raises OSError where it cannot be read.
+    """
+    size = path.stat().st_size
+    if size != expected.size:
+        yield f"{path}: {size} bytes, the manifest says {expected.size}"
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        for number, digest in enumerate(expected.blocks):
+            block = _read_block(file.fileno())
+            report(len(block))
+            if hashlib.blake2b(block, digest_size=16).hexdigest() != digest:
+                start = number * BLOCK_BYTES
+                yield f"{path}: bytes {start} to {min(start + BLOCK_BYTES, expected.size)} are not what was written"
+
+
+def _read_block(descriptor: int) -> bytes:
+    pieces, left = [], BLOCK_BYTES
+    while left and (piece := os.read(descriptor, left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,182 @@
+"""`data.order = "megatron"`: megatron-core's own datasets, for those who continue a run of Megatron-LM's.
+
+What goes wrong with them is closed here. Their order depends on the number of samples that the whole training takes:
+it is part of the plan that a checkpoint keeps. Their cache is known by names alone and written file by file: ours is
+known by size and time of change of the shards, and gets its name when it is whole. And they are built before any
+process group exists, so that no rank waits for another.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data import cache
+from data.config import DataConfig
+from data.prepare import Prepared
+from data.shards import Shard, bin_path, idx_path
+from data.split import SPLITS, SplitName
+from data.tokenizers import Tokenizer
+from parallel.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Samples that each split gives over the whole training, as Megatron counts them."""
+
+    train: int
+    validation: int
+    test: int
+
+    @classmethod
+    def of(cls, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int) -> "Plan":
+        """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples); none of what is not
+        read here: the test split, and validation without eval_interval. What the others give does not depend on it.
+        """
+        rounds = train_iters // eval_interval + 1 if eval_interval else 0
+        validation = rounds * eval_iters * global_batch_size
+        return cls(train=train_iters * global_batch_size, validation=validation, test=0)
+
+    def entries(self) -> dict[str, int]:
+        """What a checkpoint keeps of it: a change is another order."""
+        return {"megatron_train_samples": self.train}
+
+
+class MegatronSource:
+    """Samples of a GPTDataset, or of several that are blended."""
+
+    def __init__(self, dataset: Any, seq_length: int, vocab_size: int, names: list[str]) -> None:
+        self.dataset, self.seq_length, self.vocab_size, self.names = dataset, seq_length, vocab_size, names
+
+    def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
+
+        Raises UserError beyond the plan, and for an id outside the vocabulary.
+        """
+        beyond = sample_indices[sample_indices >= len(self.dataset)]
+        if beyond.size:
+            raise UserError(
+                f'data.order = "megatron": sample {beyond[0]} is beyond the {len(self.dataset)} of the plan that '
+                "train.train_iters gives."
+            )
+        samples = np.empty((len(sample_indices), self.seq_length + 1), np.int64)
+        for sample, index in zip(samples, sample_indices.tolist(), strict=True):
+            item = self.dataset[index]
+            sample[:-1], sample[-1] = item["tokens"].numpy(), item["labels"][-1]
+        if samples.size and int(samples.view(np.uint64).max()) >= self.vocab_size:
+            raise UserError(f"data: a token id beyond the vocabulary of {self.vocab_size} in samples {sample_indices}.")
+        return samples.astype(np.int32)
+
+    def epochs(self, consumed_samples: int) -> dict[str, float]:
+        """How often each source has been gone through, nearly: its samples by those that an epoch fills."""
+        if not hasattr(self.dataset, "dataset_index"):
+            return {"data": consumed_samples / self._per_epoch(self.dataset)}
+        counts = np.bincount(self.dataset.dataset_index[:consumed_samples], minlength=len(self.names))
+        sizes = map(self._per_epoch, self.dataset.datasets)
+        return {name: int(count) / size for name, count, size in zip(self.names, counts, sizes, strict=True)}
+
+    def _per_epoch(self, dataset: Any) -> float:
+        return max(1.0, float(dataset.dataset.sequence_lengths[dataset.indices].sum(dtype=np.int64)) / self.seq_length)
+
+
+class _Adapter:
+    """What GPTDatasetConfig asks of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.vocab_size, self.eod = tokenizer.vocab_size, tokenizer.eod
+        self.pad = -1  # no id: nothing is masked
+        self.unique_identifiers = {"fingerprint": tokenizer.fingerprint}
+
+
+def open_splits(
+    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan, console: cache.Console
+) -> dict[SplitName, MegatronSource]:
+    """megatron-core's datasets of all splits, their index files found in the cache or made. Call it before process
+    groups exist. Raises UserError for a blend that Megatron cannot have.
+    """
+    blend = _blend(prepared)
+    target = cache.root(config) / "megatron" / _key(prepared, config, seq_length, seed, plan)
+
+    def build(part: Path) -> None:
+        _build(prepared, config, seq_length, seed, plan, blend, part)
+
+    cache.build_once(target, lambda folder: folder.is_dir(), build, console)
+    datasets = _build(prepared, config, seq_length, seed, plan, blend, target)
+    names = [source.name for source in prepared.sources] if blend[1] else [prefix.name for prefix in prepared.prefixes]
+    return {
+        name: MegatronSource(dataset, seq_length, prepared.tokenizer.vocab_size, names)
+        for name, dataset in zip(SPLITS, datasets, strict=True)
+        if dataset is not None
+    }
+
+
+def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:
+    """Prefixes, and weights where there are any."""
+    if prepared.blend is None:
+        return [str(prefix) for prefix in prepared.prefixes], None
+    for source in prepared.sources:
+        if len(source.prefixes) > 1:
+            raise UserError(
+                f'data.order = "megatron": source {source.name} has {len(source.prefixes)} shards, and Megatron weighs '
+                'each. Join them with tools.preprocess --merge, or use data.order = "exact".'
+            )
+    return [str(source.prefixes[0]) for source in prepared.sources], [float(one.units) for one in prepared.sources]
+
+
+def _build(
+    prepared: Prepared,
+    config: DataConfig,
+    seq_length: int,
+    seed: int,
+    plan: Plan,
+    blend: tuple[list[str], list[float] | None],
+    folder: Path,
+) -> list[Any]:
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    given = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
+        blend=blend,
+        split=config.split,
+        path_to_cache=str(folder),
+        tokenizer=_Adapter(prepared.tokenizer),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    sizes = [plan.train, plan.validation, plan.test]
+    assert given.split_matrix is not None
+    for number, (name, size) in enumerate(zip(SPLITS, sizes, strict=True)):
+        if not size:
+            given.split_matrix[number] = None
+        elif given.split_matrix[number] is not None:
+            _check_split(prepared, name, given.split_matrix[number])
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, given).build()
+
+
+def _check_split(prepared: Prepared, name: SplitName, bounds: tuple[float, float]) -> None:
+    """megatron-core looks forever for samples in a split without documents."""
+    for prefix in prepared.prefixes:
+        first, last = (round(bound * Shard(prefix).document_count) for bound in bounds)
+        if last <= first:
+            raise UserError(
+                f"data: {prefix} has no document in the {name} split, as Megatron cuts it. Change data.split, or give "
+                "more documents."
+            )
+
+
+def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan) -> str:
+    """Everything that the index files follow from, the shards by size and time of change."""
+    parts = [version("megatron-core"), str(plan), str(seq_length), str(seed), config.split, prepared.fingerprint]
+    for prefix in prepared.prefixes:
+        for path in (bin_path(prefix), idx_path(prefix)):
+            status = path.stat()
+            parts += [str(path), str(status.st_size), str(status.st_mtime_ns)]
+    parts += [str(source.units) for source in prepared.sources]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,110 @@
+"""tiktoken in place of `tokenizers`, for a byte-level BPE tokenizer.json of which it can be shown to give the ids."""
+
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from data.tokenizer_json import JsonTokenizer
+from parallel.errors import UserError
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What ByteLevel splits by when it does: the regular expression of GPT-2 (openai/gpt-2, src/encoder.py)."""
+
+
+class TiktokenEngine:
+    """tiktoken with a tokenizer.json's merges.
+
+    tiktoken joins the two neighbours whose joint text has the lowest id; `tokenizers` those that the first of its
+    merges lists. These are the same where merges are in the order of ids, no text is listed twice, and each listed
+    text, encoded alone, becomes its one id (so no other pair can make it). All of that is checked, in O(vocabulary).
+    Raises UserError with what is not so, or where tiktoken is not installed.
+    """
+
+    name = "tiktoken"
+
+    def __init__(self, tokenizer: JsonTokenizer) -> None:
+        try:
+            import tiktoken
+        except ImportError:
+            raise UserError("tiktoken is not installed (`pip install tiktoken`).") from None
+        self._ranks = ranks(tokenizer)
+        self._encoding = tiktoken.Encoding(
+            "tokenizer.json", pat_str=pattern(tokenizer.content), mergeable_ranks=self._ranks, special_tokens={}
+        )
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the texts, and their lengths [texts] int64."""
+        rows = [self._encoding.encode_ordinary(text) for text in texts]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
+
+
+def pattern(content: dict[str, Any]) -> str:
+    """The regular expression that cuts a text before merging. Raises UserError for steps that tiktoken lacks."""
+    if content.get("normalizer"):
+        raise UserError(f"tiktoken has no normalizer {content['normalizer'].get('type')}.")
+    before = content.get("pre_tokenizer") or {}
+    steps = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
+    last = steps[-1]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        raise UserError("tiktoken knows byte-level vocabularies without an added blank only.")
+    if len(steps) == 1 and last.get("use_regex", True):
+        return GPT2_PATTERN
+    first = steps[0]
+    regex = first.get("pattern", {}).get("Regex")
+    is_split = first.get("type") == "Split" and first.get("behavior") == "Isolated" and not first.get("invert")
+    if len(steps) != 2 or last.get("use_regex", True) or not is_split or regex is None:
+        raise UserError("tiktoken splits by one regular expression only.")
+    return regex
+
+
+def ranks(tokenizer: JsonTokenizer) -> dict[bytes, int]:
+    """Bytes of every id that text can become. Raises UserError where tiktoken would merge otherwise."""
+    content, model = tokenizer.content, tokenizer.content["model"]
+    if model.get("type") != "BPE":
+        raise UserError(f"tiktoken knows no {model.get('type')} models.")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(option):
+            raise UserError(f"tiktoken has no {option}.")
+    plain = [token["content"] for token in content.get("added_tokens", []) if not token["special"]]
+    if plain:
+        raise UserError(f"tiktoken has no added tokens that are not control tokens ({', '.join(plain[:3])}).")
+    merged = _merged_texts(model)
+    letters = byte_letters()
+    missing = [letter for letter in letters if letter not in model["vocab"]]
+    if missing:
+        raise UserError(f"tiktoken needs an id for every byte; {len(missing)} have none.")
+    specials = {token["content"] for token in content.get("added_tokens", [])}
+    unreachable = set(model["vocab"]) - set(merged) - set(letters) - specials
+    if unreachable:
+        raise UserError(f"tiktoken would reach ids that no merge does ({sorted(unreachable)[:3]}).")
+    used = [*letters, *merged]
+    return {bytes(letters[letter] for letter in text): model["vocab"][text] for text in used}
+
+
+def _merged_texts(model: dict[str, Any]) -> list[str]:
+    split = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    pairs: list[tuple[str, str]] = [(first, second) for first, second in split]
+    texts = ["".join(pair) for pair in pairs]
+    ids = [model["vocab"].get(text, -1) for text in texts]
+    if any(first >= second for first, second in pairwise([-1, *ids])):
+        raise UserError("tiktoken needs merges in the order of their ids.")
+    from tokenizers.models import BPE
+
+    alone = BPE(model["vocab"], pairs)
+    for text, index in zip(texts, ids, strict=True):
+        found = [token.id for token in alone.tokenize(text)]
+        if found != [index]:
+            raise UserError(f"tiktoken would make {text!r} one id, where merging gives {len(found)}.")
+    return texts
+
+
+def byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in a byte-level vocabulary (openai/gpt-2, src/encoder.py).
+
+    Printable Latin-1 stands for itself; the rest, in order, for U+0100 onwards.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,90 @@
+"""megatron-core's own order: its samples, its plan, and what its cache gets wrong."""
+
+import numpy as np
+import pytest
+
+from data.config import DataConfig
+from data.megatron_order import Plan, open_splits
+from data.prepare import prepare
+from data.shard_writer import ShardWriter
+from parallel.errors import UserError
+
+PLAN = Plan(train=60, validation=8, test=0)
+
+
+def shard(prefix, seed, documents=200):
+    draw = np.random.default_rng(seed)
+    with ShardWriter(prefix, 257) as writer:
+        for _ in range(documents):
+            writer.add(draw.integers(0, 256, draw.integers(5, 60)))
+            writer.end_document()
+    return str(prefix)
+
+
+def opened(tmp_path, plan=PLAN, **fields):
+    config = DataConfig(tokenizer="byte", cache_dir=str(tmp_path / "cache"), split="8,1,1", **fields)
+    return open_splits(prepare(config, lambda line: None), config, 32, 5, plan, lambda line: None)
+
+
+def theirs(tmp_path, blend, plan=PLAN):
+    """megatron-core as Megatron-LM calls it."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    class Tokenizer:
+        vocab_size, eod, pad, unique_identifiers = 257, 256, -1, {"any": 1}
+
+    config = GPTDatasetConfig(
+        random_seed=5, sequence_length=32, blend=blend, split="8,1,1", tokenizer=Tokenizer(),
+        path_to_cache=str(tmp_path / "theirs"), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False,
+    )  # fmt: skip
+    sizes = [plan.train, plan.validation, 8]
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+
+
+@pytest.mark.parametrize("is_blend", [False, True])
+def test_samples_are_megatrons_of_every_split(tmp_path, is_blend):
+    paths = [shard(tmp_path / "a", 1), shard(tmp_path / "b", 2)]
+    if is_blend:
+        ours, expected = opened(tmp_path, blend=dict(zip(paths, (0.75, 0.25), strict=True))), (paths, [0.75, 0.25])
+    else:
+        ours, expected = opened(tmp_path, paths=(paths[0],)), (paths[:1], None)
+    for (name, source), dataset in zip(ours.items(), theirs(tmp_path, expected)[:2], strict=True):
+        tokens = source.fetch(np.arange(8))
+        for index in range(8):
+            item = dataset[index]
+            assert tokens[index, :-1].tolist() == item["tokens"].tolist(), name
+            assert tokens[index, 1:].tolist() == item["labels"].tolist(), name
+
+
+def test_a_shard_made_again_under_its_name_is_not_read_by_an_old_cache(tmp_path):
+    path = shard(tmp_path / "a", 1)
+    opened(tmp_path, paths=(path,))
+    shard(tmp_path / "a", 2, documents=150)
+    again = opened(tmp_path, paths=(path,))["train"].fetch(np.arange(60))
+    expected = theirs(tmp_path, ([path], None))[0]
+    assert [row[:-1].tolist() for row in again] == [expected[index]["tokens"].tolist() for index in range(60)]
+
+
+def test_samples_beyond_the_plan_are_refused(tmp_path):
+    source = opened(tmp_path, paths=(shard(tmp_path / "a", 1),))["train"]
+    with pytest.raises(UserError, match=r"beyond the \d+ of the plan"):
+        source.fetch(np.array([len(source.dataset)]))
+
+
+def test_the_plan_counts_as_megatron_does():
+    assert Plan.of(100, 8, 30, 5) == Plan(train=800, validation=160, test=0)
+    assert Plan.of(100, 8, None, 5) == Plan(train=800, validation=0, test=0)
+
+
+def test_a_source_of_several_shards_is_refused(tmp_path):
+    shard(tmp_path / "a-1", 1)
+    shard(tmp_path / "a-2", 2)
+    with pytest.raises(UserError, match="has 2 shards"):
+        opened(tmp_path, blend={f"{tmp_path}/a-*": 1.0, shard(tmp_path / "b", 3): 1.0})
+
+
+def test_a_split_without_documents_is_refused_instead_of_searched_forever(tmp_path):
+    with pytest.raises(UserError, match="no document in the validation split"):
+        opened(tmp_path, paths=(shard(tmp_path / "a", 1, documents=2),))

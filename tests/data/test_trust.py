@@ -1,0 +1,115 @@
+"""What must not be trained on is refused at start: another tokenizer, files that a manifest does not describe."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data.config import DataConfig
+from data.manifest import manifest_path
+from data.prepare import prepare
+from data.shard_writer import ShardWriter
+from data.shards import Shard, bin_path, idx_path
+from parallel.errors import UserError
+from tools.preprocess.__main__ import main
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Prefix of two shards with manifests."""
+    lines = "".join(json.dumps({"text": f"document {number} " * 20}) + "\n" for number in range(40))
+    (tmp_path / "in.jsonl").write_text(lines)
+    flags = ["--output", str(tmp_path / "x"), "--tokenizer", "byte", "--unit_mb", "0.006"]
+    assert main([str(tmp_path / "in.jsonl"), *flags]) == 0
+    return tmp_path / "x"
+
+
+def opened(prefix, tmp_path, **fields):
+    lines = []
+    config = DataConfig(**{"paths": (str(prefix),), "tokenizer": "byte", "cache_dir": str(tmp_path / "c"), **fields})
+    return prepare(config, lines.append), lines
+
+
+def first(prefix):
+    return sorted(prefix.parent.glob("x-*.idx"))[0].with_suffix("")
+
+
+def test_all_shards_of_a_prefix_are_opened_without_a_word(made, tmp_path):
+    prepared, lines = opened(made, tmp_path, require_manifest=True)
+    assert len(prepared.prefixes) > 1
+    assert lines == []
+
+
+def test_another_tokenizer_is_refused(made, tmp_path):
+    with pytest.raises(
+        UserError, match=r"x-00000-of-\d+ was made with tokenizer byte .*257 ids.*data.tokenizer is another"
+    ):
+        opened(made, tmp_path, tokenizer="builtin", builtin_vocab_size=600)
+
+
+def test_a_shard_without_a_manifest_is_opened_with_one_warning_or_refused(made, tmp_path):
+    for prefix in made.parent.glob("x-*.json"):
+        prefix.unlink()
+    prepared, lines = opened(made, tmp_path)
+    assert len(lines) == 1
+    assert "shards have no manifest (x-00000-of-" in lines[0]
+    with pytest.raises(UserError, match=r"data\.require_manifest"):
+        opened(made, tmp_path, require_manifest=True)
+    assert len(prepared.prefixes) > 1
+
+
+def test_the_pair_of_another_shard_is_refused(made, tmp_path):
+    one, other = (path.with_suffix("") for path in sorted(made.parent.glob("x-*.idx"))[:2])
+    with ShardWriter(other, 257) as writer:  # whole, and not what the manifest says
+        writer.add_documents(np.arange(100), np.array([60, 40]))
+    with pytest.raises(UserError, match=r"are not the files that .*json describes: tokens 100, expected \d+"):
+        opened(made, tmp_path)
+    idx_path(other).write_bytes(idx_path(one).read_bytes())  # the .idx of another .bin
+    with pytest.raises(UserError, match=r"200 bytes where .* promises"):
+        opened(made, tmp_path)
+
+
+def test_ids_of_another_width_are_refused(made, tmp_path):
+    prefix = first(made)
+    raw = bytearray(idx_path(prefix).read_bytes())
+    raw[17] = 3  # int16: as wide as uint16, so that all sizes fit
+    idx_path(prefix).write_bytes(raw)
+    with pytest.raises(UserError, match="dtype int16, expected uint16"):
+        opened(made, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 99}'])
+def test_a_manifest_that_is_none_is_named(made, tmp_path, content):
+    manifest_path(first(made)).write_text(content)
+    with pytest.raises(UserError, match=r"x-00000-of-\d+\.json"):
+        opened(made, tmp_path)
+
+
+def test_the_fingerprint_follows_every_byte_through_the_manifest(made, tmp_path):
+    prefix = first(made)
+    before = Shard(prefix).fingerprint()
+    said = json.loads(manifest_path(prefix).read_text())
+    said["files"]["bin"]["blake2b"] = "0" * 32
+    manifest_path(prefix).write_text(json.dumps(said))
+    assert Shard(prefix).fingerprint() != before
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path):
+    """Sparse files: a hundred times the tokens and documents, and 1 MB is enough for either."""
+    import tracemalloc
+
+    from data.source import build_source
+
+    peaks = []
+    for name, documents in (("small", 10_000), ("large", 1_000_000)):
+        with ShardWriter(tmp_path / name, 257) as writer:
+            writer.add_documents(np.zeros(documents, np.uint16), np.ones(documents, np.int64))
+        with bin_path(tmp_path / name).open("r+b") as file:
+            file.truncate(2 * documents)
+        prepared, _ = opened(tmp_path / name, tmp_path)
+        tracemalloc.start()
+        source = build_source(prepared, DataConfig(split="1,0,0"), 64, 0, "train")
+        source.fetch(np.arange(8))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 1_000_000

@@ -1,0 +1,226 @@
+"""Everything that can be an input gives the same documents; what is bad is named with its place."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.shards import Shard
+from tests.tools.preprocess_program import shard_bytes
+from tools.preprocess.__main__ import main
+
+
+def run(*arguments):
+    return main([str(one) for one in arguments])
+
+
+def made(*inputs, output, flags=()):
+    """Tokens of all shards that some inputs give, as one list of documents of bytes."""
+    assert run(*inputs, "--output", output, "--tokenizer", "byte", *flags) == 0
+    found = []
+    for path in sorted(output.parent.glob(f"{output.name}-*.idx")):
+        shard = Shard(path.with_suffix(""))
+        ends = np.cumsum(shard.document_lengths())
+        found += [bytes(part[:-1].astype(np.uint8)) for part in np.split(shard.tokens, ends)[:-1]]
+    return found
+
+
+def zst(path, data):
+    import zstandard
+
+    half = len(data) // 2
+    packed = zstandard.ZstdCompressor().compress(data[:half]) + zstandard.ZstdCompressor().compress(data[half:])
+    path.write_bytes(packed)  # two frames, as parallel compressors write them
+    return path
+
+
+def parquet(path, texts, **columns):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, **columns}), path, row_group_size=7)
+    return path
+
+
+def test_every_kind_of_file_gives_the_same_documents(texts, lines, tmp_path):
+    expected = [text.encode() for text in texts]
+    raw = lines.read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw[:9999]) + gzip.compress(raw[9999:]))
+    inputs = {
+        "jsonl": lines,
+        "gz": tmp_path / "a.jsonl.gz",
+        "zst": zst(tmp_path / "a.jsonl.zst", raw),
+        "parquet": parquet(tmp_path / "a.parquet", texts, id=list(range(len(texts)))),
+    }
+    for name, path in inputs.items():
+        assert made(path, output=tmp_path / name, flags=("--unit_mb", 0.05)) == expected, name
+
+
+def test_folders_and_globs_in_the_order_of_names(tmp_path):
+    folder = tmp_path / "in"
+    (folder / "b").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    for name, text in (("c.txt", "3"), ("b/a.md", "2"), ("a.txt", "1"), (".hidden/x.txt", "no"), ("x.bin", "no")):
+        (folder / name).write_text(text)
+    assert made(folder, output=tmp_path / "x") == [b"1", b"3", b"2"]
+    assert made(f"{folder}/**/*.md", folder / "c.txt", output=tmp_path / "y") == [b"2", b"3"]
+
+
+def test_a_saved_dataset(texts, tmp_path, monkeypatch):
+    import datasets
+
+    from tools.preprocess import hub
+
+    monkeypatch.setattr(hub, "ROWS", 50)
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "set")
+    expected = [text.encode() for text in texts]
+    assert made(tmp_path / "set", output=tmp_path / "x", flags=("--unit_mb", 0.01)) == expected
+    assert len(list(tmp_path.glob("x-*.idx"))) == 3
+
+
+def test_a_streamed_dataset_by_its_files(texts, tmp_path):
+    """hf:// goes through `load_dataset(streaming=True)`, which takes a folder where it takes an id of the Hub."""
+    folder = tmp_path / "owner" / "set"
+    folder.mkdir(parents=True)
+    parquet(folder / "train-00000-of-00002.parquet", texts[:50])
+    parquet(folder / "train-00001-of-00002.parquet", texts[50:])
+    program = (
+        "import sys; from tools.preprocess import hub, __main__; from pathlib import Path\n"
+        "hub.Path = lambda name: Path('nowhere')\n"  # a folder of that name is none that save_to_disk left
+        f"assert __main__.main(['hf://no/set', '--output', '{tmp_path / 'y'}', '--tokenizer', 'byte']) == 2\n"
+        f"sys.exit(__main__.main(['hf://{folder}', '--output', '{tmp_path / 'x'}', '--tokenizer', 'byte']))"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PATH": ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "INPUT: dataset no/set cannot be opened" in ran.stderr
+    assert len(list(tmp_path.glob("x-*.idx"))) == 2
+    found = b"".join(shard_bytes(path.with_suffix(""))[0] for path in sorted(tmp_path.glob("x-*.idx")))
+    assert np.frombuffer(found, np.uint16).tolist() == [byte for text in texts for byte in (*text.encode(), 256)]
+
+
+GOOD = b'{"text": "gut"}\n'
+
+
+@pytest.mark.parametrize(
+    "bad, reason",
+    [
+        (b'{"text": "x"', "not JSON"),
+        (b"[1]", "no field"),
+        (b'{"txt": "x"}', 'no field "text"; found: txt. Set --jsonl_key.'),
+        (b'{"text": 3}', 'field "text" is a int, expected text'),
+        (b'{"text": "\xff"}', "byte 10 of the line is not UTF-8"),
+        (b'{"text": "\\ud800"}', "half a surrogate pair"),
+        (b"[" * 3_000, "not JSON"),
+        (b'{"text": "' + b"x" * 5000 + b'"}', "more than 0.004 MB"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_bad_line_is_named_or_left_out(tmp_path, capsys, bad, reason, ending):
+    path = tmp_path / f"x.jsonl{ending}"
+    content = GOOD * 3 + bad + b"\n" + GOOD * 2
+    path.write_bytes(gzip.compress(content) if ending else content)
+    command = (path, "--output", tmp_path / "x", "--tokenizer", "byte", "--max_document_mb", 0.004)
+    assert run(*command) == 2
+    told = capsys.readouterr().err
+    assert reason in told
+    assert f"{path}:4 (byte {len(GOOD) * 3}{' unpacked' if ending else ''})" in told
+    assert not list(tmp_path.glob("x-*"))
+    assert run(*command, "--on_bad_document", "skip", "--overwrite") == 0
+    assert Shard(tmp_path / "x-00000-of-00001").document_count == 5
+    assert "1 bad ones left out" in capsys.readouterr().out
+
+
+def test_a_line_longer_than_memory_should_hold_is_skipped_over(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(GOOD + b'{"text": "' + b"x" * 9_000_000 + b'"}\n' + GOOD)
+    flags = ("--max_document_mb", 0.1, "--on_bad_document", "skip")
+    assert made(path, output=tmp_path / "x", flags=flags) == [b"gut", b"gut"]
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path, capsys):
+    (tmp_path / "x.txt").write_bytes(b"abc\xff")
+    assert run(tmp_path / "x.txt", "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert "x.txt (byte 3): not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_bomb_is_not_unpacked(tmp_path, capsys, ending, monkeypatch):
+    from tools.preprocess import compressed
+
+    monkeypatch.setattr(compressed, "ALLOWANCE_BYTES", 1 << 20)
+    path, line = tmp_path / f"x.jsonl.{ending}", b'{"text": "' + b"0" * 1000 + b'"}\n'
+    content = line * 20_000
+    if ending == "gz":
+        path.write_bytes(gzip.compress(content))
+    else:
+        zst(path, content)
+    assert run(path, "--output", tmp_path / "x", "--tokenizer", "byte", "--max_expansion", 10) == 2
+    assert f"{path}: unpacks to more than" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x-*"))
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_truncated_archive_is_named(tmp_path, capsys, ending, lines):
+    path = tmp_path / f"x.jsonl.{ending}"
+    if ending == "gz":
+        path.write_bytes(gzip.compress(lines.read_bytes()))
+    else:
+        zst(path, lines.read_bytes())
+    path.write_bytes(path.read_bytes()[:-9])
+    assert run(path, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert "truncated or damaged" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x-*"))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path, capsys, texts):
+    path = parquet(tmp_path / "x.parquet", texts)
+    raw = path.read_bytes()
+    command = (path, "--output", tmp_path / "x", "--tokenizer", "byte")
+    path.write_bytes(raw[:-20])
+    assert run(*command) == 2
+    assert "x.parquet is not a parquet file" in capsys.readouterr().err
+    path.write_bytes(raw)
+    assert run(*command, "--jsonl_key", "body") == 2
+    assert 'no column "body"; found: text' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n'])
+def test_inputs_without_text_are_a_mistake(tmp_path, capsys, content):
+    (tmp_path / "x.jsonl").write_text(content)
+    assert run(tmp_path / "x.jsonl", "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert "INPUT" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x-*.idx"))
+
+
+@pytest.mark.parametrize(
+    "flags, reason",
+    [
+        (("missing.jsonl",), "no file, folder or glob missing.jsonl"),
+        (("*.none",), r"no file fits *.none"),
+        (("x.jsonl", "x.jsonl"), "named more than once"),
+        (("x.jsonl", "--tokenizer", "missing.model"), "missing.model"),
+        (("x.jsonl", "--part", "4/4"), "expected I/N"),
+        (("x.jsonl", "--output", "."), "is a folder"),
+        (("x.jsonl", "--engine", "tiktoken"), "whose engine is bytes"),
+    ],
+)
+def test_mistakes_of_the_command_line(tmp_path, monkeypatch, capsys, flags, reason):
+    monkeypatch.chdir(tmp_path)
+    Path("x.jsonl").write_bytes(GOOD)
+    assert run("--output", "out", "--tokenizer", "byte", *flags) == 2
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.glob("out-*"))
+
+
+def test_empty_documents_are_left_out_and_counted_and_duplicates_kept(tmp_path, capsys):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a", "", "b", "a", "")))
+    assert made(tmp_path / "x.jsonl", output=tmp_path / "x") == [b"a", b"b", b"a"]
+    assert "2 empty documents left out, 0 bad ones left out, 2 duplicates kept" in capsys.readouterr().out

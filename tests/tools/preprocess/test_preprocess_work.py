@@ -1,0 +1,279 @@
+"""Killed and continued, several at once, full disks, shuffled, joined, verified."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.inputs import resolve
+from data.manifest import BLOCK_BYTES, BlockSums
+from data.shards import Shard
+from parallel.errors import UserError
+from tests.tools.preprocess_program import process, results, shard_bytes
+from tools.preprocess.__main__ import main
+
+FORK = multiprocessing.get_context("fork")
+
+
+def run(*arguments):
+    return main([str(one) for one in arguments])
+
+
+def documents(prefix):
+    """Every document of all shards of a prefix, as tuples of ids."""
+    found = []
+    for one in resolve((str(prefix),)).prefixes:
+        shard = Shard(one)
+        found += map(tuple, np.split(shard.tokens.tolist(), np.cumsum(shard.document_lengths())[:-1]))
+    return found
+
+
+def forked(command):
+    """The program in a process of its own, at once: everything is imported already."""
+    worker = FORK.Process(target=lambda: os._exit(run(*command)))
+    worker.start()
+    return worker
+
+
+def kill_at(delay_s, command):
+    """Start the program and kill it with -9 after a while; whether it was still at work."""
+    started = forked(command)
+    time.sleep(delay_s)
+    is_at_work = started.is_alive()
+    started.kill()
+    started.join()
+    return is_at_work
+
+
+@pytest.mark.parametrize("flags", [(), ("--merge", "--shuffle_docs", 7)])
+def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(lines, sentencepiece_model, tmp_path, flags):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    command = (lines, "--tokenizer", sentencepiece_model, "--unit_mb", 0.03, "--workers", 2, *flags)
+    started_s = time.monotonic()
+    whole = forked((*command, "--output", tmp_path / "whole" / "x"))
+    whole.join()
+    assert whole.exitcode == 0
+    took_s, draw, hits = time.monotonic() - started_s, random.Random(1), 0
+    for _ in range(10):
+        hits += kill_at(draw.uniform(0, took_s / 2), (*command, "--output", tmp_path / "killed" / "x"))
+        for path in (tmp_path / "killed").glob("x*.idx"):  # what has its name is whole
+            Shard(path.with_suffix(""))
+    assert hits
+    assert run(*command, "--output", tmp_path / "killed" / "x") == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+    assert not list(tmp_path.rglob("*.tmp-*"))
+
+
+def test_workers_end_with_a_killed_parent_and_a_restart_is_not_refused(lines, sentencepiece_model, tmp_path):
+    import psutil
+
+    source = tmp_path / "much.jsonl"
+    source.write_bytes(lines.read_bytes() * 6)
+    command = (source, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--workers", 2, "--unit_mb", 0.4)
+    started = process(*command)
+    while len(workers := psutil.Process(started.pid).children()) < 2:
+        time.sleep(0.02)
+    os.kill(started.pid, signal.SIGKILL)
+    started.communicate()
+    again = process(*command)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
+    err = again.communicate()[1]
+    assert again.returncode == 0, err
+    assert len(documents(tmp_path / "x")) == 720
+
+
+def test_a_killed_worker_is_said_and_continued(lines, sentencepiece_model, tmp_path):
+    import psutil
+
+    source = tmp_path / "much.jsonl"
+    source.write_bytes(lines.read_bytes() * 6)
+    command = (source, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--workers", 2, "--unit_mb", 0.4)
+    started = process(*command)
+    while not (workers := psutil.Process(started.pid).children()):
+        time.sleep(0.02)
+    workers[0].kill()
+    err = started.communicate()[1]
+    assert started.returncode == 1
+    assert "was killed by SIGKILL" in err
+    assert run(*command) == 0
+
+
+def test_a_request_to_stop_ends_with_75_and_is_continued(lines, sentencepiece_model, tmp_path):
+    import psutil
+
+    source = tmp_path / "much.jsonl"
+    source.write_bytes(lines.read_bytes() * 6)
+    command = (source, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--workers", 1)
+    started = process(*command)
+    while not psutil.Process(started.pid).children():
+        time.sleep(0.02)
+    started.terminate()
+    assert "the same command continues" in started.communicate()[1]
+    assert started.returncode == 75
+    assert run(*command) == 0
+
+
+def test_two_at_once_on_one_output_are_one_too_many(lines, tmp_path, monkeypatch, capsys):
+    from tools.preprocess import output
+
+    monkeypatch.setattr(output, "GRACE_S", 0.1)
+    command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte")
+    with output.Output(tmp_path / "x").claimed(output.Part()):
+        assert run(*command) == 2
+        assert "another process writes there" in capsys.readouterr().err
+        assert run(*command, "--part", "0/2") == 2
+    assert run(*command) == 0
+
+
+def test_parts_share_the_units_and_the_last_one_finishes(lines, tmp_path, capsys):
+    for name, parts in (("one", [()]), ("three", [("--part", f"{n}/3") for n in (2, 0, 1)])):
+        (tmp_path / name).mkdir()
+        command = (lines, "--tokenizer", "byte", "--unit_mb", 0.05, "--merge", "--shuffle_docs", 3)
+        for part in parts:
+            assert run(*command, "--output", tmp_path / name / "x", *part) == 0
+    assert results(tmp_path / "one") == results(tmp_path / "three")
+    assert "part 2 of 3 is done; " in capsys.readouterr().out
+
+
+def test_another_command_on_an_output_is_refused_with_the_difference(lines, tmp_path, capsys):
+    command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte")
+    assert run(*command) == 0
+    assert run(*command, "--unit_mb", 0.1) == 2
+    assert "unit_bytes: 4194304 there, 100000 here" in capsys.readouterr().err
+    assert run(*command) == 0  # nothing is left to do, and it says again what there is
+    assert "120 documents" in capsys.readouterr().out
+    assert run(*command, "--unit_mb", 0.1, "--overwrite") == 0
+    assert len(resolve((str(tmp_path / "x"),)).prefixes) > 3
+
+
+def test_a_changed_input_is_refused(lines, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines.read_bytes())
+    command = (source, "--output", tmp_path / "x", "--tokenizer", "byte")
+    assert run(*command) == 0
+    source.write_bytes(lines.read_bytes() + b'{"text": "more"}\n')
+    assert run(*command) == 2
+    assert "inputs: 1 gone or changed, 1 new" in capsys.readouterr().err
+
+
+def test_shards_of_others_are_not_overwritten(lines, tmp_path, capsys):
+    Path(tmp_path / "x-00000-of-00001.idx").write_text("mine")
+    assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert "x-00000-of-00001.idx is already there" in capsys.readouterr().err
+
+
+def test_shuffled_documents_are_the_same_documents_in_a_seeds_order(lines, tmp_path):
+    made = {}
+    for name, flags in (("plain", ()), ("a", ("--shuffle_docs", 1)), ("b", ("--shuffle_docs", 2))):
+        command = (lines, "--output", tmp_path / name, "--tokenizer", "byte", "--unit_mb", 0.05)
+        assert run(*command, *flags) == 0
+        made[name] = documents(tmp_path / name)
+    assert made["a"] != made["plain"] != made["b"] != made["a"]
+    assert sorted(made["a"]) == sorted(made["b"]) == sorted(made["plain"])
+    places = [made["plain"].index(document) for document in made["a"]]
+    assert np.mean(np.abs(np.diff(places)) == 1) < 0.1  # neighbours are neighbours no longer, over all shards
+    whole = (lines, "--output", tmp_path / "w", "--tokenizer", "byte", "--unit_mb", 0.05, "--workers", 1)
+    assert run(*whole, "--shuffle_docs", 1, "--merge") == 0
+    assert documents(tmp_path / "w") == made["a"]
+
+
+def test_joined_shards_are_one(lines, tmp_path):
+    for name, flags in (("many", ("--unit_mb", 0.05)), ("one", ())):
+        assert run(lines, "--output", tmp_path / name, "--tokenizer", "byte", "--merge", *flags) == 0
+    assert shard_bytes(tmp_path / "many_text_document") == shard_bytes(tmp_path / "one_text_document")
+    assert resolve((str(tmp_path / "many"),)).prefixes == (tmp_path / "many_text_document",)
+
+
+def test_a_prefix_opens_all_its_shards_and_misses_none(lines, tmp_path):
+    assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--unit_mb", 0.05) == 0
+    found = resolve((str(tmp_path / "x"),)).prefixes
+    assert len(found) > 5
+    assert list(found) == sorted(path.with_suffix("") for path in tmp_path.glob("x-*.idx"))
+    Path(f"{found[2]}.idx").unlink()
+    with pytest.raises(UserError, match=r"1 of the \d+ shards of .*x are missing, the first x-00002-of-"):
+        resolve((str(tmp_path / "x"),))
+
+
+def test_a_unit_without_documents_is_no_gap(tmp_path):
+    lines = [json.dumps({"text": text}) + "\n" for text in ("a" * 100, "", "", "", "b" * 100)]
+    (tmp_path / "x.jsonl").write_text("".join(lines))
+    assert run(tmp_path / "x.jsonl", "--output", tmp_path / "x", "--tokenizer", "byte", "--unit_mb", 0.00002) == 0
+    assert len(resolve((str(tmp_path / "x"),)).prefixes) == 2
+    assert list(tmp_path.glob("x-*.empty.json"))
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(lines, tmp_path, monkeypatch, capsys):
+    import shutil
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert "Make room" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x-*"))
+    assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--no_check_space") == 0
+
+
+def test_a_disk_that_fills_leaves_nothing_half_written(lines, tmp_path):
+    """A limit on the size of files is what a full disk is to a process: writing fails (with EFBIG)."""
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))\n"
+        "from tools.preprocess.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [str(one) for one in (lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--workers", 1)]
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *command], cwd=Path(__file__).parents[3], capture_output=True, text=True
+    )
+    assert ran.returncode == 2
+    assert "File too large" in ran.stderr
+    assert not list(tmp_path.glob("x-*"))
+    assert not list(tmp_path.rglob("*.tmp-*"))
+    assert run(*command) == 0
+
+
+def test_verify_names_file_and_range(lines, tmp_path, capsys):
+    assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--unit_mb", 0.2) == 0
+    assert run("verify", tmp_path / "x") == 0
+    assert run("verify", tmp_path) == 0
+    guilty = sorted(tmp_path.glob("x-*.bin"))[1]
+    raw = bytearray(guilty.read_bytes())
+    raw[1000] ^= 1
+    guilty.write_bytes(raw)
+    capsys.readouterr()
+    assert run("verify", tmp_path / "x") == 1
+    assert f"{guilty}: bytes 0 to {len(raw)} are not what was written" in capsys.readouterr().out
+    guilty.write_bytes(raw[:-2])
+    assert run("verify", tmp_path / "x") == 1
+    assert "truncated" in capsys.readouterr().out
+    assert run("verify", tmp_path / "none") == 2
+
+
+def test_checksums_are_by_block(tmp_path):
+    from data import manifest
+
+    data = os.urandom(2_500)
+    sums = BlockSums(1000)
+    for start in range(0, 2500, 300):
+        sums.update(memoryview(data)[start : start + 300])
+    whole = BlockSums(1000)
+    whole.update(memoryview(data))
+    assert sums.result() == whole.result()
+    assert len(whole.result().blocks) == 3
+    path = tmp_path / "x"
+    path.write_bytes(data[:1500] + bytes([data[1500] ^ 1]) + data[1501:])
+    original, manifest.BLOCK_BYTES = BLOCK_BYTES, 1000
+    try:
+        found = list(manifest.damaged_blocks(path, whole.result(), lambda size: None))
+    finally:
+        manifest.BLOCK_BYTES = original
+    assert found == [f"{path}: bytes 1000 to 2000 are not what was written"]

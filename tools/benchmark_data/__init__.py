@@ -1,0 +1,1 @@
+"""Data against its peers: CPU-seconds of the same work in one run, children included."""

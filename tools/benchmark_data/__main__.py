@@ -1,0 +1,59 @@
+"""make bench-data: the data layer's figures against its peers'.
+
+    python -m tools.benchmark_data [--megatron_lm CHECKOUT]
+
+CPU-seconds, children included; ratios from one run. A missing peer is a row that says so, and no pass. Exit code 0:
+measured; 1: something is below its goal.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from tools.benchmark_data import loading, tokenising
+
+
+@dataclass(kw_only=True)
+class Benchmark:
+    """Measure tokenising and loading."""
+
+    megatron_lm: Path | None = None
+    """A checkout of Megatron-LM, whose tools/preprocess_data.py is the peer."""
+    size_mb: float = 64.0
+    """Text to tokenise, in 10^6 bytes."""
+    folder: Path | None = None
+    """Where corpora and tokenizers are kept for the next time. None: nowhere."""
+    only: str = ""
+    """"tokenising" or "loading"; nothing: both."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    asked = tyro.cli(Benchmark, args=argv, use_underscores=True, description=__doc__)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        start_s, verdicts = time.monotonic(), []
+        parts = {
+            "tokenising": lambda: tokenising.rows(folder, asked.size_mb, asked.megatron_lm),
+            "loading": lambda: loading.rows(folder),
+        }
+        print(f"{'measure':<58} {'ours':>10} {'peer':>10} {'unit':<14} {'ratio':>7} {'goal':>9}", flush=True)
+        for name, rows in parts.items():
+            if asked.only in ("", name):
+                for row in rows():
+                    verdicts.append(row.verdict)
+                    print(row.text(), flush=True)
+        reached, all_rows = verdicts.count("yes"), len(verdicts)
+        print(f"{reached} of {all_rows} goals reached, {verdicts.count('not measured')} not measured, "
+              f"{time.monotonic() - start_s:.0f} s")  # fmt: skip
+    return 1 if "NO" in verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Samples from shards against megatron-core, MosaicML Streaming and litdata; opening large corpora."""
+
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data import shards
+from data.config import DataConfig
+from data.loader import to_batch
+from data.manifest import read_manifest
+from data.megatron_order import Plan, open_splits
+from data.prepare import Prepared
+from data.shard_writer import ShardWriter
+from data.source import Samples, build_source
+from data.tokenizers import ByteTokenizer
+from tools.benchmark_data import peers
+from tools.benchmark_data.table import Row, cpu_s
+
+SEQ_LENGTH = 4096
+TOKENS = 50_000_000
+SAMPLES = 4096
+
+
+class _Tokenizer(ByteTokenizer):
+    """Of 32,000 ids."""
+
+    vocab_size, eod = 32_000, 0
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """The table's rows on loading."""
+    prefix = _corpus(folder)
+    prepared = Prepared(tokenizer=_Tokenizer(), prefixes=(prefix,), fingerprint="benchmark")
+    config = DataConfig(cache_dir=str(folder / "cache"), split="1,0,0")
+    source = build_source(prepared, config, SEQ_LENGTH, 1, "train")
+    memory = _peak_memory_kib()
+    ours = {size: _rate(lambda size=size: _read(source, size)) for size in (8, 64)}  # type: ignore[misc]
+    grown = (_peak_memory_kib() - memory) / 1024
+    plan = Plan(train=SAMPLES, validation=0, test=0)
+    theirs = open_splits(prepared, config, SEQ_LENGTH, 1, plan, lambda line: None)["train"].dataset
+    mcore = _rate(lambda: _collate(theirs))
+    goals = {64: 8.0, 8: 3.0}
+    for size, name in ((64, "blocks of 64"), (8, "batch 8")):
+        yield Row(
+            name=f"loader, {name}, against mcore GPTDataset + collate", ours=ours[size], theirs=mcore,
+            unit="samples/CPU s", at_least=goals[size], is_rate=True, note=f"memory grew by {grown:.0f} MiB",
+        )  # fmt: skip
+    masked = _masked(prepared, config, plan)
+    boundaries = _rate(lambda: _read_with_documents(source))
+    yield Row(
+        name="with document boundaries, against inter_document_masking", ours=boundaries, theirs=masked,
+        unit="samples/CPU s", at_least=4, is_rate=True,
+    )  # fmt: skip
+    for name, measure in (("MosaicML Streaming", peers.mosaic), ("litdata", peers.litdata)):
+        rate, note = measure(source, folder, SAMPLES)
+        best = max(ours.values())
+        row = Row(
+            name=f"loader against {name}",
+            ours=best,
+            theirs=rate,
+            unit="samples/CPU s",
+            at_least=1,
+            is_rate=True,
+            note=note,
+        )
+        yield row
+    yield from _opening(folder)
+
+
+def _corpus(folder: Path) -> Path:
+    """Documents of 1,000 tokens in the mean."""
+    prefix = folder / "loader"
+    if not shards.idx_path(prefix).is_file():
+        draw = np.random.default_rng(0)
+        lengths = draw.integers(100, 1900, TOKENS // 1000)
+        ids = draw.integers(1, 32_000, int(lengths.sum())).astype(np.uint16)
+        ids[np.cumsum(lengths) - 1] = 0
+        with ShardWriter(prefix, 32_000) as writer:
+            writer.add_documents(ids, lengths)
+    return prefix
+
+
+def _rate(work: Callable[[], int]) -> float:
+    """Samples for each CPU-second, of the best of three rounds."""
+    work()
+    count = SAMPLES
+    return count / cpu_s(work)
+
+
+def _read(source: Samples, size: int) -> int:
+    for start in range(0, SAMPLES, size):
+        source.fetch(np.arange(start, start + size))
+    return SAMPLES
+
+
+def _read_with_documents(source: Samples) -> int:
+    """As training does: tokens, labels, loss mask, positions and where documents start."""
+    from data.loader import Packing
+
+    packing, cpu = Packing(eod=0, reset=True), torch.device("cpu")
+    for start in range(0, SAMPLES, 8):
+        to_batch(torch.from_numpy(source.fetch(np.arange(start, start + 8))), cpu, packing)
+    return SAMPLES
+
+
+def _collate(dataset: object, size: int = 8) -> int:
+    from torch.utils.data import default_collate
+
+    for start in range(0, SAMPLES, size):
+        default_collate([dataset[index] for index in range(start, start + size)])  # type: ignore[index]
+    return SAMPLES
+
+
+def _masked(prepared: Prepared, config: DataConfig, plan: Plan) -> float | None:
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    from data.megatron_order import _Adapter
+
+    given = GPTDatasetConfig(
+        random_seed=1, sequence_length=SEQ_LENGTH, blend=([str(prepared.prefixes[0])], None), split="1,0,0",
+        tokenizer=_Adapter(prepared.tokenizer), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False, inter_document_masking=True,
+    )  # fmt: skip
+    dataset = BlendedMegatronDatasetBuilder(GPTDataset, [plan.train, 0, 0], lambda: True, given).build()[0]
+    return _rate(lambda: _collate(dataset))
+
+
+def _opening(folder: Path) -> Iterator[Row]:
+    """Sparse files: what opening costs, not what a disk gives."""
+    for shard_count, tokens, limit in ((100, 10**12, 0.3), (10_000, 15 * 10**12, 3.0)):
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            prefixes = _sparse(Path(scratch), shard_count, tokens // shard_count)
+            prepared = Prepared(tokenizer=_Tokenizer(), prefixes=prefixes, fingerprint="")
+            start = time.perf_counter()
+            opened = [shards.Shard(prefix) for prefix in prefixes]
+            took = time.perf_counter() - start
+            assert all(one.manifest is None for one in opened)
+            name = f"open {tokens / 1e12:g}T tokens in {shard_count:,} shards, no cache"
+            yield Row(name=name, ours=took, unit="wall s", at_most=limit)
+            if shard_count == 100:
+                start = time.perf_counter()
+                source = build_source(prepared, DataConfig(split="1,0,0"), SEQ_LENGTH, 1, "train")
+                source.fetch(np.arange(100_000_000, 100_000_064))
+                took = time.perf_counter() - start
+                yield Row(name="first batch of 64 after a resume at sample 1e8", ours=took, unit="wall s", at_most=1)
+
+
+def _sparse(folder: Path, count: int, tokens: int) -> tuple[Path, ...]:
+    """Shards whose files are holes: one document of 10^9 tokens after another."""
+    document = min(tokens, 10**9)
+    documents = tokens // document
+    prefixes = []
+    for number in range(count):
+        prefix = folder / f"s-{number:05d}"
+        with ShardWriter(prefix, 32_000) as writer:
+            writer.add_documents(np.zeros(1, np.uint16), np.ones(1, np.int64))
+        from data.shard_writer import write_index
+
+        write_index(shards.idx_path(prefix), np.full(documents, document, np.int32), np.dtype(np.uint16))
+        os.truncate(shards.bin_path(prefix), 2 * document * documents)
+        assert read_manifest(prefix) is None
+        prefixes.append(prefix)
+    return tuple(prefixes)
+
+
+def _peak_memory_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,182 @@
+"""Text to token shards.
+
+    python -m tools.preprocess INPUT ... --output PREFIX --tokenizer PATH|byte
+    python -m tools.preprocess verify PATH
+    python -m tools.preprocess train INPUT ... --output tokenizer.model --vocab_size 32000
+
+INPUT: .jsonl, .parquet or text files, also as .gz or .zst; folders; globs; a Hugging Face dataset (hf://OWNER/NAME, or
+a folder of save_to_disk). Started again with the same command after it was killed, it goes on where it was. Exit code
+0: done; 1: verify found damage; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be continued.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from data.engines import EngineName
+from parallel.errors import UserError
+from tools.preprocess import run, training, verify
+from tools.preprocess.crew import Stopped, StopSign
+from tools.preprocess.documents import Reading
+from tools.preprocess.encoding import SpecialText
+from tools.preprocess.output import Part
+
+STOPPED = 75
+
+
+@dataclass(kw_only=True)
+class Preprocess:
+    """Text to token shards, which training opens as data.paths = [PREFIX]."""
+
+    input: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
+    """Files, folders, globs, or Hugging Face datasets as hf://OWNER/NAME[:CONFIGURATION][@SPLIT]."""
+    output: Path
+    """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
+    tokenizer: str
+    """SentencePiece .model, tokenizer.json or its folder, .tiktoken, or "byte"."""
+    eod_token: str | None = None
+    """What ends a document, where a tokenizer.json does not say."""
+    workers: int = 0
+    """Processes; 0: one for each CPU. What is written does not depend on it."""
+    engine: EngineName = "auto"
+    """What encodes. auto: the fastest that gives the tokenizer's ids on a sample."""
+    special_text: SpecialText = "plain"
+    """Text like "<|endoftext|>" in a document: stays text, becomes the control id (as in Megatron's preprocessing),
+    or makes the document a bad one. Counted in any case."""
+    append_eod: bool = True
+    """End each document with the end-of-document id (Megatron's --append-eod)."""
+    jsonl_key: str = "text"
+    """Field of a line, or column, that holds the document."""
+    on_bad_document: Literal["stop", "skip"] = "stop"
+    """A line that is no JSON, lacks the field or is no UTF-8 ends the work, or is left out and counted."""
+    merge: bool = False
+    """Join the shards into PREFIX_text_document.bin/.idx, as Megatron's preprocessing names it."""
+    shuffle_docs: int | None = None
+    """Seed: shuffle the documents over all shards."""
+    unit_mb: float | None = None
+    """Input that becomes one shard, in 10^6 bytes; what was done of it is lost when it is killed. None: by the size of
+    all inputs."""
+    part: str | None = None
+    """I/N: do every Nth unit only, from the Ith; for the tasks of a SLURM array."""
+    max_document_mb: float = 64.0
+    """A longer document is a bad one."""
+    max_expansion: float = 200.0
+    """Bytes that one byte of a .gz or .zst may unpack to, over a whole file."""
+    check_space: bool = True
+    """Estimate what will be written, and refuse where the disk has not got it."""
+    overwrite: bool = False
+    """Remove what is there under PREFIX first."""
+
+    def run(self) -> int:
+        """The exit code. Raises UserError, Stopped."""
+        self._check()
+        stop = StopSign()
+        stop.listen()
+        reading = Reading(
+            jsonl_key=self.jsonl_key,
+            on_bad_document=self.on_bad_document,
+            max_document_bytes=int(self.max_document_mb * 1e6),
+            max_expansion=self.max_expansion,
+        )
+        run.preprocess(
+            run.Options(
+                inputs=self.input,
+                prefix=self.output.expanduser().absolute(),
+                tokenizer=self.tokenizer,
+                eod_token=self.eod_token,
+                workers=self.workers or run.available_cpus(),
+                reading=reading,
+                engine=self.engine,
+                special_text=self.special_text,
+                append_eod=self.append_eod,
+                merge=self.merge,
+                shuffle_docs=self.shuffle_docs,
+                unit_bytes=None if self.unit_mb is None else int(self.unit_mb * 1e6),
+                part=Part.parse(self.part),
+                overwrite=self.overwrite,
+                check_space=self.check_space,
+                stop=stop,
+            )
+        )
+        return 0
+
+    def _check(self) -> None:
+        if not self.input:
+            raise UserError("name at least one INPUT.")
+        if self.workers < 0:
+            raise UserError(f"--workers {self.workers}: expected 1 or more, or 0 for one for each CPU.")
+        if self.unit_mb is not None and self.unit_mb * 1e6 < 1:
+            raise UserError(f"--unit_mb {self.unit_mb}: expected more than 0.")
+        if self.max_document_mb * 1e6 < 1 or self.max_expansion <= 0:
+            raise UserError("--max_document_mb and --max_expansion: expected more than 0.")
+        if self.output.name == "" or str(self.output).endswith("/") or self.output.is_dir():
+            raise UserError(
+                f"--output {self.output}: is a folder; give the beginning of file names, {self.output}/NAME."
+            )
+
+
+@dataclass(kw_only=True)
+class Verify:
+    """Compare every byte of shards with their manifests; name file and range of what differs."""
+
+    path: Annotated[Path, tyro.conf.Positional]
+    """A prefix, one shard, or a folder of shards."""
+
+    def run(self) -> int:
+        """1 where something is damaged. Raises UserError."""
+        damages = verify.verify(self.path.expanduser())
+        print("\n".join([*damages, f"DAMAGED: {len(damages)} finding(s)"]) if damages else f"good: {self.path}")
+        return 1 if damages else 0
+
+
+@dataclass(kw_only=True)
+class Train:
+    """Train a SentencePiece model on documents."""
+
+    input: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
+    """As for preprocessing."""
+    output: Path
+    """The .model file to write."""
+    vocab_size: int = 32000
+    """Pieces."""
+    jsonl_key: str = "text"
+    """Field of a line, or column, that holds the document."""
+    sample_mb: float = 100.0
+    """Text to train on, in 10^6 bytes, taken evenly from the inputs."""
+
+    def run(self) -> int:
+        """The exit code. Raises UserError."""
+        training.train(self.input, self.output, self.vocab_size, self.jsonl_key, int(self.sample_mb * 1e6))
+        return 0
+
+
+COMMANDS: dict[str, Any] = {"verify": Verify, "train": Train}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    command = COMMANDS.get(given[0]) if given else None
+    asked = tyro.cli(
+        command or Preprocess,
+        args=given[1:] if command else given,
+        prog=f"python -m tools.preprocess {given[0]}" if command else "python -m tools.preprocess",
+        use_underscores=True,
+        description=None if command else __doc__,
+    )
+    try:
+        return int(asked.run())
+    except UserError as error:
+        print(f"preprocess: {error}", file=sys.stderr)
+        return 2
+    except (Stopped, KeyboardInterrupt):
+        print("preprocess: stopped; the same command continues", file=sys.stderr)
+        return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

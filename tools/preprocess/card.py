@@ -1,0 +1,86 @@
+"""What all units together hold: counted once they are complete, and told at the end."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tools.preprocess.job import Job
+from tools.preprocess.output import read_unit
+
+MOST_HASHES = 1 << 26
+"""Documents compared with one another to find duplicates (0.5 GB); of more, a part that the hash chooses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over units."""
+
+    tokens: int
+    documents: int
+    text_bytes: int
+    empty: int
+    rejected: int
+    special_text: int
+    duplicates: int
+    """Documents whose text an earlier one has."""
+    duplicates_estimated: bool
+    shards: int
+    """Units that hold documents."""
+    examples: tuple[str, ...]
+    """Some of the rejected documents."""
+
+    @classmethod
+    def load(cls, path: Path) -> "Totals":
+        values = json.loads(path.read_text())
+        return cls(**{**values, "examples": tuple(values["examples"])})
+
+    def save(self, path: Path) -> None:
+        part = path.with_name(path.name + ".tmp-0")
+        part.write_text(json.dumps(asdict(self), indent=1))
+        part.replace(path)
+
+
+def add_up(job: Job) -> Totals:
+    """Over the units of a job, which are complete."""
+    found = [read_unit(job.prefix(index)) for index in range(len(job.units))]
+    counts = {
+        name: sum(one.counts[name] for one in found) for name in ("text_bytes", "empty", "rejected", "special_text")
+    }
+    hashed = sum(job.output.hashes(index).stat().st_size // 8 for index in range(len(job.units)))
+    duplicates, part = _duplicates(job, hashed)
+    return Totals(
+        tokens=sum(one.tokens for one in found),
+        documents=sum(one.documents for one in found),
+        duplicates=duplicates,
+        duplicates_estimated=part < 1,
+        shards=sum(one.documents > 0 for one in found),
+        examples=tuple(example for one in found for example in one.rejected)[:3],
+        **counts,
+    )
+
+
+def _duplicates(job: Job, hashed: int) -> tuple[int, float]:
+    """How many documents repeat an earlier one, and which part of all was looked at."""
+    part = min(1.0, MOST_HASHES / max(1, hashed))
+    below = np.uint64(min(part * 2.0**64, 2**64 - 1))
+    chosen = [np.fromfile(job.output.hashes(index), np.uint64) for index in range(len(job.units))]
+    kept = np.concatenate([one if part == 1 else one[one < below] for one in chosen])
+    return round((len(kept) - len(np.unique(kept))) / part), part
+
+
+def card(totals: Totals, results: list[str], is_pair: bool, eod: bool) -> str:
+    """What was made, line by line."""
+    text_tokens = totals.tokens - (totals.documents if eod else 0)
+    about = "about " if totals.duplicates_estimated else ""
+    lines = [
+        f"{totals.documents:,} documents, {totals.tokens:,} tokens"
+        f", {totals.text_bytes / max(1, text_tokens):.3f} bytes of text per token",
+        f"{totals.empty:,} empty documents left out, {totals.rejected:,} bad ones left out, "
+        f"{about}{totals.duplicates:,} duplicates kept",
+        f"{totals.special_text:,} documents with the text of a control token",
+        *(f"  left out: {example}" for example in totals.examples),
+        f"in {results[0]}.bin/.idx/.json" if is_pair else f"in {len(results)} shards {results[0]} …",
+    ]
+    return "\n".join(lines)

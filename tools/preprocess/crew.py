@@ -1,0 +1,143 @@
+"""Tasks done by forked workers, which share nothing, and end with the process that started them."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from tqdm import tqdm
+
+from parallel.errors import UserError
+
+POLL_S = 0.2
+PR_SET_PDEATHSIG = 1  # prctl(2)
+Report = Callable[[int, int], None]
+"""Called with the source bytes read and the tokens made since the last call."""
+Task = Callable[[int, Report], None]
+
+
+class Stopped(Exception):
+    """Asked to stop: what is done is kept."""
+
+
+class StopSign:
+    """Whether SIGTERM came. The handler only notes it: an exception out of a handler gets lost in some places."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+
+    def listen(self) -> None:
+        """From now on."""
+        signal.signal(signal.SIGTERM, self._raise)
+
+    def check(self) -> None:
+        """Raises Stopped."""
+        if self.is_up:
+            raise Stopped
+
+    def _raise(self, number: int, frame: object) -> None:
+        self.is_up = True
+
+
+def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign) -> None:
+    """Do every task, the next one by whoever is free. private: descriptors that no worker may keep open.
+
+    Raises UserError where a task does, RuntimeError where a worker dies, Stopped.
+    """
+    context = multiprocessing.get_context("fork")
+    left = list(reversed(tasks))
+    crew: dict[Connection, tuple[BaseProcess, int]] = {}
+    tokens = 0
+    try:
+        process: BaseProcess
+        for _ in range(min(workers, len(tasks))):
+            ours, theirs = context.Pipe()
+            others = [ours.fileno(), *(one.fileno() for one in crew), *private]
+            process = context.Process(target=_worker, args=(theirs, do, os.getpid(), others), daemon=True)
+            process.start()
+            theirs.close()
+            crew[ours] = process, _give(ours, left)
+        while crew:
+            stop.check()
+            for ready in wait(list(crew), POLL_S):
+                assert isinstance(ready, Connection)
+                ours = ready
+                process, task = crew[ours]
+                kind, *values = _hear(ours, process, task)
+                if kind == "progress":
+                    bar.update(values[0])
+                    tokens += values[1]
+                    if tokens and bar.format_dict["elapsed"] > 0:
+                        bar.set_postfix_str(
+                            f"{tokens / bar.format_dict['elapsed'] / 1e6:.2f} M tokens/s", refresh=False
+                        )
+                elif kind == "done":
+                    if left:
+                        crew[ours] = process, _give(ours, left)
+                    else:
+                        ours.send(None)
+                        del crew[ours]
+                        process.join()
+                else:
+                    raise UserError(values[0])
+    finally:
+        for one, _ in crew.values():
+            one.kill()
+            one.join()
+
+
+def _give(worker: Connection, left: list[int]) -> int:
+    task = left.pop()
+    worker.send(task)
+    return task
+
+
+def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
+    try:
+        return worker.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        cause = "; out of memory? Try fewer --workers" if code == -signal.SIGKILL else ""
+        raise RuntimeError(f"the worker of unit {task} {how}{cause}. The same command continues.") from None
+
+
+def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]) -> None:
+    """Give up what belongs to the parent, its locks above all, and do what it says."""
+    for descriptor in others:
+        os.close(descriptor)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        while (task := parent.recv()) is not None:
+            do(task, lambda size, tokens: parent.send(("progress", size, tokens)))
+            parent.send(("done",))
+    except (BrokenPipeError, EOFError):  # the parent is gone
+        os._exit(1)
+    except UserError as error:
+        parent.send(("failed", str(error)))
+    except OSError as error:
+        parent.send(("failed", f"{error.filename or 'a file'}: {error.strerror or error}. What is done is kept."))
+
+
+def progress(total: int, title: str, unit: str = "B") -> tqdm:
+    """A bar with rate and time left; where stderr is no terminal, a line every 30 s."""
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no watching thread: workers are forked from this process
+
+    Bar.set_lock(threading.RLock())  # the usual one is shared with forked processes, and stays shut if one is killed
+    is_terminal = sys.stderr.isatty()
+    return Bar(
+        total=total, desc=title, unit=unit, unit_scale=True, mininterval=0.5 if is_terminal else 30, leave=is_terminal
+    )

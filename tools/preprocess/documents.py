@@ -1,0 +1,263 @@
+"""The documents of a unit, in batches, and what becomes of those that are not as they should be."""
+
+import codecs
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+from parallel.errors import UserError
+from tools.preprocess.compressed import Unpacked
+from tools.preprocess.units import Part, Unit
+
+try:
+    from orjson import loads as fast_loads  # several times as fast; what it refuses is asked of json again
+except ImportError:
+
+    def fast_loads(line: bytes, /) -> Any:  # type: ignore[misc]
+        """Refuses everything."""
+        raise ValueError
+
+
+BATCH_BYTES = 4 << 20
+SHOWN = 3
+"""Rejected documents that a unit describes; the others are counted."""
+
+
+class Batch(NamedTuple):
+    """Some documents, and the bytes on disk that reading went on by."""
+
+    texts: list[str]
+    source_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How documents are read."""
+
+    jsonl_key: str
+    """The field or column that holds a document."""
+    on_bad_document: Literal["stop", "skip"]
+    max_document_bytes: int
+    max_expansion: float
+
+
+@dataclass(slots=True)
+class Rejects:
+    """Documents that cannot be used: the first is an error, or they are counted."""
+
+    policy: Literal["stop", "skip"]
+    count: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def reject(self, describe: Callable[[], str]) -> None:
+        """Raises UserError where one bad document is to stop the work. describe: place and reason."""
+        self.count += 1
+        if self.policy == "stop":
+            raise UserError(f"{describe()} --on_bad_document skip leaves such documents out and counts them.")
+        if len(self.shown) < SHOWN:
+            self.shown.append(describe())
+
+
+def read(unit: Unit, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """A unit's documents. Raises UserError for files that cannot be read or unpacked, and as `rejects` says."""
+    readers = {"jsonl": _jsonl, "text": _text, "parquet": _parquet, "dataset": _dataset}
+    for part in unit.parts:
+        try:
+            yield from readers[part.source.kind](part, reading, rejects)
+        except FileNotFoundError:
+            raise UserError(f"INPUT: {part.source.path} was removed meanwhile.") from None
+
+
+def _jsonl(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """The lines that begin within the part."""
+    with _opened(part, reading) as file:
+        packed = file.raw if isinstance(file.raw, Unpacked) else None
+        end = None if packed else part.stop
+        before = 0
+        for offset, block in _blocks(file, part.start, end, part, reading, rejects):
+            texts = _parse(block, offset, part, reading, rejects)
+            if packed:
+                yield Batch(texts, packed.packed_bytes - before)
+                before = packed.packed_bytes
+            else:
+                yield Batch(texts, len(block))
+
+
+def _blocks(
+    file: BinaryIO, start: int, stop: int | None, part: Part, reading: Reading, rejects: Rejects
+) -> Iterator[tuple[int, bytes]]:
+    """Offset and content of stretches of whole lines, which all begin in [start, stop)."""
+    if start:
+        file.seek(start - 1)
+        start = start - 1 + _skip_line(file)
+    while stop is None or start < stop:
+        block = file.read(BATCH_BYTES if stop is None else min(BATCH_BYTES, stop - start))
+        if not block:
+            return
+        size = len(block)
+        if not block.endswith(b"\n"):
+            rest = file.readline(reading.max_document_bytes)
+            block, size = block + rest, size + len(rest)
+            if len(rest) == reading.max_document_bytes and not rest.endswith(b"\n"):
+                line_start = block.rfind(b"\n") + 1
+                place, block = start + line_start, block[:line_start]
+                rejects.reject(lambda: f"{_line(part, place, reading)}: {_too_long(reading)}")  # noqa: B023
+                size += _skip_line(file)
+        yield start, block
+        start += size
+
+
+def _skip_line(file: BinaryIO) -> int:
+    """Read to the end of the line: the bytes that were left of it."""
+    skipped = 0
+    while piece := file.readline(1 << 20):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rejects) -> list[str]:
+    """The documents of a stretch of lines."""
+    key, limit, texts, position = reading.jsonl_key, reading.max_document_bytes, [], offset
+    for line in block.split(b"\n"):
+        if line and not line.isspace():
+            try:
+                text = fast_loads(line)[key]
+                is_good = type(text) is str and len(line) <= limit
+            except (ValueError, KeyError, TypeError, IndexError):
+                is_good = False
+            if is_good:
+                texts.append(text)
+            else:
+                _parse_again(line, position, part, reading, rejects, texts)
+        position += len(line) + 1
+    return texts
+
+
+def _parse_again(line: bytes, position: int, part: Part, reading: Reading, rejects: Rejects, texts: list[str]) -> None:
+    """What the fast way does not take: a document that is right all the same, or the reason why not."""
+    text, reason = field_of(line, reading)
+    if text is None:
+        rejects.reject(lambda: f"{_line(part, position, reading)}: {reason}")
+    else:
+        texts.append(text)
+
+
+def field_of(line: bytes, reading: Reading) -> tuple[str | None, str]:
+    """The document on a line; or None, and what is wrong with it."""
+    key = reading.jsonl_key
+    if len(line) > reading.max_document_bytes:
+        return None, _too_long(reading)
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return None, f"byte {error.start} of the line is not UTF-8 text."
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON: {error}."
+    if not isinstance(value, dict) or key not in value:
+        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        return None, f'no field "{key}"; found: {found or "none"}. Set --jsonl_key.'
+    return _checked(value[key], f'field "{key}"', reading)
+
+
+def _checked(value: Any, name: str, reading: Reading) -> tuple[str | None, str]:
+    if not isinstance(value, str):
+        return None, f"{name} is a {type(value).__name__}, expected text."
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError as error:
+        return None, f"character {error.start} of {name} is half a surrogate pair, which is no text."
+    return (None, _too_long(reading)) if size > reading.max_document_bytes else (value, "")
+
+
+def _too_long(reading: Reading) -> str:
+    return f"a document of more than {reading.max_document_bytes / 1e6:g} MB; raise --max_document_mb if it is right."
+
+
+def _line(part: Part, offset: int, reading: Reading) -> str:
+    """`FILE:LINE (byte OFFSET)`; of a compressed file, in what it unpacks to. Reads the file up to there."""
+    number, left = 1, offset
+    with _opened(part, reading) as file:
+        while left and (block := file.read(min(left, 1 << 20))):
+            number += block.count(b"\n")
+            left -= len(block)
+    unpacked = " unpacked" if part.source.compression else ""
+    return f"{part.source.path}:{number} (byte {offset}{unpacked})"
+
+
+def _text(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """One document, the whole file."""
+    with _opened(part, reading) as file:
+        raw = file.read(reading.max_document_bytes + 1)
+    texts = []
+    if len(raw) > reading.max_document_bytes:
+        rejects.reject(lambda: f"{part.source.path}: {_too_long(reading)}")
+    else:
+        try:
+            texts.append(raw.removeprefix(codecs.BOM_UTF8).decode())
+        except UnicodeDecodeError as error:
+            place = f"{part.source.path} (byte {error.start})"
+            rejects.reject(lambda: f"{place}: not UTF-8 text.")
+    yield Batch(texts, part.size)
+
+
+def _parquet(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """The rows of row groups."""
+    import pyarrow.parquet
+
+    path, key = part.source.path, reading.jsonl_key
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if key not in file.schema_arrow.names:
+                raise UserError(
+                    f'{path}: no column "{key}"; found: {", ".join(file.schema_arrow.names)}. Set --jsonl_key.'
+                )
+            batches = file.iter_batches(1024, row_groups=range(part.start, part.stop), columns=[key], use_threads=False)
+            row, size = 0, part.size
+            for batch in batches:
+                texts = []
+                for value in batch.column(0).to_pylist():
+                    text, reason = _checked(value, f'column "{key}"', reading)
+                    place = f"{path}: row group {part.start}, row {row}"
+                    if text is None:
+                        rejects.reject(lambda: f"{place}: {reason}")  # noqa: B023
+                    else:
+                        texts.append(text)
+                    row += 1
+                yield Batch(texts, size)
+                size = 0
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
+
+
+def _dataset(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """The rows of a dataset's steps, a thousand at a time."""
+    from tools.preprocess import hub
+
+    texts: list[str] = []
+    size = part.size
+    for number, row in enumerate(hub.rows(part.source.path, part.start, part.stop)):
+        if reading.jsonl_key not in row:
+            raise UserError(
+                f'{part.source.path}: no column "{reading.jsonl_key}"; found: {", ".join(row)}. Set --jsonl_key.'
+            )
+        text, reason = _checked(row[reading.jsonl_key], f'column "{reading.jsonl_key}"', reading)
+        place = f"{part.source.path}: step {part.start}, row {number}"
+        if text is None:
+            rejects.reject(lambda: f"{place}: {reason}")  # noqa: B023
+        else:
+            texts.append(text)
+        if len(texts) >= 1000:
+            yield Batch(texts, size)
+            texts, size = [], 0
+    yield Batch(texts, size)
+
+
+def _opened(part: Part, reading: Reading) -> io.BufferedReader:
+    """The file of a part, unpacked."""
+    if part.source.compression:
+        return io.BufferedReader(Unpacked(part.source, reading.max_expansion), 1 << 20)
+    return io.BufferedReader(io.FileIO(part.source.path), 1 << 20)

@@ -1,0 +1,123 @@
+"""What INPUT names: files, folders, globs and datasets, in an order that is the same everywhere."""
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from parallel.errors import UserError
+
+Kind = Literal["jsonl", "text", "parquet", "dataset"]
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
+    ".parquet": "parquet",
+}
+COMPRESSIONS = (".gz", ".zst")
+HUB = "hf://"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input file, or one dataset."""
+
+    path: str
+    """As it was given, or found in a folder; a dataset's id or folder."""
+    kind: Kind
+    compression: str
+    """".gz", ".zst" or nothing."""
+    size: int
+    """Bytes on disk; of a dataset, its shards or rows."""
+    changed_ns: int = 0
+    """Time of the last change."""
+
+
+def find(inputs: tuple[str, ...]) -> list[Source]:
+    """Everything that `inputs` name, in the order given; folders and globs sorted by name.
+
+    Raises UserError for what is not there, is empty, or is given twice.
+    """
+    found = [source for one in inputs for source in _find(one)]
+    twice = [path for path, count in Counter(source.path for source in found).items() if count > 1]
+    if twice:
+        raise UserError(f"INPUT: {twice[0]} is named more than once; each of its documents would be, too.")
+    if not any(source.size for source in found):
+        raise UserError(f"INPUT: empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
+    return found
+
+
+def _find(name: str) -> Iterator[Source]:
+    path = Path(name).expanduser()
+    if path.is_file():
+        yield _file(path)
+    elif path.is_dir():
+        yield from [_dataset(name)] if _is_saved_dataset(path) else _folder(path)
+    elif name.startswith(HUB):
+        yield _dataset(name.removeprefix(HUB))
+    elif glob.has_magic(name):
+        paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))  # noqa: PTH207  absolute too
+        if not paths:
+            raise UserError(f"INPUT: no file fits {name}.")
+        yield from map(_file, paths)
+    elif HUB_ID.fullmatch(name) and not path.parent.exists() and _kind(path)[0] is None:
+        yield _dataset(name)
+    else:
+        raise UserError(
+            f"INPUT: no file, folder or glob {name}; {path.parent} {'exists' if path.parent.is_dir() else 'does not'}. "
+            f"A dataset of the Hugging Face Hub is named {HUB}OWNER/NAME."
+        )
+
+
+def _kind(path: Path) -> tuple[Kind | None, str]:
+    compression = path.suffix if path.suffix in COMPRESSIONS else ""
+    return KINDS.get(Path(path.stem if compression else path.name).suffix.lower()), compression
+
+
+def _file(path: Path) -> Source:
+    kind, compression = _kind(path)
+    if not os.access(path, os.R_OK):
+        raise UserError(f"INPUT: no permission to read {path}.")
+    if kind == "parquet" and compression:
+        raise UserError(f"INPUT: {path}: parquet is compressed inside; unpack the file first.")
+    status = path.stat()
+    return Source(str(path), kind or "text", compression, status.st_size, status.st_mtime_ns)
+
+
+def _folder(folder: Path) -> Iterator[Source]:
+    """The files of known endings below a folder; where other programs hide theirs (names with a dot) are none."""
+    files = list(_walk(folder))
+    known = [path for path in files if _kind(path)[0] is not None]
+    if not known:
+        endings = Counter(path.suffix for path in files).most_common(3)
+        held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
+        raise UserError(
+            f"INPUT: folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
+            f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
+        )
+    yield from map(_file, known)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"INPUT: {error.filename}: {error.strerror}.")
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    """What `Dataset.save_to_disk` leaves."""
+    return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+
+
+def _dataset(name: str) -> Source:
+    from tools.preprocess import hub
+
+    return Source(name, "dataset", "", hub.count(name))

@@ -1,0 +1,130 @@
+"""A unit becomes a shard: what every worker does, one unit after another."""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.inputs import empty_path
+from data.manifest import FileSum, Manifest
+from data.shard_writer import ShardWriter
+from data.shards import token_dtype
+from data.tokenizers import Tokenizer
+from parallel.errors import UserError
+from tools.preprocess import documents
+from tools.preprocess.crew import Report
+from tools.preprocess.documents import Reading, Rejects
+from tools.preprocess.encoding import Encoding, Seen
+from tools.preprocess.output import Output
+from tools.preprocess.units import Unit
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """How units become shards."""
+
+    units: list[Unit]
+    reading: Reading
+    encoding: Encoding
+    tokenizer: Tokenizer
+    tokenizer_name: str
+    output: Output
+    is_last_stage: bool
+    """Whether a unit's shard is a result; else a later stage takes it up."""
+
+    def prefix(self, index: int) -> Path:
+        """Of a unit's shard."""
+        place = self.output.shard if self.is_last_stage else lambda *which: self.output.kept("unit", *which)
+        return place(index, len(self.units))
+
+    def do(self, index: int, report: Report) -> None:
+        """Make the shard of one unit; what it would not hold is reported by UserError, and nothing of it stays."""
+        prefix, unit, seen = self.prefix(index), self.units[index], Seen()
+        rejects = Rejects(self.reading.on_bad_document)
+
+        def describe(writer: ShardWriter, files: dict[str, FileSum]) -> Manifest:
+            return self._manifest(unit, writer, files, seen, rejects)
+
+        try:
+            with ShardWriter(prefix, self.tokenizer.vocab_size, describe) as writer:
+                self._fill(writer, unit, seen, rejects, report)
+                _write_hashes(self.output.hashes(index), seen)
+                if not writer.document_count:
+                    raise _NoDocument
+        except _NoDocument:
+            _write_whole(empty_path(prefix), self._manifest(unit, writer, {}, seen, rejects).dump().encode())
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise UserError(
+                f"{prefix.parent}: {error.strerror} while writing {prefix.name}. The shards that are there are whole; "
+                "make room, and give the same command again."
+            ) from None
+
+    def _fill(self, writer: ShardWriter, unit: Unit, seen: Seen, rejects: Rejects, report: Report) -> None:
+        before = 0
+        for batch in documents.read(unit, self.reading, rejects):
+            if batch.texts:
+                writer.add_documents(*self.encoding.encode(batch.texts, seen, rejects))
+            report(batch.source_bytes, writer.token_count - before)
+            before = writer.token_count
+
+    def _manifest(
+        self, unit: Unit, writer: ShardWriter, files: dict[str, FileSum], seen: Seen, rejects: Rejects
+    ) -> Manifest:
+        return self.manifest(
+            writer,
+            files,
+            source=tuple(map(str, unit.parts)),
+            counts={
+                "text_bytes": seen.text_bytes,
+                "empty": seen.empty,
+                "rejected": rejects.count,
+                "special_text": seen.special_text,
+            },
+            rejected=tuple(rejects.shown),
+        )
+
+    def manifest(
+        self,
+        writer: ShardWriter,
+        files: dict[str, FileSum],
+        *,
+        source: tuple[str, ...],
+        counts: dict[str, int],
+        rejected: tuple[str, ...] = (),
+    ) -> Manifest:
+        """What a shard's manifest says, whatever stage writes it."""
+        return Manifest(
+            tokens=writer.token_count,
+            documents=writer.document_count,
+            dtype=token_dtype(writer.vocab_size).name,
+            vocab_size=writer.vocab_size,
+            tokenizer=self.tokenizer_name,
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
+            eod=self.tokenizer.eod,
+            append_eod=self.encoding.eod is not None,
+            special_text=self.encoding.special_text,
+            source=source,
+            counts=counts,
+            rejected=rejected,
+            files=files,
+        )
+
+
+class _NoDocument(Exception):
+    """A unit that holds nothing to write."""
+
+
+def _write_hashes(path: Path, seen: Seen) -> None:
+    _write_whole(path, np.array(seen.hashes, np.uint64).tobytes())
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(path)

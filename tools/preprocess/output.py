@@ -1,0 +1,210 @@
+"""Where the shards go, who may write there, and what of an earlier run may be continued."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.inputs import UNIT, empty_path
+from data.manifest import Manifest, manifest_path, read_manifest
+from data.shards import bin_path, idx_path
+from parallel.errors import UserError
+
+LEFTOVER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.[\w.]+\.tmp-")
+GRACE_S = 5.0
+"""How long a start waits for the processes of a run that was killed a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of several runs that share the units, as the tasks of a SLURM array do."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str | None) -> "Part":
+        """`I/N`, I from 0. Raises UserError."""
+        if text is None:
+            return cls()
+        matched = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not matched or int(matched[1]) >= int(matched[2]):
+            raise UserError(f"--part {text}: expected I/N with I from 0 to N - 1, for example 0/4.")
+        return cls(int(matched[1]), int(matched[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """`PREFIX-00000-of-00012.bin/.idx/.json`, and beside them the folder `PREFIX.preprocess` of the work itself."""
+
+    prefix: Path
+
+    @property
+    def folder(self) -> Path:
+        """The plan, locks, and what is not finished yet."""
+        return self.prefix.with_name(self.prefix.name + ".preprocess")
+
+    def shard(self, index: int, count: int) -> Path:
+        """Prefix of a shard that is a result."""
+        return self.prefix.with_name(_numbered(self.prefix.name, index, count))
+
+    def kept(self, stage: str, index: int, count: int) -> Path:
+        """Prefix of a shard that a later stage takes up."""
+        return self.folder / _numbered(stage, index, count)
+
+    def hashes(self, index: int) -> Path:
+        """Hashes of a unit's documents, uint64."""
+        return self.folder / f"hashes-{index:05d}.bin"
+
+    @property
+    def totals(self) -> Path:
+        """What all units together hold, once they are complete."""
+        return self.folder / "totals.json"
+
+    @contextlib.contextmanager
+    def claimed(self, part: Part) -> Iterator[list[int]]:
+        """The right to write this part's units; its open files, which no worker may keep.
+
+        Raises UserError where another process has it, or works with another number of parts.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            own = self.folder / f"part-{part.index}-of-{part.count}.lock"
+            held = [_lock(stack, own, self.prefix)]
+            for other in sorted(self.folder.glob("part-*.lock")):
+                if not other.name.endswith(f"-of-{part.count}.lock"):
+                    held.append(_lock(stack, other, self.prefix))
+            yield held
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[int | None]:
+        """The right to do what follows when all parts are done; None where another process is doing it."""
+        descriptor = os.open(self.folder / "finish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def agree(self, plan: dict[str, Any], overwrite: bool) -> None:
+        """Continue the plan that is there, or make this one the plan.
+
+        Raises UserError with the differences where another plan is there, or shards that belong to none.
+        """
+        path = self.folder / "plan.json"
+        text = json.dumps(plan, indent=1)
+        if overwrite:
+            self._clear()
+        if path.is_file():
+            before = json.loads(path.read_text())
+            if changed := differences(before, plan):
+                raise UserError(
+                    f"--output {self.prefix}: there is the work of another command:\n"
+                    + "\n".join(f"  {line}" for line in changed)
+                    + "\nGive that command to continue it, another --output, or --overwrite to start anew."
+                )
+            return
+        if strangers := self._shards():
+            raise UserError(
+                f"--output {self.prefix}: {strangers[0].name} is already there. Give another --output, or --overwrite."
+            )
+        part = path.with_name(f"plan.json.tmp-{os.getpid()}")
+        part.write_text(text)
+        part.replace(path)
+
+    def remove_leftovers(self, part: Part) -> None:
+        """What killed processes had not finished of this part's units; where it is the only part, of anything."""
+        for folder in (self.prefix.parent, self.folder):
+            for path in folder.iterdir():
+                is_ours = folder == self.folder or path.name.startswith(self.prefix.name)
+                if is_ours and ".tmp-" in path.name and path.is_file():
+                    unit = LEFTOVER.search(path.name)
+                    if part.count == 1 or (unit and int(unit[1]) % part.count == part.index):
+                        path.unlink(missing_ok=True)
+
+    def _shards(self) -> list[Path]:
+        if not self.prefix.parent.is_dir():
+            return []
+        pattern = re.compile(
+            rf"{re.escape(self.prefix.name)}(-\d{{5,}}-of-\d{{5,}}|_\w+_document)(\.bin|\.idx|\.json|\.empty\.json)"
+        )
+        return sorted(path for path in self.prefix.parent.iterdir() if pattern.fullmatch(path.name))
+
+    def _clear(self) -> None:
+        for path in self._shards():
+            path.unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.suffix != ".lock":
+                path.unlink()
+
+
+def _numbered(name: str, index: int, count: int) -> str:
+    return UNIT.format(name=name, index=index, count=count)
+
+
+def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    stack.callback(os.close, descriptor)
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"--output {prefix}: another process writes there ({path.name}). Wait for it, or give another "
+                    "--output; several at once share the work by --part I/N with one N."
+                ) from None
+            time.sleep(0.05)
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What of a plan has changed, a line each."""
+    lines = []
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        if old == new:
+            continue
+        if isinstance(old, list) and isinstance(new, list):
+            gone = [one for one in old if one not in new]
+            come = [one for one in new if one not in old]
+            shown = [*(f"- {one}" for one in gone[:3]), *(f"+ {one}" for one in come[:3])]
+            lines.append(f"{key}: {len(gone)} gone or changed, {len(come)} new: {'  '.join(shown)}")
+        else:
+            lines.append(f"{key}: {old} there, {new} here")
+    return lines
+
+
+def is_complete(prefix: Path) -> bool:
+    """Whether a shard, or the note that a unit held no document, is there. `.idx` comes last."""
+    return empty_path(prefix).is_file() or all(
+        path.is_file() for path in (idx_path(prefix), bin_path(prefix), manifest_path(prefix))
+    )
+
+
+def read_unit(prefix: Path) -> Manifest:
+    """The manifest of a complete unit, an empty one's too."""
+    empty = empty_path(prefix)
+    manifest = read_manifest(empty.with_name(empty.name.removesuffix(".json"))) or read_manifest(prefix)
+    assert manifest is not None
+    return manifest
+
+
+def remove(prefix: Path) -> None:
+    """Delete a shard; its index first, so that what is left is none."""
+    for path in (idx_path(prefix), manifest_path(prefix), bin_path(prefix), empty_path(prefix)):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,249 @@
+"""The whole of a preprocessing: plan, claim, tokenise, and what follows when every unit is done."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data import engines
+from data.engines import EngineName
+from data.shards import bin_path, token_dtype
+from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
+from parallel.errors import UserError
+from tools.preprocess import card, crew, documents, inputs, stages, units
+from tools.preprocess.documents import Reading, Rejects
+from tools.preprocess.encoding import Encoding, SpecialText
+from tools.preprocess.job import Job
+from tools.preprocess.output import Output, Part, is_complete
+from tools.preprocess.units import Unit
+
+SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
+SAMPLED_UNITS = 8
+SAMPLE_BYTES = 256 << 10
+SAMPLED_DOCUMENT = 32 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for, checked."""
+
+    inputs: tuple[str, ...]
+    prefix: Path
+    tokenizer: str
+    eod_token: str | None
+    workers: int
+    reading: Reading
+    engine: EngineName
+    special_text: SpecialText
+    append_eod: bool
+    merge: bool
+    shuffle_docs: int | None
+    unit_bytes: int | None
+    part: Part
+    overwrite: bool
+    check_space: bool
+    stop: crew.StopSign
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some documents of the whole input."""
+
+    texts: list[str]
+    text_per_byte: float
+    """Bytes of text for each byte of the inputs."""
+    mean_document: float
+    """Bytes of text."""
+
+
+def preprocess(options: Options) -> None:
+    """Raises UserError."""
+    sources = inputs.find(options.inputs)
+    unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
+    divided = units.divide(sources, unit_bytes)
+    tokenizer = _tokenizer(options)
+    output = Output(options.prefix)
+    try:
+        output.prefix.parent.mkdir(parents=True, exist_ok=True)
+        with output.claimed(options.part) as locks:
+            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite)
+            output.remove_leftovers(options.part)
+            job = _job(options, divided, tokenizer, output)
+            if not output.totals.is_file():
+                _tokenise(options, job, locks)
+            left = 0 if output.totals.is_file() else sum(not is_complete(job.prefix(one.index)) for one in divided)
+            if left:
+                print(f"part {options.part.index} of {options.part.count} is done; {left} units of other parts are not")
+                return
+            with output.finishing() as lock:
+                if lock is None:
+                    print(f"part {options.part.index} of {options.part.count} is done; another one finishes the work")
+                    return
+                _finish(options, job, [*locks, lock])
+    except PermissionError as error:
+        raise UserError(f"--output {options.prefix}: {error.strerror}: {error.filename}.") from None
+
+
+def _tokenizer(options: Options) -> Tokenizer:
+    if options.tokenizer == "byte":
+        return ByteTokenizer()
+    return open_tokenizer(Path(options.tokenizer).expanduser().absolute(), options.eod_token)
+
+
+def _unit_bytes(total: int) -> int:
+    """Of the inputs' size alone: about 512 units, of 4 MB to 4 GB."""
+    return min(max(total // USUAL_UNITS, SMALLEST_UNIT), LARGEST_UNIT)
+
+
+def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, tokenizer: Tokenizer) -> dict[str, object]:
+    """Everything that the shards follow from; neither workers nor engine, which change no byte of them."""
+    return {
+        "inputs": [
+            f"{one.path} ({one.kind}{one.compression}, {one.size}, changed {one.changed_ns})" for one in sources
+        ],
+        "unit_bytes": unit_bytes,
+        "tokenizer": tokenizer.fingerprint,
+        "jsonl_key": options.reading.jsonl_key,
+        "on_bad_document": options.reading.on_bad_document,
+        "max_document_bytes": options.reading.max_document_bytes,
+        "special_text": options.special_text,
+        "append_eod": options.append_eod,
+        "shuffle_docs": options.shuffle_docs,
+        "merge": options.merge,
+    }
+
+
+def _job(options: Options, divided: list[Unit], tokenizer: Tokenizer, output: Output) -> Job:
+    return Job(
+        units=divided,
+        reading=options.reading,
+        encoding=Encoding(
+            engine=engines.reference(tokenizer),
+            eod=tokenizer.eod if options.append_eod else None,
+            special_texts=tokenizer.special_texts,
+            special_text=options.special_text,
+        ),
+        tokenizer=tokenizer,
+        tokenizer_name=Path(options.tokenizer).name,
+        output=output,
+        is_last_stage=not options.merge and options.shuffle_docs is None,
+    )
+
+
+def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
+    """This part's units that are not complete."""
+    own = [unit for unit in job.units if unit.index % options.part.count == options.part.index]
+    left = [unit for unit in own if not is_complete(job.prefix(unit.index))]
+    if not left:
+        return
+    sample = _sample(left, options.reading)
+    special_ids = options.special_text == "special"
+    engine = engines.choose(job.tokenizer, options.engine, special_ids, sample.texts, _say)
+    if options.check_space:
+        _check_space(options, job, engine, left, sample)
+    running = _with_engine(job, engine)
+    sizes = {unit.index: unit.size for unit in own}
+    done = sum(sizes.values()) - sum(unit.size for unit in left)
+    if done:
+        _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
+    with crew.progress(sum(sizes.values()), "tokenising") as bar:
+        bar.update(done)
+        crew.work([unit.index for unit in left], running.do, options.workers, bar, locks, options.stop)
+
+
+def _with_engine(job: Job, engine: engines.Engine) -> Job:
+    return replace(job, encoding=replace(job.encoding, engine=engine))
+
+
+def _sample(left: list[Unit], reading: Reading) -> Sample:
+    """The first documents of units that are spread over all."""
+    most = 2 if left[0].parts[0].source.kind == "dataset" else SAMPLED_UNITS
+    chosen = left[:: max(1, len(left) // most)][:most]
+    texts: list[str] = []
+    text_bytes = source_bytes = documents_seen = 0
+    for unit in chosen:
+        batch = next(documents.read(unit, reading, Rejects("skip")), documents.Batch([], 1))
+        sizes = [len(text.encode()) for text in batch.texts]
+        text_bytes, source_bytes = text_bytes + sum(sizes), source_bytes + batch.source_bytes
+        documents_seen += len(sizes)
+        room = SAMPLE_BYTES // len(chosen)
+        for text in batch.texts:
+            if room <= 0:
+                break
+            texts.append(text[: min(room, SAMPLED_DOCUMENT)])
+            room -= len(texts[-1])
+    return Sample(texts, text_bytes / max(1, source_bytes), text_bytes / max(1, documents_seen))
+
+
+def _check_space(options: Options, job: Job, engine: engines.Engine, left: list[Unit], sample: Sample) -> None:
+    """Refuse what cannot fit, before anything is written."""
+    ids, _ = engine.encode_batch(sample.texts)
+    sampled = sum(len(text.encode()) for text in sample.texts)
+    text_bytes = sum(unit.size for unit in left) * sample.text_per_byte
+    found = text_bytes / max(1.0, sample.mean_document)
+    tokens = text_bytes * len(ids) / max(1, sampled) + found
+    needed = tokens * token_dtype(job.tokenizer.vocab_size).itemsize + 28 * found
+    copies = 1 if job.is_last_stage else 2  # a stage's result is complete before what it is made of is removed
+    free = shutil.disk_usage(options.prefix.parent).free
+    if needed * copies > free:
+        raise UserError(
+            f"--output {options.prefix}: about {needed * copies / 1e9:.2f} GB would be written ({tokens / 1e9:.2f} G "
+            f"tokens), and {free / 1e9:.2f} GB are free there. Make room, name another "
+            "disk, or leave this estimate out with --no_check_space."
+        )
+
+
+def _finish(options: Options, job: Job, locks: list[int]) -> None:
+    """Count, shuffle, join, and say what was made."""
+    output = job.output
+    output.remove_leftovers(Part())
+    if not output.totals.is_file():
+        card.add_up(job).save(output.totals)
+    totals = card.Totals.load(output.totals)
+    if not totals.documents:
+        raise UserError(f"INPUT: no document with text in {', '.join(options.inputs)} ({totals.rejected} rejected).")
+    last = [job.prefix(unit.index) for unit in job.units]
+    if options.shuffle_docs is not None:
+        last = _shuffle(options, job, totals, locks)
+    else:
+        last = [prefix for prefix in last if not job.is_last_stage or bin_path(prefix).is_file()]
+    if options.merge:
+        target = output.prefix.with_name(f"{output.prefix.name}_{options.reading.jsonl_key}_document")
+        present = [prefix for prefix in last if bin_path(prefix).is_file()]
+        total = sum(bin_path(prefix).stat().st_size for prefix in present)
+        with crew.progress(total, "joining") as bar:
+
+            def report(size: int) -> None:
+                options.stop.check()
+                bar.update(size)
+
+            stages.join(job, present, target, report)
+        last = [target]
+    for path in output.folder.glob("hashes-*.bin"):
+        path.unlink(missing_ok=True)
+    print(card.card(totals, [str(prefix) for prefix in last], options.merge, options.append_eod))
+
+
+def _shuffle(options: Options, job: Job, totals: card.Totals, locks: list[int]) -> list[Path]:
+    assert options.shuffle_docs is not None
+    output, count, is_last = job.output, totals.shards, not options.merge
+    made = [output.shard(n, count) if is_last else output.kept("mixed", n, count) for n in range(count)]
+    target = output.prefix.with_name(f"{output.prefix.name}_{options.reading.jsonl_key}_document")
+    left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
+    if left and not (options.merge and is_complete(target)):
+        shuffle = stages.Shuffle(job, options.shuffle_docs, is_last)
+        with crew.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
+            crew.work(left, shuffle.do, options.workers, bar, locks, options.stop)
+    for unit in job.units:
+        stages.remove(job.prefix(unit.index))
+    return made
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))

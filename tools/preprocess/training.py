@@ -1,0 +1,56 @@
+"""A SentencePiece model, trained on documents of the inputs."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from parallel.errors import UserError
+from tools.preprocess import documents, inputs, units
+from tools.preprocess.documents import Reading, Rejects
+
+PART_BYTES = 1 << 20
+
+
+def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str, sample_bytes: int) -> None:
+    """Train a byte-pair model with bytes for unknown characters, reversible: nothing is normalised.
+
+    Raises UserError where the inputs cannot be read or hold too little for `vocab_size` pieces.
+    """
+    from sentencepiece import SentencePieceTrainer
+
+    if output.exists():
+        raise UserError(f"--output {output}: already there. Give a name that is free.")
+    divided = units.divide(inputs.find(names), PART_BYTES)
+    step = max(1, sum(unit.size for unit in divided) // sample_bytes)
+    reading = Reading(jsonl_key=jsonl_key, on_bad_document="skip", max_document_bytes=64_000_000, max_expansion=200)
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_lines(divided[::step], reading),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type="bpe",
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            add_dummy_prefix=False,
+            split_digits=True,
+            character_coverage=0.9995,
+            max_sentence_length=1 << 16,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        raise UserError(f"--vocab_size {vocab_size}: {str(error).splitlines()[-1]}") from None
+    part = output.with_name(f"{output.name}.tmp")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part.write_bytes(model.getvalue())
+    part.replace(output)
+    print(f"{output}: {vocab_size} pieces")
+
+
+def _lines(divided: list[units.Unit], reading: Reading) -> Iterator[str]:
+    for unit in divided:
+        for batch in documents.read(unit, reading, Rejects("skip")):
+            for text in batch.texts:
+                yield from filter(None, text.splitlines())

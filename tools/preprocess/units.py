@@ -1,0 +1,78 @@
+"""Units: what one shard is made from. Their list follows from the inputs and the unit size alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parallel.errors import UserError
+from tools.preprocess.inputs import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a source: bytes of a file (the lines that begin there), row groups, or a dataset's steps."""
+
+    source: Source
+    start: int
+    stop: int
+    size: int
+    """Bytes on disk, for progress and for filling units."""
+
+    def __str__(self) -> str:
+        return f"{self.source.path}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The parts whose documents become one shard, in this order."""
+
+    index: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(part.size for part in self.parts)
+
+
+def divide(sources: list[Source], unit_bytes: int) -> list[Unit]:
+    """Units of about `unit_bytes`: large files are cut, small ones put together. What is compressed stays whole."""
+    units: list[Unit] = []
+    gathered: list[Part] = []
+    size = 0
+    for source in sources:
+        for part in _parts(source, unit_bytes):
+            if gathered and size + part.size > unit_bytes:
+                units.append(Unit(len(units), tuple(gathered)))
+                gathered, size = [], 0
+            gathered.append(part)
+            size += part.size
+    return [*units, Unit(len(units), tuple(gathered))]
+
+
+def _parts(source: Source, unit_bytes: int) -> Iterator[Part]:
+    if source.kind == "dataset":
+        for step in range(source.size):
+            yield Part(source, step, step + 1, unit_bytes)
+    elif source.kind == "parquet":
+        yield from _row_groups(source)
+    elif source.kind == "jsonl" and not source.compression:
+        for start in range(0, source.size, unit_bytes):
+            stop = min(start + unit_bytes, source.size)
+            yield Part(source, start, stop, stop - start)
+    elif source.size:
+        yield Part(source, 0, source.size, source.size)
+
+
+def _row_groups(source: Source) -> Iterator[Part]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"INPUT {source.path}: parquet needs `pip install pyarrow`.") from None
+    try:
+        metadata = pyarrow.parquet.ParquetFile(source.path).metadata
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"INPUT: {source.path} is not a parquet file: {error}") from None
+    total = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) or 1
+    for group in range(metadata.num_row_groups):
+        share = metadata.row_group(group).total_byte_size / total
+        yield Part(source, group, group + 1, round(share * source.size))
