@@ -8,13 +8,13 @@ from pathlib import Path
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepare import Prepared
-from parallel.errors import UserError
 from parallel.groups import Ranks
 from training import checkpoint, cli, fingerprint
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, learning_schedule
+from training.hindrance import hindered
 from training.loop import Reason
 from training.resume_card import Now, card
 from training.step import Chunks
@@ -71,7 +71,10 @@ def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
 
 
 def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
-    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start."""
+    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start.
+
+    Raises, on rank 0, where it cannot be written: a UserError, or a SharedFault where the run has checkpoints.
+    """
     if ranks.rank != 0:
         return
     unfinished = run_dir / ".config.toml.unfinished"
@@ -82,7 +85,7 @@ def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) ->
         if progress.iteration < config.train.train_iters:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+        raise hindered(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
