@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from parallel import launch, local_ranks, output
-from parallel.errors import UserError
+from parallel.errors import SharedFault, UserError
 from parallel.layout import smallest_world
 from training import cli
 from training.config import RunConfig
@@ -19,9 +19,9 @@ from training.exit_note import exit_note
 from training.fitting import fit
 from training.owner.claim import ATTEMPT, Claim, owned
 from training.rank import prepared_run
-from training.watch import record
+from training.watch import record, starts
 from training.watch.request import StopRequest
-from training.watch.watched import Watch, host_of, watched
+from training.watch.watched import Watch, watched
 
 
 def main() -> int:
@@ -33,6 +33,9 @@ def main() -> int:
             print(describe.describe(config))
             return 0
         return start(config)
+    except SharedFault as fault:  # the run's folder does not answer; what ranks raise, local_ranks.guard has caught
+        print(f"pretrain_gpt.py: {fault}", file=sys.stderr, flush=True)
+        return 1
     except UserError as error:
         identity = launch.detect(os.environ)
         # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
@@ -83,10 +86,12 @@ def train_ranks(
     A rank that somebody else has started is watched from here on, through imports and data; local ones once they exist.
     """
     cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
-    watch = partial(watched, config.fault, run_dir, request=request, environ=os.environ, cuda=cuda)
-    watch_dir, me = run_dir / record.WATCH, identity or launch.Identity(world_size=nproc)
+    attempt = claim.attempt if claim and (identity is None or ATTEMPT in os.environ) else None
+    start_dir = starts.folder_of(run_dir, identity, os.environ, attempt)
+    watch = partial(watched, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
+    me = identity or launch.Identity(world_size=nproc)
     if claim is not None and ATTEMPT not in os.environ:
-        record.sweep(watch_dir)
+        starts.begin(start_dir)
     if identity is not None or nproc == 1:
         with watch(me) as watching:
             run = prepared_run(config, run_dir, identity, claim, request, watching.pulse)
@@ -95,7 +100,7 @@ def train_ranks(
             watching.pulse.code = code
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: claim.attempt} if claim else os.environ
-        verdict = partial(record.read, watch_dir)
+        verdict = partial(record.read, start_dir)
         return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, told=lambda: bool(verdict()))
     else:
         run = prepared_run(config, run_dir, None, claim, request)
@@ -106,7 +111,7 @@ def train_ranks(
             return watching.pulse.code
 
         code, failure = local_ranks.fork_ranks(nproc, watched_run)
-        failure = Watch(folder=watch_dir, identity=me, host=host_of(os.environ), launches=True).settle(failure)
+        failure = Watch(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(failure)
     if failure is not None:
         local_ranks.report(failure, run_dir / "logs", me.world_size)
     return code

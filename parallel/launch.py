@@ -1,6 +1,7 @@
 """Who am I, and who else is there (torchrun, srun, local ranks, one rank in this process), and on which device."""
 
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,6 +56,11 @@ def _tasks_on_node(text: str, node: int) -> int:
         count, _, times = part.partition("(x")
         counts += [int(count)] * int(times.rstrip(")") or 1)
     return counts[node]
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """This node, as SLURM names it in lists of nodes; else the host's name."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def set_rendezvous(environ: dict[str, str], identity: Identity) -> None:

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from parallel.errors import SharedFault, SharedMistake, UserError
-from parallel.launch import Identity
+from parallel.launch import Identity, node_name
 
 # How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = (
@@ -45,6 +46,13 @@ STOPPED = 75
 """Exit code of a run that was asked to stop, has saved, and is to be continued (EX_TEMPFAIL of sysexits.h)."""
 
 
+class SharedCause(NamedTuple):
+    """Where a ``SharedFault`` began, as far as that is known."""
+
+    rank: int | None
+    host: str | None
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Failure:
     """Why a rank ended, or, without a rank, why all did: the exit code, and a message or traceback."""
@@ -54,6 +62,8 @@ class Failure:
     at: float
     text: str
     echo: bool
+    shared: SharedCause | None = None
+    """Of a ``SharedFault``, which all ranks found alike."""
 
 
 def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Failure | None]:
@@ -64,7 +74,7 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         ignore_termination()
         return 2, Failure(rank=identity.rank, code=2, at=time.time(), text=str(error), echo=not shows(error, identity))
     except SharedFault as fault:
-        return 1, Failure(rank=None, code=1, at=time.time(), text=str(fault), echo=identity.rank != 0)
+        return 1, of_all(fault, identity)
     except KeyboardInterrupt:
         code, failure = _interrupted(signal.SIGINT)
         return code, dataclasses.replace(failure, echo=True)
@@ -74,6 +84,12 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         text = traceback.format_exc()
         echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
         return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo)
+
+
+def of_all(fault: SharedFault, identity: Identity) -> Failure:
+    """What every rank makes of ``fault``; rank 0 shows it."""
+    cause, echo = SharedCause(fault.rank, fault.host), identity.rank != 0
+    return Failure(rank=None, code=1, at=time.time(), text=str(fault), echo=echo, shared=cause)
 
 
 def shows(error: Exception, identity: Identity | None) -> bool:
@@ -276,5 +292,5 @@ def report(failure: Failure, logs: Path, world_size: int) -> None:
     own = logs / f"rank-{failure.rank:05d}.failed.log"
     with contextlib.suppress(OSError):
         own.write_text(failure.text)
-    where = f"rank {failure.rank} of {world_size} on {socket.gethostname()}"
+    where = f"rank {failure.rank} of {world_size} on {node_name(os.environ)}"
     print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}", file=sys.stderr, flush=True)

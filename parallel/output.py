@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from parallel.errors import UserError
-from parallel.launch import Identity
+from parallel.launch import Identity, node_name
 
 
 @contextlib.contextmanager
@@ -20,7 +19,7 @@ def own_output(logs: Path, identity: Identity, every_rank: bool) -> Iterator[int
     append to it, so that a node holds one log handle per rank whatever the world's size.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    name = f"rank-{identity.rank:05d}.log" if every_rank else f"node-{socket.gethostname()}.log"
+    name = f"rank-{identity.rank:05d}.log" if every_rank else f"node-{node_name(os.environ)}.log"
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)

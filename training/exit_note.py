@@ -1,16 +1,24 @@
-"""Tells whoever started a launcher that the input was bad: torchrun makes 1 of every exit code. No torch here."""
+"""Tells whoever started a launcher that the input was bad: torchrun makes 1 of every exit code. No torch here.
+
+Without the note, a 2 is Python's own: it could not open the program, which is no mistake of the input.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 EXIT_NOTE = "TRIPLANE_EXIT_NOTE"
-"""Environment variable with the path of a file to leave when a process ends with exit code 2."""
+"""Environment variable with the path of a file to leave when a process ends with exit code 2. It may exist, empty."""
 
 
 @contextlib.contextmanager
 def exit_note(environ: Mapping[str, str]) -> Iterator[None]:
-    """Around ``sys.exit(main())``: exit code 2 is written to the file that the environment names, if it names one."""
+    """Around ``sys.exit(main())``: exit code 2 is written to the file that the environment names, if it names one.
+
+    All mistakes come this way, those of local ranks by their parent, flags by tyro's own SystemExit. The one exception
+    is a rank that waits for another one to show what both have found, and is ended meanwhile (``training.cli.fail``):
+    the one that left before it has left the note.
+    """
     try:
         yield
     except SystemExit as stopped:

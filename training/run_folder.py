@@ -9,13 +9,14 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepare import Prepared
 from data.tokenizer_json import JsonTokenizer
-from parallel.errors import SharedMistake, UserError
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training import checkpoint, cli, fingerprint
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, learning_schedule
+from training.hindrance import hindered
 from training.loop import Reason
 from training.resume_card import Now, card
 from training.step import Chunks
@@ -114,7 +115,10 @@ def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
 
 
 def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
-    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start."""
+    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start.
+
+    Raises, on rank 0, where it cannot be written: a UserError, or a SharedFault where the run has checkpoints.
+    """
     if ranks.rank != 0:
         return
     unfinished = run_dir / ".config.toml.unfinished"
@@ -125,7 +129,7 @@ def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) ->
         if progress.iteration < config.train.train_iters:
             (run_dir / "done").unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+        raise hindered(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from data.loader import Batch
 from models.layers.documents import Documents
 from parallel.groups import Ranks
+from training.loss_scale import LossScale
 from training.optimizer import set_schedule
 
 Chunks = Sequence[DistributedDataParallel]
@@ -58,12 +59,18 @@ class Attempt:
     wishes: Wishes
     grad_norm: float | None
     """As this rank has it; None where fp16 gradients overflowed."""
-    ready: bool
-    """mcore would update with these gradients."""
+    overflowed: bool
+    """fp16 gradients overflowed on some rank: there is no update. The same on every rank, as all below."""
     finite: bool
-    """Loss and gradient norm are numbers on every rank. The same on every rank, as ``loss`` and ``mean_norm``."""
+    """Loss and gradient norm are numbers on every rank; of gradients that overflowed there is no norm."""
     mean_norm: float
     """Of all ranks' gradient norms, which are equal while nothing is wrong."""
+    loss_scale: float
+    """That these gradients were made with."""
+    scale_is_lowest: bool
+    """They overflowed though it is ``precision.min_loss_scale``, or fixed."""
+    samples: int
+    """Of the global batch."""
 
 
 class Gate(Protocol):
@@ -92,7 +99,7 @@ class OpenGate(Gate):
     def judge(
         self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
     ) -> tuple[Attempt, bool]:
-        return attempt, attempt.ready
+        return attempt, not attempt.overflowed
 
 
 def train_step(
@@ -118,14 +125,16 @@ def train_step(
     gate = gate or OpenGate()
     gate.before()
     set_schedule(optimizer, learning_rate, weight_decay)
-    loss_scale = float(optimizer.get_loss_scale())
+    scale = LossScale(optimizer)
+    samples = own_samples(microbatches, ranks)
 
     def accumulate() -> Attempt:
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
+        scale.restore()
         sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
-        return weigh(sums, optimizer, ranks, wishes)
+        return weigh(sums, optimizer, ranks, wishes, scale, samples)
 
     attempt, update = gate.judge(accumulate(), microbatches, accumulate)
     if update:
@@ -136,25 +145,39 @@ def train_step(
         tokens=attempt.tokens,
         grad_norm=attempt.grad_norm,
         skipped=not update,
-        loss_scale=loss_scale,
+        loss_scale=scale.value,
         learning_rate=learning_rate,
         wishes=attempt.wishes,
     )
 
 
-def weigh(sums: Tensor, optimizer: MegatronOptimizer, ranks: Ranks, wishes: Wishes) -> Attempt:
+def own_samples(microbatches: Sequence[Batch | None], ranks: Ranks) -> int:
+    """This rank's share in counting the global batch's samples: a sample is counted once, where it comes in."""
+    if not ranks.is_first_stage or ranks.at.tp or ranks.at.cp:
+        return 0
+    return sum(len(batch.tokens) for batch in microbatches if batch is not None)
+
+
+def weigh(
+    sums: Tensor, optimizer: MegatronOptimizer, ranks: Ranks, wishes: Wishes, scale: LossScale, samples: int
+) -> Attempt:
     """Reduced gradients made ready for the update, their norm, and what all ranks know of them; one reduction."""
     ready, grad_norm = ready_gradients(optimizer)
     norm = 0.0 if grad_norm is None else grad_norm
-    loss, tokens, (stop, save, bad, norms) = unite(sums, ranks, wishes.stop, wishes.save, not math.isfinite(norm), norm)
+    loss, tokens, (stop, save, overflowed, bad, norms, all_samples) = unite(
+        sums, ranks, wishes.stop, wishes.save, not ready, not math.isfinite(norm), norm, samples
+    )
     return Attempt(
         loss=loss,
         tokens=tokens,
         wishes=Wishes(stop=stop > 0, save=save > 0),
         grad_norm=grad_norm,
-        ready=ready,
+        overflowed=overflowed > 0,
         finite=math.isfinite(loss) and bad == 0,
         mean_norm=norms / ranks.identity.world_size,
+        loss_scale=scale.value,
+        scale_is_lowest=overflowed > 0 and scale.is_lowest,
+        samples=int(all_samples),
     )
 
 

@@ -73,16 +73,67 @@ with exit_note(os.environ):
 
 
 @pytest.mark.slurm
+def test_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(cluster: Cluster, tmp_path: Path) -> None:
+    """The second job is submitted by mistake: it is refused, and leaves its note. Then the first one crashes."""
+    program = """
+import os, sys, time
+from pathlib import Path
+from training.exit_note import exit_note
+if "--train.seed" in sys.argv:
+    with exit_note(os.environ):
+        sys.exit(2)
+print("up", flush=True)
+while not os.environ.get("SLURM_RESTART_COUNT") and not Path("crash").exists():
+    time.sleep(0.1)
+sys.exit(0 if os.environ.get("SLURM_RESTART_COUNT") else 1)
+"""
+    folder = checkout(tmp_path, program)
+    first = submit(cluster, folder)
+    cluster.until(first, lambda: cluster.output(first).count("up\n") == 4)
+    second = run_job(cluster, folder, "recipe.toml", "--train.seed", "7")
+    assert (second.state, second.exit_code, second.restarts) == ("FAILED", 2, 0), second.output
+    (folder / "crash").touch()
+    ended = cluster.wait(first)
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), ended.output
+    left = [path.name for path in (folder / "run").iterdir()]
+    assert left == ["attempts.jsonl"], "what a job was told through the folder goes with it"
+
+
+@pytest.mark.slurm
+def test_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp_path: Path) -> None:
+    """Python itself ends with 2 then. The file server is mended by the next start."""
+    folder = checkout(tmp_path, "print('trained')")
+    (folder / "pretrain_gpt.py").rename(folder / "away.py")
+    (folder / "site.env").write_text('[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || cp away.py pretrain_gpt.py\n')
+    job = run_job(cluster, folder, CLUSTER_ENV="site.env")
+    assert (job.state, job.restarts) == ("COMPLETED", 1) and job.output.count("trained\n") == 4, job.output
+    assert "No such file" in job.output
+
+
+@pytest.mark.slurm
+def test_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+    """USR2 between two commands of the batch shell: srun has begun, and the shell has not yet noted whom to tell."""
+    folder = checkout(tmp_path, TRAINER)
+    before = "trap '[[ $BASH_COMMAND != running=\\$1* ]] || kill -USR2 $$' DEBUG"
+    (folder / "site.env").write_text(f'[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] && set -T && {before}\n')
+    job = run_job(cluster, folder, CLUSTER_ENV="site.env")
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), job.output
+    assert "stopped on request" in job.output
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
+    """Such ranks die of USR2, of which torchrun makes 1."""
     program = """
 import os, time
 print("up", flush=True)
 time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") == "1" else 600)
 raise SystemExit(1)
 """
-    job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1")
+    job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1", LAUNCHER=launcher)
     cluster.until(job, lambda: cluster.output(job).count("up\n") == 4)
     cluster.run("scancel", "--batch", "--signal=USR2", str(job))
     ended = cluster.wait(job)
@@ -91,24 +142,28 @@ raise SystemExit(1)
 
 
 @pytest.mark.slurm
-def test_bad_node_is_left_out_of_the_next_start(cluster: Cluster, tmp_path: Path) -> None:
-    """The doctor is a stand-in that finds n2 bad, and then nothing. The user excluded n4."""
+def test_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster: Cluster, tmp_path: Path) -> None:
+    """The doctor is a stand-in that finds n2 bad, then n3, and then nothing. The user excluded n4: n2 must serve."""
     folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
     (folder / "tools").mkdir()
     (folder / "tools/doctor.py").write_text(
         "import os, pathlib, sys\n"
-        "found, nodes = sys.argv[sys.argv.index('--bad_nodes') + 1], os.environ['SLURM_JOB_NODELIST']\n"
-        "if os.environ['SLURM_PROCID'] == '0' and nodes == 'n[1-2]': pathlib.Path(found).write_text('n2\\n')\n"
-        "sys.exit(nodes == 'n[1-2]')\n"
+        "if os.environ['SLURM_PROCID'] != '0': sys.exit(0)\n"
+        "print('asked', *sys.argv[1:], flush=True)\n"
+        "bad = ['n2', 'n3', ''][int(os.environ.get('SLURM_RESTART_COUNT', '0'))]\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--bad_nodes') + 1]).write_text(bad)\n"
+        "sys.exit(bool(bad))\n"
     )
-    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder))}
+    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
     job = submit(cluster, folder, flags=("--exclude", "n4"), **environ)
     ended = cluster.wait(job)
-    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
-    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4" in ended.output
-    assert ended.output.count("trained on n[1,3]") == 4 and "trained on n[1-2]" not in ended.output
-    assert cluster.show(job)["ExcNodeList"] == "n2,n4"
-    assert attempts(tmp_path)[0]["exclude"] == ["n2"]
+    assert (ended.state, ended.restarts) == ("COMPLETED", 2), ended.output
+    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4\n" in ended.output
+    assert "not all of n2,n3 can be left out" in ended.output and "next time without n3,n4\n" in ended.output
+    assert ended.output.count("trained on n[1-2]") == 4 and ended.output.count("trained") == 4
+    assert cluster.show(job)["ExcNodeList"] == "n[3-4]"
+    assert attempts(tmp_path)[1]["exclude"] == ["n2", "n3"]
+    assert ended.output.count("--time_limit_s 81 --cluster h100_ib\n") == 3, "of the doctor, which ends by itself"
 
 
 @pytest.mark.slurm

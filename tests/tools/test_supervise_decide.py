@@ -3,11 +3,12 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tools.supervise import decide, rule
+from tools.supervise import decide, evidence, rule
 from tools.supervise.attempts import ATTEMPTS
 from tools.supervise.rule import Attempt
 from training.checkpoint import folders
@@ -18,6 +19,7 @@ CRASH = Attempt(exit_code=1)
 FURTHER = Attempt(exit_code=1, before=10, after=20)
 ASKED = Attempt(exit_code=75)
 NAMED = Attempt(exit_code=143, node="n3", verdict="rank 5 on n3 hangs")
+ALIKE = Attempt(exit_code=1, verdict="no", cause="iteration 9: no")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,11 @@ NAMED = Attempt(exit_code=143, node="n3", verdict="rank 5 on n3 hangs")
         (Attempt(exit_code=137), [], True, 137, "ended by SIGKILL"),
         (NAMED, [CRASH], True, 143, "ended by SIGTERM (rank 5 on n3 hangs)"),
         (NAMED, [NAMED, ASKED], True, 143, "n3 was named twice in a row"),
+        (ALIKE, [], True, 1, "failure 1 of 3"),
+        (ALIKE, [ALIKE, ASKED], False, 1, "(no); the same as the last time, at the same iteration: program or"),
+        (ALIKE, [replace(ALIKE, before=0, after=8)], False, 1, "not started again"),  # what went on led there again
+        (ALIKE, [ALIKE, FURTHER], True, 1, "failure 1 of 3"),
+        (ALIKE, [replace(ALIKE, cause="iteration 8: no")], True, 1, "failure 2 of 3"),
     ],
 )  # fmt: skip
 def test_the_rule(attempt: Attempt, earlier: list[Attempt], again: bool, exit_code: int, says: str) -> None:
@@ -112,38 +119,71 @@ def test_a_marker_counts_once(ended: Ask, tmp_path: Path) -> None:
 
 
 def test_verdicts_are_told_and_their_node_is_excluded(ended: Ask, tmp_path: Path) -> None:
-    verdict, exclude = tmp_path / "run/watch/verdict.json", tmp_path / "exclude"
+    verdict, exclude = tmp_path / "run/watch/start-a/verdict.json", tmp_path / "exclude"
     verdict.parent.mkdir(parents=True)
     flags = ("--exclude_file", str(exclude), "--max_attempts", "99")
-    verdict.write_text(json.dumps({"line": "rank 1 hangs", "host": "n1", "rank": 1}))
+    verdict.write_text(json.dumps({"kind": "hang", "line": "rank 1 hangs", "host": "n1", "rank": 1}))
     assert "(rank 1 hangs)" in ended(1, *flags)[1]
     assert "hangs" not in ended(1, *flags)[1]  # an old one
     assert exclude.read_text() == ""
     for _ in range(2):
-        verdict.write_text(json.dumps({"line": "rank 1\nhangs", "host": "n2", "rank": None}))
+        verdict.write_text(json.dumps({"kind": "killed", "line": "rank 1\nhangs", "host": "n2", "rank": None}))
         assert "(rank 1 hangs)" in ended(1, *flags, "--bad_node", "n4")[1]
     assert exclude.read_text() == "n4\nn2\n"
     ended(1, *flags, "--bad_node", "n5", "--bad_node", "n4")
     assert exclude.read_text() == "n4\nn2\nn5\n"
-    for line, excluded in (
-        ("ValueError: no", ""),
-        ("CUDA out of memory", ""),
-        ("CUDA error: uncorrectable ECC", "n6\n"),
-    ):
-        for _ in range(2):
-            verdict.write_text(json.dumps({"kind": "exception", "line": line, "host": "n6"}))
-            ended(1, *flags)
-        assert exclude.read_text() == f"n4\nn2\nn5\n{excluded}"
     verdict.write_text('{"line": ')
     assert ended(1, *flags)[0] == 0
 
 
+KILLED = "rank 3 of 8 on n6 was ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "blamed", "own"),
+    [
+        ("hang", "rank 3 of 8 on n6 hangs", True, False),
+        ("killed", KILLED, True, False),
+        ("lost", "node n6 is gone", True, False),
+        ("killed", f"{KILLED} by the kernel's out-of-memory killer", False, False),
+        ("echo", "RuntimeError: Connection reset by peer", False, False),
+        ("exception", "ValueError: no", False, True),
+        ("exception", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", False, False),
+        ("exception", "RuntimeError: CUDA error: uncorrectable ECC error", True, False),
+        ("exception", "OSError: [Errno 28] No space left on device", False, False),
+        ("fault", "after iteration 4: weights of rank 3 (n6) differ", True, False),
+    ],
+)
+def test_who_is_blamed_for_what(kind: str, line: str, blamed: bool, own: bool, tmp_path: Path) -> None:
+    """own: program or data, which would end every attempt alike."""
+    table = {"kind": kind, "line": line, "host": "n6", "iteration": 9, "phase": "step"}
+    path = tmp_path / "watch/start-a/verdict.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(table))
+    verdict = evidence.read_verdict(tmp_path)
+    assert (verdict.node, verdict.cause) == ("n6" if blamed else "", f"iteration 9: {line}" if own else "")
+    path.write_text(json.dumps(table | {"host": "", "phase": "start"}))
+    assert evidence.read_verdict(tmp_path) == evidence.Verdict(text=line)
+
+
+def test_a_fault_that_names_no_host_is_of_program_or_data(ended: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "run/watch/start-a/verdict.json"
+    path.parent.mkdir(parents=True)
+    table = {"kind": "fault", "line": "iteration 9: loss nan", "host": "", "iteration": 9, "phase": "step"}
+    path.write_text(json.dumps(table))
+    assert ended(1)[0] == 0
+    path.write_text(json.dumps(table))
+    code, said = ended(1, "--max_attempts", "99")
+    assert code == 1
+    assert "(iteration 9: loss nan); the same as the last time" in said
+
+
 def test_one_node_is_never_excluded(ended: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    verdict, exclude = tmp_path / "run/watch/verdict.json", tmp_path / "exclude"
+    verdict, exclude = tmp_path / "run/watch/start-a/verdict.json", tmp_path / "exclude"
     verdict.parent.mkdir(parents=True)
     for _ in range(2):
-        verdict.write_text(json.dumps({"line": "rank 1 hangs", "host": "n1"}))
+        verdict.write_text(json.dumps({"kind": "hang", "line": "rank 1 hangs", "host": "n1"}))
         ended(1, "--exclude_file", str(exclude))
     assert exclude.read_text() == ""
 

@@ -17,6 +17,8 @@ import pytest
 
 from parallel.errors import UserError
 from parallel.launch import Identity
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import MANIFEST
 from training.owner import heartbeat, liveness
 from training.owner.claim import ATTEMPT, RELEASED, Claim, LostOwnership, _succeed, fenced, owned, take
 from training.owner.record import OWNER, Owner, current, encode, myself, successor
@@ -117,6 +119,14 @@ def beating(folder: Path) -> list[int]:
         if "training.owner.heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
             found.append(int(path.parent.name))
     return found
+
+
+def commit(run_dir: Path) -> None:
+    """What counts as a checkpoint."""
+    folder = folders.checkpoints(run_dir) / folders.name_of(10)
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text("{}")
+    folders.point_to(folder)
 
 
 # ---- whole runs
@@ -320,6 +330,19 @@ def test_a_newcomer_that_was_slow_replaces_nobody(tmp_path: Path) -> None:
 def test_a_folder_that_refuses_the_record_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be claimed"):
         take(tmp_path / "nothing", {})
+
+
+@pytest.mark.parametrize(("trained", "code"), [(False, 2), (True, 1)])
+def test_but_a_fault_that_passes_where_the_run_has_trained(trained: bool, code: int, tmp_path: Path) -> None:
+    """The command itself, which must be started again only in the second case."""
+    (tmp_path / OWNER).mkdir()
+    if trained:
+        commit(tmp_path)
+    process = start_run(tmp_path, tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, out + err
+    assert err.startswith(f"pretrain_gpt.py: run_dir {tmp_path}: cannot be claimed for this run (owner.json): Is a dir")
+    assert err.count("\n") == 1
 
 
 # ---- fencing

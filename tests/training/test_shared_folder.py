@@ -6,20 +6,23 @@ from pathlib import Path
 import pytest
 
 from parallel import groups, launch
-from parallel.errors import SharedMistake
+from parallel.errors import SharedFault, SharedMistake
 from parallel.layout import Layout
 from ranks import run_ranks
+from training.checkpoint.format.manifest import MANIFEST
 from training.shared_folder import check_shared
 
 
-def look(identity: launch.Identity, folders: list[Path], expected: str | None) -> None:
+def look(
+    identity: launch.Identity, folders: list[Path], expected: str | None, kind: type[Exception] = SharedMistake
+) -> None:
     """Check ``folders[rank]`` on every rank, each on a node of its own."""
     with groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1.0) as ranks:
         apart = replace(ranks, identity=replace(identity, local_rank=0, local_world_size=1))
         if expected is None:
             check_shared(folders[identity.rank], apart, wait_s=0.5)
         else:
-            with pytest.raises(SharedMistake, match=expected):
+            with pytest.raises(kind, match=expected):
                 check_shared(folders[identity.rank], apart, wait_s=0.5)
 
 
@@ -34,3 +37,12 @@ def test_a_folder_on_each_nodes_own_disk_is_refused_on_all_ranks(tmp_path: Path)
         folder.mkdir()
     run_ranks(2, look, folders, "not the same folder on all nodes.* cannot be read on .*--run_dir")
     assert not [*folders[0].iterdir(), *folders[1].iterdir()]
+
+
+def test_but_once_the_run_has_trained_it_is_a_fault_that_may_pass(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "a/checkpoints/iter_0000010"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (checkpoint / MANIFEST).write_text("{}")
+    run_ranks(2, look, [tmp_path / "a", tmp_path / "b"], "not the same folder on all nodes", SharedFault)
+    run_ranks(2, look, [tmp_path / "c", tmp_path / "b"], "run_dir .*: cannot be written: No such file")

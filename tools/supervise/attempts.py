@@ -85,5 +85,5 @@ def _build(kind: type, table: dict[str, Any]) -> Any:
 def _plausible(record: Record) -> bool:
     attempt = record.attempt
     numbers = (attempt.exit_code, attempt.before or 0, attempt.after or 0, *record.markers.values())
-    texts = (attempt.verdict, attempt.node, record.job, *record.exclude)
+    texts = (attempt.verdict, attempt.node, attempt.cause, record.job, *record.exclude)
     return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)

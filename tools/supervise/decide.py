@@ -3,8 +3,9 @@
     python -m tools.supervise.decide --run_dir DIR --exit_code N [--max_attempts 5] [--bad_node NAME ...]
 
 The marker `done`: no. Exit code 2, bad input: never. Exit code 75 or the marker `requeue`, stopped on request: yes,
-and no failure. All else is a failure: yes, until max_attempts of them in a row committed no checkpoint. What happened
-is kept in RUN_DIR/attempts.jsonl; attempts of an earlier job (SLURM_JOB_ID) count no more.
+and no failure. All else is a failure: yes, until max_attempts of them in a row committed no checkpoint, or two in a
+row ended at the same iteration with the same words about program or data. What happened is kept in
+RUN_DIR/attempts.jsonl; attempts of an earlier job (SLURM_JOB_ID) count no more.
 
 Exit code 0: start again. 1: do not. 2: usage.
 """
@@ -145,6 +146,7 @@ def _attempt(
         requeue="requeue" in new,
         verdict=verdict.text,
         node=verdict.node,
+        cause=verdict.cause,
     )
     return attempt, markers
 

@@ -1,7 +1,7 @@
 """What an attempt left in its run's folder: checkpoints, markers, a verdict. No torch here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,17 @@ from typing import Any
 from training.checkpoint import folders
 from training.watch import record
 
-VERDICT = f"{record.WATCH}/{record.VERDICT}"
+VERDICT = "verdict"
+"""The newest start's; what else is among the markers is a file's name."""
 MACHINES = ("CUDA", "cuDNN", "CUBLAS", "ECC", "Input/output error", "Stale file handle")
-"""What an exception's last line says when it may be the machine's; running out of its memory is not."""
-MARKERS = ("done", "requeue", VERDICT)
+"""What an exception's last line says when it may be the machine's."""
+MEMORY = "out of memory", "out-of-memory"
+"""What a verdict says of a rank that ran out of memory, the GPU's or the node's: no machine is to blame for that."""
+SURROUNDINGS = ("OSError", "[Errno", "Connection", "Dist", "NCCL", "Timeout", "timed out")
+"""What an exception's last line says when it is about files and networks, which may answer the next time."""
+TRAINING = ("step", "evaluation", "save")
+"""The phases in which program and data have all they need: what they end there they end again."""
+MARKERS = ("done", "requeue")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -23,6 +30,8 @@ class Verdict:
     node: str = ""
     """The node that may be at fault, by SLURM's name where it has one; empty where it is not known, or where a program
     raised what no machine makes it raise."""
+    cause: str = ""
+    """What ends every attempt alike, with its iteration; empty where machine, network or files may have had a part."""
 
 
 def newest_iteration(run_dir: Path) -> int | None:
@@ -35,11 +44,13 @@ def newest_iteration(run_dir: Path) -> int | None:
 
 
 def marker_times(run_dir: Path) -> dict[str, int]:
-    """When each marker that is there was written, in ns."""
+    """When each marker that is there was written, in ns; so with the newest verdict."""
+    paths = {name: run_dir / name for name in MARKERS} | {VERDICT: record.newest(run_dir)}
     found: dict[str, int] = {}
-    for name in MARKERS:
+    for name, path in paths.items():
         try:
-            found[name] = (run_dir / name).stat().st_mtime_ns
+            if path is not None:
+                found[name] = path.stat().st_mtime_ns
         except OSError:
             continue
     return found
@@ -51,17 +62,34 @@ def fresh(now: Mapping[str, int], seen: Mapping[str, int]) -> set[str]:
 
 
 def read_verdict(run_dir: Path) -> Verdict:
-    """The verdict that is there; an empty one where it cannot be read."""
+    """The newest verdict that is there; an empty one where it cannot be read."""
+    path = record.newest(run_dir)
     try:
-        table = json.loads((run_dir / VERDICT).read_bytes())
+        table = json.loads(path.read_bytes()) if path else {}
     except (OSError, ValueError):
         return Verdict()
     if not isinstance(table, dict):
         return Verdict()
-    text = " ".join(_text(table, "line").split())
-    machines = any(word in text for word in MACHINES) and "out of memory" not in text
-    blamed = table.get("kind") != "exception" or machines
-    return Verdict(text=text, node=_text(table, "host") if blamed else "")
+    text, kind = " ".join(_text(table, "line").split()), _text(table, "kind")
+    host = _text(table, "host") if _blames(kind, text) else ""
+    own = kind == "fault" or (kind == "exception" and not _any((*SURROUNDINGS, *MEMORY), text))
+    own = own and not host and _text(table, "phase") in TRAINING
+    cause = f"iteration {table.get('iteration')}: {text}" if own else ""
+    return Verdict(text=text, node=host, cause=cause)
+
+
+def _blames(kind: str, text: str) -> bool:
+    """Whether the verdict's host may be at fault. An echo's has only lost its peer; a fault names a host, or none.
+
+    A rank that was killed may have asked for too much memory, on any host.
+    """
+    if _any(MEMORY, text):
+        return False
+    return kind in ("hang", "lost", "killed", "fault") or (kind == "exception" and _any(MACHINES, text))
+
+
+def _any(words: Sequence[str], text: str) -> bool:
+    return any(word in text for word in words)
 
 
 def _text(table: Mapping[str, Any], name: str) -> str:

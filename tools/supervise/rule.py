@@ -30,6 +30,8 @@ class Attempt:
     """Why it ended, in its own words; empty where it left none."""
     node: str = ""
     """The node that the verdict names; empty where it names none."""
+    cause: str = ""
+    """What would end every attempt alike: verdict and iteration. Empty where something else may have a part."""
 
     @property
     def progressed(self) -> bool:
@@ -65,7 +67,8 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt] = (), max_attempts: int 
     """Whether to start again after ``attempt``; ``earlier``: those before it of the same job, oldest first.
 
     Failures are counted in a row while no checkpoint is committed; one that is committed sets the count to 0. Stops
-    on request are no failures. What was asked for and is done, and bad input, is never started again.
+    on request are no failures. What was asked for and is done, and bad input, is never started again; nor is what
+    program and data have ended twice in a row, at the same iteration and in the same words.
     """
     attempts = [*earlier, attempt]
     if attempt.done:
@@ -91,6 +94,9 @@ def _after_request(attempt: Attempt, attempts: Sequence[Attempt]) -> Decision:
 
 def _after_failure(attempt: Attempt, attempts: Sequence[Attempt], max_attempts: int) -> Decision:
     what = f"{how(attempt.exit_code)}{_at(attempt)}{_because(attempt)}"
+    if repeated_cause(attempts):
+        why = f"{what}; the same as the last time, at the same iteration: program or data, not started again"
+        return Decision(again=False, why=why, exit_code=attempt.exit_code)
     failures = _in_a_row([each for each in attempts if each.failed or each.progressed])
     if failures >= max_attempts:
         times = f"{failures} failures in a row without a new checkpoint" if failures > 1 else "no new checkpoint"
@@ -124,6 +130,12 @@ def repeated_node(attempts: Sequence[Attempt]) -> str:
     """The node that the last two verdicts both name, or empty. Requests to stop say nothing about nodes."""
     named = [attempt.node for attempt in attempts if attempt.failed][-2:]
     return named[0] if len(named) == 2 and named[0] == named[1] else ""
+
+
+def repeated_cause(attempts: Sequence[Attempt]) -> bool:
+    """Whether the last two failures had one cause, to the letter: the same again ends alike."""
+    causes = [attempt.cause for attempt in attempts if attempt.failed][-2:]
+    return len(causes) == 2 and causes[0] == causes[1] != ""
 
 
 def how(code: int) -> str:

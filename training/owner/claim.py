@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.launch import Identity
+from training.hindrance import hindered
 from training.owner.heartbeat import Heartbeat, file_of
 from training.owner.liveness import STILL_S, is_dead
 from training.owner.record import OWNER, Owner, current, describe, encode, myself, progress, successor
@@ -107,7 +108,8 @@ def take(
     """Take the existing ``folder`` for this process, and start its heartbeat.
 
     still_s: how long, in seconds, the heartbeat of an owner on another host must stand still for it to be dead.
-    Raises UserError where a live run owns the folder, or where it cannot be written.
+    Raises UserError where a live run owns the folder, or where it cannot be written: then a SharedFault where the
+    run has checkpoints.
     """
     try:
         newcomer = myself(folder, environ)
@@ -121,9 +123,10 @@ def take(
         (folder / RELEASED).unlink(missing_ok=True)
         heartbeat = Heartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
     except OSError as error:
-        raise UserError(
+        raise hindered(
+            folder,
             f"run_dir {folder}: cannot be claimed for this run ({OWNER}): {error.strerror}. "
-            "Make room or give permission there, or choose another with --run_dir."
+            "Make room or give permission there, or choose another with --run_dir.",
         ) from None
     return Claim(folder, newcomer.attempt, heartbeat)
 

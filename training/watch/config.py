@@ -23,8 +23,10 @@ class FaultConfig:
     """When loss or gradient are no numbers, and are none again when the same microbatches run again: stop, or pass over
     the update. A fault that is gone the second time is said, and training goes on with the good result."""
 
-    spike: Literal["off", "warn", "skip", "stop"] = "warn"
-    """When loss or gradient norm jump: say so, pass over the update too, or stop."""
+    spike: Literal["off", "warn", "skip", "rollback", "stop"] = "warn"
+    """When loss or gradient norm jump: say so, pass over the update too, or stop. rollback: end with exit code 1, so
+    that whoever starts the run again continues its newest checkpoint, and pass over the update of the batch that jumped
+    (RUN_DIR/skipped_samples.json)."""
 
     spike_sigma: float = 6.0
     """Standard deviations above the mean of the last spike_window iterations that make a jump."""

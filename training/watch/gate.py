@@ -11,6 +11,8 @@ from training.loop import Attachment
 from training.step import Attempt, Gate
 from training.watch.config import FaultConfig
 from training.watch.nonfinite import NonFinite
+from training.watch.overflows import Overflows
+from training.watch.passed_over import PassedOver
 from training.watch.replicas import Replicas
 from training.watch.spikes import Spikes
 
@@ -18,9 +20,18 @@ from training.watch.spikes import Spikes
 class HealthGate(Attachment, Gate):
     """Lets updates pass that are sound. It decides by numbers that are the same on every rank."""
 
-    def __init__(self, fault: FaultConfig, nonfinite: NonFinite, replicas: Replicas | None, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        fault: FaultConfig,
+        nonfinite: NonFinite,
+        replicas: Replicas | None,
+        passed_over: PassedOver,
+        ranks: Ranks,
+    ) -> None:
         self.fault, self.nonfinite, self.replicas, self.ranks = fault, nonfinite, replicas, ranks
+        self.passed_over = passed_over
         self.spikes = Spikes(fault.spike_window, fault.spike_sigma)
+        self.overflows = Overflows()
         self.progress = Progress()
 
     def before_step(self, progress: Progress) -> None:
@@ -36,21 +47,26 @@ class HealthGate(Attachment, Gate):
         if self._is_due():  # now every rank has gathered all weights, and they are those that were computed with
             assert self.replicas is not None
             self.replicas.check(self.progress)
-        if not attempt.ready:
+        if self.passed_over.holds(self.progress.consumed_samples, attempt.samples):
+            self.nonfinite.before.restore_buffers()
+            self.ranks.say(f"{self._now()}: its update is passed over, as {self.passed_over.path} says")
             return attempt, False
         if not attempt.finite:
             return self.nonfinite.judge(attempt, microbatches, again, self.progress)
         self.nonfinite.skips = 0
-        return attempt, self._passes(attempt)
+        if hopeless := self.overflows.hopeless(attempt, self.progress):
+            raise SharedFault(hopeless)
+        return attempt, not attempt.overflowed and self._passes(attempt)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know to decide as this one would."""
-        return {"spikes": self.spikes.state()}
+        return {"spikes": self.spikes.state(), "passed_over": self.passed_over.state()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Inverse of ``state``; None where a checkpoint has none."""
         if state is not None:
             self.spikes.restore(state["spikes"])
+            self.passed_over.restore(state.get("passed_over", []))
 
     def _is_due(self) -> bool:
         interval = self.fault.replica_check_interval
@@ -63,9 +79,11 @@ class HealthGate(Attachment, Gate):
         policy = self.fault.spike
         if jump is None or policy == "off":
             return True
-        text = f"iteration {self.progress.iteration + 1}: {jump}"
+        text = f"{self._now()}: {jump}"
         if policy == "stop":
             raise SharedFault(f"{text}. Stopped before its update (fault.spike); no weight was changed.")
+        if policy == "rollback":
+            raise SharedFault(f"{text}. {self._roll_back(attempt)}")
         if first:
             passed = (
                 "; its update is passed over (fault.spike), as those that follow at once" if policy == "skip" else ""
@@ -74,3 +92,16 @@ class HealthGate(Attachment, Gate):
         if policy == "skip":
             self.nonfinite.before.restore_buffers()
         return policy != "skip"
+
+    def _roll_back(self, attempt: Attempt) -> str:
+        """Note the batch for the next start, and say what that will do."""
+        first = self.progress.consumed_samples
+        problem = self.passed_over.add(first, attempt.samples)
+        noted = f", which could not be written: {problem}" if problem else ""
+        return (
+            "Ended before its update (fault.spike); started again, the run continues its newest checkpoint and passes "
+            f"over the update of samples {first} to {first + attempt.samples - 1} ({self.passed_over.path}{noted})"
+        )
+
+    def _now(self) -> str:
+        return f"iteration {self.progress.iteration + 1}"

@@ -15,6 +15,7 @@ from training.watch.config import FaultConfig
 from training.watch.gate import HealthGate
 from training.watch.memory_growth import MemoryGrowth
 from training.watch.nonfinite import NonFinite
+from training.watch.passed_over import PassedOver
 from training.watch.poison import refuse_poison
 from training.watch.replicas import Replicas
 from training.watch.stopwatch import Stopwatch
@@ -53,7 +54,8 @@ def watch(
 ) -> Health:
     """entries: those of the checkpoint that the run continues, if any."""
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
-    gate = HealthGate(fault, NonFinite(fault.nonfinite, chunks, ranks, run_dir), replicas, ranks)
+    nonfinite = NonFinite(fault.nonfinite, chunks, ranks, run_dir)
+    gate = HealthGate(fault, nonfinite, replicas, PassedOver(run_dir, ranks), ranks)
     gate.restore(entries.get(ENTRY))
     attachments: list[Attachment] = [gate]
     if fault.straggler_interval:

@@ -1,15 +1,16 @@
 """Where another rank runs; asked only when it must be named."""
 
-import socket
+import os
 
 import torch.distributed as dist
 
 from parallel.groups import Ranks
+from parallel.launch import node_name
 
 
 def host_of(rank: int, ranks: Ranks) -> str:
-    """The host name of ``rank``, on every rank. Collective."""
-    told = [socket.gethostname() if rank == ranks.rank else None]
+    """The node of ``rank``, see ``launch.node_name``, on every rank. Collective."""
+    told = [node_name(os.environ) if rank == ranks.rank else None]
     dist.broadcast_object_list(told, src=rank, device=ranks.device)
     assert told[0] is not None
     return told[0]

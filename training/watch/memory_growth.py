@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,10 @@ class Series:
 
 
 class MemoryGrowth(Attachment):
-    """Looks at each rank's own memory and its GPU's every ``interval`` iterations; a rise is said once per rank."""
+    """Looks at each rank's own memory and its GPU's every ``interval`` iterations; a rise is said once per rank.
+
+    A leak is in all ranks as a rule: a look names one of them, and counts the others.
+    """
 
     def __init__(self, interval: int, growth_mib: float, ranks: Ranks) -> None:
         self.interval, self.growth_mib, self.ranks = interval, growth_mib, ranks
@@ -66,17 +69,22 @@ class MemoryGrowth(Attachment):
         if self.ranks.device.type == "cuda":
             self.gpu.add(progress.iteration, torch.cuda.memory_allocated(self.ranks.device) / MEBIBYTE)
         own = [self.host.slope(self.growth_mib), host_room_mib(), self.gpu.slope(self.growth_mib), self._gpu_room_mib()]
-        for rank, row in enumerate(gathered_rows(own, self.ranks)):
-            self._tell(rank, "memory", row[0], row[1])
-            self._tell(rank, "GPU memory", row[2], row[3])
+        table = gathered_rows(own, self.ranks)
+        for kind, column in (("memory", 0), ("GPU memory", 2)):
+            rises = {rank: row[column] for rank, row in enumerate(table) if row[column] > 0}
+            if new := {rank: slope for rank, slope in rises.items() if (rank, kind) not in self.named}:
+                steepest = max(new, key=lambda rank: new[rank])
+                self._tell(kind, steepest, new, table[steepest][column + 1])
+                return  # the other kind comes with the next look
 
-    def _tell(self, rank: int, kind: str, slope: float, room_mib: float) -> None:
-        if slope <= 0 or (rank, kind) in self.named:
-            return
-        self.named.add((rank, kind))
+    def _tell(self, kind: str, rank: int, slopes: Mapping[int, float], room_mib: float) -> None:
+        """Of all new ranks the steepest one by name. Collective: it alone knows its host."""
+        self.named |= {(each, kind) for each in slopes}
+        slope, others = slopes[rank], len(slopes) - 1
+        more = f" and of {others} other{'s' if others > 1 else ''}, slower," if others else ""
         self.ranks.say(
-            f"{kind} of rank {rank} ({host_of(rank, self.ranks)}) grows steadily, by {1000 * slope:,.0f} MiB per 1,000 "
-            f"iterations: the {room_mib:,.0f} MiB that are left there last about {room_mib / slope:,.0f} more"
+            f"{kind} of rank {rank} ({host_of(rank, self.ranks)}){more} grows steadily, by {1000 * slope:,.0f} MiB per "
+            f"1,000 iterations: the {room_mib:,.0f} MiB that are left there last about {room_mib / slope:,.0f} more"
         )
 
     def _gpu_room_mib(self) -> float:

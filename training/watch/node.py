@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.watch.pace import LOOK_S
 from training.watch.process import lives, moved_bytes, send, status
 from training.watch.pulse import STACKS_SIGNAL, SUFFIX, Page, Reading, remove
 from training.watch.stacks import Stand, stand
 
-LOOK_S = 0.25
-"""Between two looks of a watchdog: 32 wake-ups a second on a node of 8 ranks, each of 0.1 ms."""
 _BUSY = 0.2
 """Of a core: a rank that tokenises or packs has no beats, but it computes."""
 _MOVING_BYTES_PER_S = 1e5
@@ -26,7 +25,8 @@ _WORKS = {"data": (True, True), "load": (False, True), "save": (False, True)}
 """Phases in which computing, or moving bytes, is progress."""
 _TICKS_PER_S = 100  # USER_HZ, the same on every Linux
 _STACKS_S = 3.0
-"""A process that does not write its stacks within that is in the kernel (state D) or has lost its memory."""
+"""Processes that have not written their stacks within that are in the kernel (state D) or have lost their memory."""
+STOPPED = "stopped: its stacks are taken when it is ended"
 STILL_ASKED_S = 10.0
 """A watchdog that has not looked for so long is not the node's first any more."""
 
@@ -118,17 +118,17 @@ class Peer:
 class Node:
     """All ranks of this node whose pages begin like ``path``'s, that of ``own``."""
 
-    def __init__(self, own: Page) -> None:
+    def __init__(self, own: Page, now_s: float) -> None:
+        """now_s: of a clock that need not stand still while the node is suspended."""
         self.prefix = own.path.name[: own.path.name.rindex("-") + 1]
         self.folder, self.own = own.path.parent, own.about.rank
         self.peers: dict[int, Peer] = {own.about.rank: Peer(own)}
-        self._looked_s = time.monotonic()
+        self._looked_s = now_s
 
-    def look(self) -> None:
+    def look(self, now_s: float) -> None:
         """Look at every rank; new ones are found as they come."""
-        now = time.monotonic()
-        passed_s = min(now - self._looked_s, 4 * LOOK_S)
-        self._looked_s = now
+        passed_s = min(now_s - self._looked_s, 4 * LOOK_S)
+        self._looked_s = now_s
         for path in self.folder.glob(f"{self.prefix}*{SUFFIX}"):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 rank = int(path.stem[len(self.prefix) :])
@@ -158,12 +158,17 @@ class Node:
             peer.send(number)
 
     def take_stacks(self) -> str:
-        """Make every rank write its stacks: their text. One that was stopped goes on for that moment only."""
-        left = [peer for peer in self.peers.values() if not peer.is_gone]
-        texts = {}
-        for peer in sorted(left, key=lambda peer: peer.state == "T"):
-            texts[peer.about.rank] = _stacks_of(peer)
-            peer.take_stand(texts[peer.about.rank])
+        """Make every rank write its stacks: their text. One that is stopped would go on for it, so it is left alone."""
+        left = {rank: peer for rank, peer in sorted(self.peers.items()) if not peer.is_gone}
+        texts = _stacks_of([peer for peer in left.values() if peer.state != "T"])
+        for rank, text in texts.items():
+            left[rank].take_stand(text)
+        return "\n".join(_headed(peer, texts.get(rank, STOPPED)) for rank, peer in left.items())
+
+    def take_stopped_stacks(self) -> str:
+        """The stacks of ranks that are stopped: they run for that moment, so it is the last thing that is asked."""
+        stopped = [peer for peer in self.peers.values() if peer.state == "T"]
+        texts = _stacks_of(stopped)
         return "\n".join(_headed(self.peers[rank], text) for rank, text in sorted(texts.items()))
 
     def remove(self) -> None:
@@ -172,25 +177,33 @@ class Node:
             remove(peer.page.path)
 
 
-def _stacks_of(peer: Peer) -> str:
-    file = peer.stacks_file()
-    before = _size(file)
-    _dump_collectives(peer)
-    peer.send(STACKS_SIGNAL)
-    if peer.state == "T":
-        peer.send(signal.SIGCONT)
-    deadline, size = time.monotonic() + _STACKS_S, before
-    while time.monotonic() < deadline:
+def _stacks_of(peers: Sequence[Peer]) -> dict[int, str]:
+    """The stacks of each rank, asked for at once; empty where none come in time."""
+    before = {peer.about.rank: _size(peer.stacks_file()) for peer in peers}
+    for peer in peers:
+        _dump_collectives(peer)
+        peer.send(STACKS_SIGNAL)
+        if peer.state == "T":
+            peer.send(signal.SIGCONT)
+    deadline, waited_for, sizes = time.monotonic() + _STACKS_S, list(peers), dict(before)
+    while waited_for and time.monotonic() < deadline:
         time.sleep(0.02)
-        now = _size(file)
-        if now == size > before:
-            break
-        size = now
-    if peer.state == "T":
-        peer.send(signal.SIGSTOP)
+        now = {peer.about.rank: _size(peer.stacks_file()) for peer in waited_for}
+        waited_for = [
+            peer for peer in waited_for
+            if not now[peer.about.rank] == sizes[peer.about.rank] > before[peer.about.rank]
+        ]  # fmt: skip
+        sizes |= now
+    return {peer.about.rank: _take(peer.stacks_file(), before[peer.about.rank]) for peer in peers}
+
+
+def _take(file: Path, begin: int) -> str:
+    """What has been written from byte ``begin`` on; the file, which costs the node's memory, is empty after that."""
+    text = ""
     with contextlib.suppress(OSError):
-        return file.read_bytes()[before:].decode(errors="replace")
-    return ""
+        text = file.read_bytes()[begin:].decode(errors="replace")
+        os.truncate(file, 0)
+    return text
 
 
 def _dump_collectives(peer: Peer) -> None:

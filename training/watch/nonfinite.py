@@ -7,7 +7,7 @@ fault costs two steps' time and leaves no trace in the training.
 
 import json
 import math
-import socket
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +19,10 @@ import torch.distributed as dist
 from data.loader import Batch
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
+from parallel.launch import node_name
 from parallel.replicas import unwrap
 from training.checkpoint import folders
+from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.model_state import Chunks
 from training.checkpoint.progress import Progress
 from training.step import Attempt
@@ -31,6 +33,11 @@ from training.watch.witness import Witness
 
 MOST_SKIPS = 10
 """Updates passed over in a row, after which something is wrong with more than the data."""
+
+
+NONFINITE = "nonfinite"
+"""RUN_DIR/nonfinite/iter_0000003: what was found at iteration 3, and its batch."""
+FILES_PER_FOLDER = 1000
 
 
 class NonFinite:
@@ -56,7 +63,7 @@ class NonFinite:
         with trace.attached():
             second = again()
         found = witnessed if second.finite else self._gather(self._traced(trace))
-        folder = self.run_dir / "watch" / f"nonfinite-iter_{progress.iteration + 1:07d}"
+        folder = self.run_dir / NONFINITE / folders.name_of(progress.iteration + 1)
         self._leave(folder, attempt, second, found, microbatches, progress)
         said = f"iteration {progress.iteration + 1}: loss {attempt.loss:g}, gradient norm {_text(attempt)}"
         if second.finite:
@@ -66,29 +73,31 @@ class NonFinite:
                 f"again: a passing fault of the hardware; first in {_named(accuse(found))}. Weights were not touched, "
                 f"the second result counts, training goes on. Details: {folder}"
             )
-            return second, second.ready
+            return second, not second.overflowed
         self._stop_or_pass_over(said, found, folder)
         return second, False
 
     def _stop_or_pass_over(self, said: str, found: list[Evidence], folder: Path) -> None:
         self.skips += 1
         cause = f"{said}, and the same again when the microbatches ran again: no passing fault, but software or data"
-        text = f"{cause}; first in {_named(accuse(found))}. No weight was changed. Batch and details: {folder}."
+        culprit = accuse(found)
+        rank = culprit.ranks[0].rank if culprit else None
+        text = f"{cause}; first in {_named(culprit)}. No weight was changed. Batch and details: {folder}."
         broken = any(one.weights for one in found)
         if self.policy == "skip" and not broken and self.skips <= MOST_SKIPS:
             self.before.restore_buffers()
             self.ranks.say(f"{text} The update is passed over (fault.nonfinite)")
             return
-        newest = folders.latest(folders.checkpoints(self.run_dir)) if self.ranks.rank == 0 else None
+        newest = on_first_rank(lambda: folders.latest(folders.checkpoints(self.run_dir)), self.ranks)
         good = f" The newest good checkpoint is {newest}." if newest else ""
         if self.policy == "skip":
             reason = "weights are broken" if broken else f"{MOST_SKIPS} updates in a row were passed over"
-            raise SharedFault(f"{text} Stopped, though fault.nonfinite is skip: {reason}.{good}")
-        raise SharedFault(f'{text}{good} To pass over such batches, set fault.nonfinite = "skip".')
+            raise SharedFault(f"{text} Stopped, though fault.nonfinite is skip: {reason}.{good}", rank=rank)
+        raise SharedFault(f'{text}{good} To pass over such batches, set fault.nonfinite = "skip".', rank=rank)
 
     def _own(self) -> Evidence:
         at = self.ranks.at
-        return Evidence(rank=self.ranks.rank, host=socket.gethostname(), stage=at.pp, data_rank=at.dp)
+        return Evidence(rank=self.ranks.rank, host=node_name(os.environ), stage=at.pp, data_rank=at.dp)
 
     def _witnessed(self) -> Evidence:
         """Of the first run: in which chunk, and where only gradients are bad, in which of them."""
@@ -136,20 +145,26 @@ class NonFinite:
 
 
 def _write_batch(folder: Path, microbatches: Sequence[Batch | None], ranks: Ranks) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    """One file from each data rank and part of the sequence, in folders of no more than ``FILES_PER_FOLDER``."""
     held = [batch for batch in microbatches if batch is not None]
+    number, files = ranks.at.dp * ranks.layout.cp + ranks.at.cp, ranks.layout.dp * ranks.layout.cp
+    if files > FILES_PER_FOLDER:
+        folder = folder / f"{number // FILES_PER_FOLDER:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
     which = f"data-{ranks.at.dp:05d}" + (f"-context-{ranks.at.cp:03d}" if ranks.layout.cp > 1 else "")
-    for name in ("tokens", "labels"):
-        stacked = torch.stack([getattr(batch, name) for batch in held]).cpu().numpy().astype(np.int32)
-        np.save(folder / f"{name}-{which}.npy", stacked, allow_pickle=False)
+    arrays = {
+        name: torch.stack([getattr(batch, name) for batch in held]).cpu().numpy().astype(np.int32)
+        for name in ("tokens", "labels")
+    }
+    np.savez(folder / f"{which}.npz", allow_pickle=False, **arrays)
 
 
 def _write_found(folder: Path, first: Attempt, second: Attempt, found: list[Evidence], progress: Progress) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     culprit = accuse(found)
     content = {
-        "what": "Loss or gradient of this iteration were no numbers. tokens-*.npy and labels-*.npy are its batch: "
-        "int32 [microbatches, samples, tokens], by data rank; microbatches run in this order.",
+        "what": "Loss or gradient of this iteration were no numbers. data-*.npz are its batch, by data rank: "
+        "tokens and labels, int32 [microbatches, samples, tokens]; microbatches run in this order.",
         "iteration": progress.iteration + 1,
         "first_sample": progress.consumed_samples,
         "passing": second.finite,

@@ -1,6 +1,6 @@
 """Whether a state may be saved: every weight and moment that the optimizer holds is a number."""
 
-import socket
+import os
 from collections.abc import Iterator
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor
 
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
+from parallel.launch import node_name
 from training.checkpoint.model_state import Chunks
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.checkpoint.progress import Progress
+from training.watch.hosts import host_of
 from training.watch.names import parameter_names
 
 
@@ -33,7 +35,9 @@ def refuse_poison(progress: Progress, chunks: Chunks, optimizer: MegatronOptimiz
     dist.broadcast_object_list(said, src=rank - 1, device=ranks.device)
     raise SharedFault(
         f"after iteration {progress.iteration}: {said[0]}. This state is not saved; started again, the run continues "
-        "from its newest checkpoint."
+        "from its newest checkpoint.",
+        rank=rank - 1,
+        host=host_of(rank - 1, ranks),
     )
 
 
@@ -48,5 +52,5 @@ def _describe(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> str
     for param, state, tensor in _states(optimizer):
         if not bool(tensor.sum(dtype=torch.float32).isfinite()):
             what = "the weight" if state == "param" else f"Adam's {state} of the weight"
-            return f"{what} {names[param]} on rank {ranks.rank} ({socket.gethostname()}) is not finite"
+            return f"{what} {names[param]} on rank {ranks.rank} ({node_name(os.environ)}) is not finite"
     raise AssertionError("what was not finite is now")

@@ -38,14 +38,11 @@ class About:
     main_thread: int
     """As faulthandler prints it."""
     folder: str
-    """RUN_DIR/watch, absolute."""
+    """RUN_DIR/watch/start-..., absolute."""
     told_by_launcher: bool
     """The launcher of local ranks shows the verdict itself."""
     step_timeout_s: float
     start_timeout_s: float
-    stale_verdict: str
-    """``record.mark`` of what an earlier attempt left, as long as rank 0 has not swept it away."""
-    stale_judge: str
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -1,9 +1,9 @@
-"""RUN_DIR/watch: what the watchdogs of an attempt tell each other, and its one verdict. No torch here.
+"""RUN_DIR/watch/start-...: what the watchdogs of a start tell each other, and its one verdict. No torch here.
 
     node-HOST.json      one node's ranks, every few seconds, by the first watchdog of the node
-    judge.json          who asks all nodes to answer, because nothing moves on its node
+    judge.json          asks all nodes to answer, because nothing moves on somebody's node, or a peer is lost
     stacks-HOST.txt     the Python stacks of a node's ranks; nccl-RANK: torch's NCCL flight recorder
-    verdict.json        why the attempt ended: whoever creates it first
+    verdict.json        why the start ended: whoever creates it first
 
 Files are replaced by rename: readers see whole ones, and over NFS a rename within the folder is what makes this host
 look again for names that were missing a moment ago.
@@ -13,8 +13,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,20 @@ from training.watch.stacks import Stand
 from training.watch.verdict import NodeReport, Verdict
 
 WATCH = "watch"
+START = "start-"
+"""Begins the name of a start's folder, see ``starts``."""
 VERDICT = "verdict.json"
 JUDGE = "judge.json"
 
 
-def sweep(folder: Path) -> None:
-    """An attempt begins: what earlier ones left is removed. By one process, before its ranks start or as rank 0."""
-    shutil.rmtree(folder, ignore_errors=True)
+def newest(run_dir: Path) -> Path | None:
+    """The verdict.json of the start that left its verdict last; None where none did."""
+    found = []
     with contextlib.suppress(OSError):
-        folder.mkdir()
+        for path in (run_dir / WATCH).glob(f"{START}*/{VERDICT}"):
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path))
+    return max(found)[1] if found else None
 
 
 def replace(path: Path, entries: Any) -> None:
@@ -48,44 +51,57 @@ def content(path: Path) -> bytes | None:
     return None
 
 
-def mark(path: Path) -> str:
-    """Tells what lies there from anything written there later; empty where nothing does."""
-    text = content(path)
-    return f"{zlib.crc32(text):08x}-{len(text)}" if text is not None else ""
-
-
 def replace_verdict(folder: Path, verdict: Verdict) -> None:
     """A better one has come; said all the same where the folder takes no file."""
     with contextlib.suppress(OSError):
         replace(folder / VERDICT, dataclasses.asdict(verdict) | {"id": os.urandom(8).hex()})
 
 
-def leave(folder: Path, verdict: Verdict, stale: str = "") -> bool:
-    """Make ``verdict`` the attempt's, unless it has one: whether it is. stale: an earlier attempt's ``mark``.
+def leave(folder: Path, verdict: Verdict) -> bool:
+    """Make ``verdict`` the start's, unless it has one: whether it is.
 
     Where the folder takes no file (its disk is full) this is the verdict, so that it is said at all.
     """
-    path = folder / VERDICT
     own = dataclasses.replace(verdict, id=os.urandom(8).hex())
-    unfinished = folder / f".{VERDICT}.{own.id}"
     try:
-        folder.mkdir(exist_ok=True)
-        unfinished.write_text(json.dumps(dataclasses.asdict(own), indent=1) + "\n")
-    except OSError:
-        return True
-    try:
-        if stale and mark(path) == stale:
-            path.unlink(missing_ok=True)
-        _link(unfinished, path)
+        _create(folder / VERDICT, json.dumps(dataclasses.asdict(own), indent=1) + "\n")
     except FileExistsError:
         found = read(folder)  # over NFS a link whose answer was lost is reported as existing
         return found is not None and found.id == own.id
     except OSError:
-        return True
+        pass
+    return True
+
+
+def ask(folder: Path, judging: str) -> None:
+    """Ask all nodes to answer ``judging``, unless somebody asks them already. Raises OSError where that is unknown."""
+    with contextlib.suppress(FileExistsError):
+        _create(folder / JUDGE, json.dumps(judging))
+
+
+def asked(folder: Path) -> str:
+    """What the nodes are asked to answer; empty: nothing."""
+    found = content(folder / JUDGE)
+    return "" if found is None else found.decode(errors="replace").strip('"')
+
+
+def drop(folder: Path) -> None:
+    """Nothing is asked any more."""
+    with contextlib.suppress(OSError):
+        (folder / JUDGE).unlink()
+
+
+def _create(path: Path, text: str) -> None:
+    """A new file, whole at once. Raises FileExistsError, or another OSError."""
+    with contextlib.suppress(FileExistsError):  # a file may lie there; then the next line says so
+        path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        unfinished.write_text(text)
+        _link(unfinished, path)
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-    return True
 
 
 def _link(unfinished: Path, path: Path) -> None:
@@ -98,20 +114,18 @@ def _link(unfinished: Path, path: Path) -> None:
             file.write(unfinished.read_text())
 
 
-def read(folder: Path, stale: str = "") -> Verdict | None:
-    """The attempt's verdict, if it has one; ``stale`` is the ``mark`` of an earlier attempt's."""
+def read(folder: Path) -> Verdict | None:
+    """The start's verdict, if it has one."""
     text = content(folder / VERDICT)
-    if text is None or (stale and mark(folder / VERDICT) == stale):
-        return None
     with contextlib.suppress(ValueError, TypeError):
-        return Verdict(**json.loads(text))
+        return None if text is None else Verdict(**json.loads(text))
     return None
 
 
 def tell(folder: Path, report: NodeReport) -> None:
     """This node's word. A disk that is full or away for a while is no reason to stop watching."""
     with contextlib.suppress(OSError):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         replace(folder / f"node-{report.host}.json", dataclasses.asdict(report))
 
 

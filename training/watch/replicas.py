@@ -5,7 +5,6 @@ A rank whose weights have drifted from its replicas' trains on, silently, into s
 
 import hashlib
 import json
-import socket
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,12 +21,17 @@ from training.checkpoint.boxes import Region
 from training.checkpoint.model_state import Chunks, regions
 from training.checkpoint.progress import Progress
 from training.watch.checksums import checksum, combined
+from training.watch.hosts import host_of
 from training.watch.names import name_of
 
 NOTHING = torch.iinfo(torch.int64).min
 """What a rank says of tensors that it does not hold: any checksum is larger."""
 MOST_RANKS = 8
 """Named in one message."""
+
+
+Details = list[tuple[str, tuple[int, ...]]]
+"""Names, and their checksums, of what a row sums up."""
 
 
 class Held(NamedTuple):
@@ -42,7 +46,7 @@ class Replicas:
     """Compares them. Which ranks hold the same tensor is known from megatron-core's description for checkpoints.
 
     One reduction, of four numbers for each (stage, TP rank), (stage), (stage, expert rank) and TP rank, tells every
-    rank whether something differs; only then do more details travel.
+    rank whether something differs; only then do more details travel, of two ranks.
     """
 
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
@@ -63,7 +67,7 @@ class Replicas:
         told = self.told(progress)
         own[self.rows.everywhere] = _digest(told, self.ranks)
         if differing := self._differing(own):
-            raise SharedFault(self._verdict(differing, progress, told))
+            raise self._fault(differing[0], len(differing) - 1, own.get(differing[0]), progress, told)
 
     def told(self, progress: Progress) -> dict[str, Any]:
         """What all ranks must know alike."""
@@ -79,38 +83,58 @@ class Replicas:
         table = torch.full((self.rows.number, 4), NOTHING, dtype=torch.int64, device=self.ranks.device)
         for row, pair in own.items():
             table[row, :2], table[row, 2:] = pair, -pair  # the largest of the negatives is the smallest
-        table[self.rows.random] = torch.tensor([0, 0, 0, 0] if self._random_agrees() else [1, 1, 0, 0])
+        table[self.rows.random, :2], table[self.rows.random, 2:] = self._random_differs(), 0
         dist.all_reduce(table, op=dist.ReduceOp.MAX)
         same = (table[:, :2] == -table[:, 2:]).all(dim=1)
         nobody = (table == NOTHING).all(dim=1)
         return (~(same | nobody)).nonzero().flatten().tolist()
 
-    def _random_agrees(self) -> bool:
-        """TP ranks drop the same elements of what they all hold. One reduction of 16 bytes where there are any."""
+    def _random_differs(self) -> Tensor:
+        """int64 [], 0 where TP ranks drop the same elements of what they all hold, else 1; not waited for.
+
+        One reduction of 16 bytes where there are several. A generator's state lies in the host's memory.
+        """
         if self.ranks.layout.tp == 1:
-            return True
+            return torch.zeros((), dtype=torch.int64, device=self.ranks.device)
         state = (
             torch.cuda.get_rng_state(self.ranks.device) if self.ranks.device.type == "cuda" else torch.get_rng_state()
         )
         number = _number(state.numpy().tobytes())
         pair = torch.tensor([number, -number], device=self.ranks.device)
         dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self.ranks.pgs.tp)
-        return bool(pair[0] == -pair[1])
+        return (pair[0] != -pair[1]).long()
 
-    def _verdict(self, differing: Sequence[int], progress: Progress, told: dict[str, Any]) -> str:
-        details: dict[str, Any] = {
-            f"{one.row} {one.name}": tuple(checksum(one.tensor).tolist()) for one in self.held if one.row in differing
-        }
-        if self.rows.everywhere in differing:
-            details |= {f"{self.rows.everywhere} the {name}": str(value) for name, value in told.items()}
-        everybody: list[tuple[str, dict[str, Any]]] = [("", {})] * self.ranks.identity.world_size
-        dist.all_gather_object(everybody, (socket.gethostname(), details))
-        found = _differences(everybody)
-        if not found:
-            return f"after iteration {progress.iteration}: the random numbers of TP ranks differ. {STOPPED}"
-        first, more = found[0], len(found) - 1
-        others = f" (and {more} more)" if more else ""
-        return f"after iteration {progress.iteration}: {first}{others}. {STOPPED}"
+    def _fault(self, row: int, more: int, own: Tensor | None, progress: Progress, told: dict[str, Any]) -> SharedFault:
+        """What differs in ``row``, in words; ``more`` rows differ too. Collective: three numbers from each rank."""
+        after = f"after iteration {progress.iteration}: "
+        if row == self.rows.random:
+            return SharedFault(f"{after}the random numbers of TP ranks differ. {STOPPED}")
+        sides = sides_of(self._sums(own))
+        here = _digests(told) if row == self.rows.everywhere else [
+            (one.name, tuple(checksum(one.tensor).tolist())) for one in self.held if one.row == row
+        ]  # fmt: skip
+        names = _unlike(self._from(sides.odd[0], here), self._from(sides.other, here))
+        hosts = sorted({host_of(rank, self.ranks) for rank in sides.odd[:MOST_RANKS]})
+        others = f" (and {len(names) - 1 + more} more)" if len(names) - 1 + more else ""
+        blamed = hosts[0] if sides.majority and len(hosts) == 1 else None
+        return SharedFault(f"{after}{sides.text(names[0], hosts)}{others}. {STOPPED}", rank=sides.odd[0], host=blamed)
+
+    def _sums(self, own: Tensor | None) -> dict[int, tuple[int, int]]:
+        """Every holder's checksum of a row, by rank; ``own`` is None on ranks that hold nothing of it."""
+        mine = torch.zeros(3, dtype=torch.int64, device=self.ranks.device)
+        if own is not None:
+            mine[0], mine[1:] = 1, own
+        table = torch.empty(self.ranks.identity.world_size * 3, dtype=torch.int64, device=self.ranks.device)
+        dist.all_gather_into_tensor(table, mine)
+        rows = enumerate(table.view(-1, 3).tolist())
+        return {rank: (first, second) for rank, (holds, first, second) in rows if holds}
+
+    def _from(self, rank: int, here: Details) -> Details:
+        """One rank's names and values, on every rank."""
+        sent = [here if rank == self.ranks.rank else None]
+        dist.broadcast_object_list(sent, src=rank, device=self.ranks.device)
+        assert sent[0] is not None
+        return sent[0]
 
 
 STOPPED = (
@@ -149,26 +173,38 @@ def _grouped(held: Sequence[Held]) -> dict[int, list[Held]]:
     return groups
 
 
-def _differences(everybody: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    """In words, for each thing that differs: who has what the most do not."""
-    values = defaultdict[str, dict[int, Any]](dict)
-    for rank, (_, details) in enumerate(everybody):
-        for key, value in details.items():
-            values[key][rank] = value
-    said = []
-    for key, by_rank in values.items():
-        counts = Counter(by_rank.values()).most_common()
-        if len(counts) > 1:
-            name = key.partition(" ")[2]
-            tie = counts[0][1] == counts[1][1]
-            odd = [rank for rank, value in by_rank.items() if tie or value != counts[0][0]]
-            hosts = ", ".join(sorted({everybody[rank][0] for rank in odd}))
-            numbers = ", ".join(map(str, odd[:MOST_RANKS])) + (", …" if len(odd) > MOST_RANKS else "")
-            if tie:
-                said.append(f"{name} differs between ranks {numbers} ({hosts}), and no majority tells who is right")
-            else:
-                said.append(f"{name} of rank {numbers} ({hosts}) differs from that of {counts[0][1]} others")
-    return said
+class Sides(NamedTuple):
+    """Who has another value than the most; in a tie all have, and nobody knows who is right."""
+
+    odd: list[int]
+    other: int
+    """A rank whose value is not that of the first odd one."""
+    majority: int
+    """How many agree; 0: no more than some others do."""
+
+    def text(self, name: str, hosts: Sequence[str]) -> str:
+        """That ``name`` differs; ``hosts``: of the odd ranks."""
+        numbers = ", ".join(map(str, self.odd[:MOST_RANKS])) + (", …" if len(self.odd) > MOST_RANKS else "")
+        if self.majority:
+            return f"{name} of rank {numbers} ({', '.join(hosts)}) differs from that of {self.majority} others"
+        return f"{name} differs between ranks {numbers} ({', '.join(hosts)}), and no majority tells who is right"
+
+
+def sides_of(by_rank: Mapping[int, Any]) -> Sides:
+    """Sort ranks by what the most have. At least two of the values differ."""
+    (usual, most), (_, next_most), *_ = Counter(by_rank.values()).most_common()
+    odd = [rank for rank, value in by_rank.items() if value != usual or most == next_most]
+    other = next(rank for rank, value in by_rank.items() if value != by_rank[odd[0]])
+    return Sides(odd, other, most if most > next_most else 0)
+
+
+def _unlike(one: Details, other: Details) -> list[str]:
+    """The names of what differs, in the order of the model; tied weights may have two names."""
+    return [name for (name, value), (_, its) in zip(one, other, strict=False) if value != its] or ["a weight"]
+
+
+def _digests(told: Mapping[str, Any]) -> Details:
+    return [(f"the {name}", (_number(str(value).encode()), 0)) for name, value in told.items()]
 
 
 def _digest(told: Mapping[str, Any], ranks: Ranks) -> Tensor:

@@ -36,7 +36,10 @@ class Stand:
 
 def register(path: Path) -> None:
     """From now on ``STACKS_SIGNAL`` makes this process write the stacks of its threads to ``path``, as a crash does."""
-    file = path.open("w")  # kept open by faulthandler, in the node's memory: no handle on the shared file system
+    path.unlink(missing_ok=True)
+    # Kept open by faulthandler, in the node's memory: no handle on the shared file system. Appended to, so that
+    # whoever has read the stacks can make the file empty again.
+    file = path.open("a")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 

@@ -20,6 +20,8 @@ RECOVERED = 1.1
 """A named rank that is no slower than this is as fast as its peers again, and can be named anew."""
 DELAYED = 1.5
 """How many times as long as its fastest window an iteration must take, with no rank slow, to be said."""
+MOST_NAMED = 4
+"""Ranks that a comparison names with their hosts, the slowest ones; of more, the number is said."""
 LEAST_S = 5e-4
 """Shorter times are noise: a rank is not slow by less than that."""
 
@@ -58,13 +60,16 @@ class Stragglers(Attachment):
         self.named = {rank for rank in self.named if slow[rank] > RECOVERED}
         now = {rank for rank in slow if slow[rank] >= self.ratio}
         confirmed, self.suspected = now & self.suspected, now
-        for rank in sorted(confirmed - self.named):
-            self.named.add(rank)
+        new = sorted(confirmed - self.named, key=lambda rank: (-slow[rank], rank))
+        self.named |= confirmed
+        for rank in new[:MOST_NAMED]:
             others = next(len(group) - 1 for group in self.groups if rank in group)
             self.ranks.say(
                 f"rank {rank} ({host_of(rank, self.ranks)}) computes {slow[rank]:.1f}x slower than its {others} "
                 f"peer(s) (lower quartile of {count} iterations), and all wait for it. Communication is not the cause"
             )
+        if rest := new[MOST_NAMED:]:
+            self.ranks.say(f"{len(rest)} more rank(s) compute slower than their peers, by up to {slow[rest[0]]:.1f}x")
 
     def _tell_delay(self, step_s: float, explained: bool) -> None:
         """All ranks know the same times, so they decide alike."""

@@ -5,30 +5,32 @@ A verdict needs no clock that hosts share: every node counts for itself how long
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from training.watch.node import Report, ranks_text
 from training.watch.pulse import PHASES
 
-Kind = Literal["hang", "killed", "exception", "echo"]
-"""An echo is a rank that lost its peer: the cause only as long as nobody has another."""
+Kind = Literal["hang", "killed", "lost", "exception", "fault", "echo"]
+"""fault: a ``SharedFault``. An echo is a rank that lost its peer: the cause only as long as nobody has another.
+lost: that peer's whole node."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Verdict:
-    """Why an attempt ended: the content of RUN_DIR/watch/verdict.json."""
+    """Why a start of a run ended: the content of RUN_DIR/watch/start-.../verdict.json."""
 
     kind: Kind
     rank: int
     world_size: int
     host: str
+    """Where ``rank`` runs; of a fault, the node that is to blame, or empty."""
     iteration: int
     phase: str
     line: str
     """For people: one line, or an exception's text."""
     id: str = ""
-    """Random: tells this attempt's verdict from what an earlier one left."""
+    """Random: tells who of several left it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -39,7 +41,6 @@ class NodeReport:
     ranks: list[Report]
     answers: str = ""
     """The judging that it answers; empty: none yet."""
-    folder: str = ""
 
 
 def judge(nodes: Sequence[NodeReport], judging: str, world_size: int, folder: str, waited_s: float) -> Verdict:
@@ -120,16 +121,32 @@ def _state(report: Report) -> str:
     return {"T": "stopped", "X": "dead", "Z": "dead", "D": "in the kernel"}.get(report.state, "still")
 
 
+def lost(nodes: Sequence[NodeReport], judging: str, world_size: int, waited_s: float) -> Verdict | None:
+    """The verdict on nodes that do not answer ``judging``, after ``waited_s`` seconds; None where all do.
+
+    One whose ranks have all ended by themselves is not missed, nor one of which nobody has heard.
+    """
+    quiet = [node for node in nodes if is_missed(node, judging)]
+    return replace(_unanswered(quiet, world_size, waited_s), kind="lost") if quiet else None
+
+
+def is_missed(node: NodeReport, judging: str) -> bool:
+    """Whether its answer is still to come."""
+    return node.answers != judging and any(report.phase != "ended" for report in node.ranks)
+
+
 def _silent(
     nodes: Sequence[NodeReport], judging: str, missing: Sequence[int], world_size: int, waited_s: float
 ) -> Verdict:
-    """A node does not answer: it is down, or cut off, or it never came up."""
+    """Ranks are missing: their node is down, or cut off, or it never came up."""
     quiet = [node for node in nodes if node.answers != judging and {report.rank for report in node.ranks} & {*missing}]
-    if not quiet:
-        line = f"{ranks_text(missing)} of {world_size} never started, or no longer: no node has word of them"
-        return Verdict(
-            kind="hang", rank=missing[0], world_size=world_size, host="", iteration=0, phase="start", line=line
-        )
+    if quiet:
+        return _unanswered(quiet, world_size, waited_s)
+    line = f"{ranks_text(missing)} of {world_size} never started, or no longer: no node has word of them"
+    return Verdict(kind="hang", rank=missing[0], world_size=world_size, host="", iteration=0, phase="start", line=line)
+
+
+def _unanswered(quiet: Sequence[NodeReport], world_size: int, waited_s: float) -> Verdict:
     node = min(quiet, key=lambda node: node.ranks[0].rank)
     least = min(node.ranks, key=_advance)
     at = f"iteration {least.iteration}, phase {least.phase}"

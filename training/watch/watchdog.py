@@ -5,7 +5,8 @@ blocked or dead. It ends with its rank. Each one tells of its own rank's sudden 
 works also tells the other nodes of the node's ranks, asks who stands where when nothing moves, and ends all ranks of
 the node after a verdict. Every file on the shared file system is written or read by these first ones only.
 
-Costs 16 MB of memory and 50 ms at the start for each rank, and one small file every ``BEAT_S`` seconds for each node.
+Costs 16 MB of memory and 50 ms at the start for each rank, and one small file every few seconds (see ``pace``) for
+each node.
 """
 
 import contextlib
@@ -17,19 +18,19 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from training.watch import record, stacks
-from training.watch.node import LOOK_S, Node
+from training.watch import pace, record, stacks
+from training.watch.node import Node
+from training.watch.pace import LOOK_S
 from training.watch.process import Ending, lives, memory_kills, status
 from training.watch.pulse import Page
 from training.watch.verdict import NodeReport, Verdict, judge
 
-BEAT_S = 5.0
-ANSWER_S = 20.0
-"""How long nodes have to answer before they count as silent; a quarter of the timeout where that is less."""
 GRACE_S = 15.0
 """After a crash: the other ranks notice by themselves, or their launcher ends them; after that we do."""
 DEPUTY_S = 45.0
 """So much beyond its timeout a rank's own watchdog acts, should the first one of the node be stuck."""
+AGAIN = 1 / 4
+"""Of the timeout: after nodes were asked for nothing, they are not asked again before that. It costs all stacks."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,20 +46,15 @@ class Watchdog:
 
     def __init__(self, page: Page) -> None:
         self.page, self.about, self.folder = page, page.about, Path(page.about.folder)
-        self.node = Node(page)
+        self.node = Node(page, time.monotonic())
         self.own = self.node.peers[self.about.rank]
         self.ending = Ending(self.about.pid, self.about.process_start)
-        self.asked, self.looks, self.start = (
-            False,
-            0,
-            None if (mine := status(os.getpid(), None)) is None else mine.start,
-        )
-        self.beat_s = min(BEAT_S, max(LOOK_S, self.about.step_timeout_s / 8))
-        self.answer_s = min(ANSWER_S, max(3.0, self.about.step_timeout_s / 4))
-        self.next_s, self.answered, self.called_s, self.judging = 0.0, "", 0.0, ""
-        self.verdict_s: float | None = None
+        mine = status(os.getpid(), None)
+        self.asked, self.looks, self.start = False, 0, None if mine is None else mine.start
+        self.next_s, self.answered, self.called_s, self.judging, self.unheard = 0.0, "", float("-inf"), "", ""
+        self.verdict: Verdict | None = None
+        self.verdict_s = 0.0
         self.memory_kills = memory_kills()
-        self.stale = self.about.stale_verdict
 
     def run(self) -> None:
         """Watch until the rank has ended."""
@@ -74,59 +70,68 @@ class Watchdog:
     def look(self, done: bool = False) -> None:
         self.looks += 1
         self.page.sign(os.getpid(), self.start, self.looks, done)
-        self.node.look()
+        self.node.look(time.monotonic())
+
+    @property
+    def nodes(self) -> float:
+        """How many there are, if all have as many ranks as this one."""
+        return self.about.world_size / len(self.node.peers)
+
+    @property
+    def answer_s(self) -> float:
+        return pace.answer_s(self.about.step_timeout_s, self.nodes)
 
     def lead(self) -> float:
         """What the first watchdog of a node does, and for how many seconds it then need not."""
-        verdict = record.read(self.folder, self.stale)
+        verdict = self.verdict or record.read(self.folder)
         if verdict is not None:
             self.enforce(verdict)
             return LOOK_S
         call = self.call()
         if call != self.answered:
             self.answer(call)
-        self.report()
+        mine = NodeReport(host=self.about.host, ranks=self.node.reports(), answers=self.answered)
+        record.tell(self.folder, mine)
         if self.judging:
-            self.decide()
+            self.decide(mine)
         elif call and self.node.stands_still and time.monotonic() > self.called_s + 3 * self.answer_s:
             self.judging = call  # whoever asked has gone since
-        return LOOK_S if call else self.beat_s
+        return pace.JUDGING_S if call else pace.beat_s(self.about.step_timeout_s, self.nodes)
 
     def call(self) -> str:
-        """The judging that is under way, by whichever node; this node's own, if nothing moves here. Or none: ''."""
-        found = record.content(self.folder / record.JUDGE)
-        if found is not None and record.mark(self.folder / record.JUDGE) != self.about.stale_judge:
-            return found.decode(errors="replace").strip('"')
-        self.judging = ""
-        if not self.node.stands_still:
-            return ""
-        self.judging = os.urandom(8).hex()
-        with contextlib.suppress(OSError):
-            record.replace(self.folder / record.JUDGE, self.judging)
-        return self.judging
+        """What the nodes are asked to answer, by whichever node; by this one, if nothing moves here. Or nothing: ''."""
+        found = record.asked(self.folder)
+        again_s = self.called_s + AGAIN * self.own.timeout_s
+        if not found and self.node.stands_still and (self.unheard or time.monotonic() > again_s):
+            self.judging, self.unheard = self.unheard or os.urandom(8).hex(), ""
+            try:
+                record.ask(self.folder, self.judging)
+                found = record.asked(self.folder)  # another node may have been first
+            except OSError:  # a full disk, say: what is known here has to do
+                self.unheard = found = self.judging
+        if found != self.judging:
+            self.judging = ""  # the others answer the call that is there, so whoever made it judges
+        return found
 
     def answer(self, call: str) -> None:
         """Let the ranks write their stacks, if they stand still; the next report answers the call."""
-        self.answered, self.called_s = call, time.monotonic()
+        self.answered = call
+        if call:
+            self.called_s = time.monotonic()
         if call and self.node.stands_still:
             text = self.node.take_stacks()
             with contextlib.suppress(OSError):
-                (self.folder / f"stacks-{self.about.host}.txt").write_text(text)
+                self.stacks_file().write_text(text)
 
-    def report(self) -> None:
-        record.tell(self.folder, self.told())
+    def stacks_file(self) -> Path:
+        return self.folder / f"stacks-{self.about.host}.txt"
 
-    def told(self) -> NodeReport:
-        return NodeReport(host=self.about.host, ranks=self.node.reports(), answers=self.answered)
-
-    def decide(self) -> None:
+    def decide(self, mine: NodeReport) -> None:
         """The verdict, once all nodes have answered or had the time to; none where a rank somewhere moves."""
-        mine = self.told()
         nodes = [mine, *(node for node in record.told(self.folder) if node.host != mine.host)]
         heard = [report for node in nodes if node.answers == self.judging for report in node.ranks]
         if any(not report.overdue and report.state not in "XZ" for report in heard):
-            with contextlib.suppress(OSError):
-                (self.folder / record.JUDGE).unlink()
+            record.drop(self.folder)
             self.judging = ""
             return
         waited_s = time.monotonic() - self.called_s
@@ -135,7 +140,7 @@ class Watchdog:
 
     def pronounce(self, verdict: Verdict) -> None:
         """Say it, if it is the attempt's first; the launcher of local ranks says it itself."""
-        if not record.leave(self.folder, verdict, self.stale):
+        if not record.leave(self.folder, verdict):
             return
         if not self.about.told_by_launcher:
             with contextlib.suppress(OSError):
@@ -144,7 +149,11 @@ class Watchdog:
 
     def enforce(self, verdict: Verdict) -> None:
         """End this node's ranks: at once after a hang, else when they have had time to end by themselves."""
-        self.verdict_s = self.verdict_s or time.monotonic()
+        if self.verdict is None:
+            self.verdict, self.verdict_s = verdict, time.monotonic()
+            if verdict.kind == "hang" and (text := self.node.take_stopped_stacks()):
+                with contextlib.suppress(OSError), self.stacks_file().open("a") as file:
+                    file.write(f"\n{text}")
         if verdict.kind == "hang" or time.monotonic() > self.verdict_s + GRACE_S:
             self.node.send(signal.SIGKILL)
 
@@ -154,7 +163,7 @@ class Watchdog:
         left_with_word = [peer.reading.code for peer in self.node.peers.values() if peer.reading.phase == "ended"]
         if at.phase == "ended" or at.asked or self.asked or any(left_with_word):
             return
-        if record.read(self.folder, self.stale) is not None:
+        if record.read(self.folder) is not None:
             return
         how = "ended without a word, as by SIGKILL,"
         if end is not None and end.ended_by:
@@ -182,15 +191,19 @@ class Watchdog:
             if not done and lives(pid, started or None):
                 return
         self.node.remove()
-        if record.read(self.folder, self.stale) is None:
+        if record.read(self.folder) is None:
             with contextlib.suppress(OSError):
                 (self.folder / f"node-{self.about.host}.json").unlink(missing_ok=True)
                 self.folder.rmdir()
+                self.folder.parent.rmdir()
 
 
 def main(path: str) -> None:
     """Watch the rank that beats in ``path``. Signals that go to whole groups say only that somebody asked to stop."""
-    watchdog = Watchdog(Page(Path(path)))
+    try:
+        watchdog = Watchdog(Page(Path(path)))
+    except FileNotFoundError:  # the rank has ended before, and another watchdog of the node has cleared up
+        return
 
     def hear(_number: int, _frame: FrameType | None) -> None:
         watchdog.asked = True

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import socket
 import sys
 import threading
 import time
@@ -11,24 +10,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parallel.errors import UserError
-from parallel.launch import Identity
-from parallel.local_ranks import Failure
+from parallel.errors import SharedFault, UserError
+from parallel.launch import Identity, node_name
+from parallel.local_ranks import Failure, of_all
 from training.owner.processes import start_of
-from training.watch import record, stacks, watchdog
+from training.watch import pace, record, stacks, watchdog
 from training.watch.config import FaultConfig
 from training.watch.process import lives
 from training.watch.pulse import SUFFIX, About, Page, Pulse, memory_folder, remove
 from training.watch.request import StopRequest
-from training.watch.verdict import Verdict
+from training.watch.verdict import NodeReport, Verdict, is_missed, lost
 
 ECHO_WAIT_S = 5.0
 """A rank that lost its peer waits so long for that peer's own word before it takes its own for the first."""
-_SAME_START = (
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-    "MASTER_ADDR", "MASTER_PORT",
-)  # fmt: skip
-"""What tells one start of a run from another on the same node."""
+_LOOKERS = 128
+"""Ranks that may look for a verdict four times a second; more look less often."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,13 +32,13 @@ class Watch:
     """One process of a run: a rank with its pulse, or the launcher of local ranks."""
 
     folder: Path
-    """RUN_DIR/watch"""
+    """RUN_DIR/watch/start-..., see ``starts``."""
     identity: Identity
     host: str
     pulse: Pulse = field(default_factory=Pulse)
     launches: bool = False
-    stale: str = ""
-    """See ``pulse.About.stale_verdict``."""
+    answer_s: float = pace.ANSWER_S
+    """See ``pace.answer_s``."""
 
     def settle(self, failure: Failure | None) -> Failure | None:
         """What this process is to show of ``failure``: of all ranks the first that failed shows its own.
@@ -50,15 +46,27 @@ class Watch:
         The launcher has found out who was first; from the watchdogs it learns how a rank was killed, or that all were
         because nothing moved. Bad input (exit code 2) and interruptions are shown as ever.
         """
-        if failure is None or failure.code == 2 or failure.rank is None:
-            return failure if self.launches or failure is None or not failure.echo else None
-        if failure.echo and not self.launches:
-            self._await()
-        if record.leave(self.folder, self._verdict(failure), self.stale):
+        if failure is None or (failure.echo and failure.rank is None and not self.launches):
+            return None
+        if failure.code == 2 or (failure.rank is None and failure.shared is None):
+            return failure if self.launches or not failure.echo else None
+        if failure.echo and not self.launches and (away := self._await()) and record.leave(self.folder, away):
+            return replace(failure, rank=None, text=away.line, echo=False)
+        if record.leave(self.folder, self._verdict(failure)):
             return replace(failure, echo=False)
-        found = record.read(self.folder, self.stale)
+        return self._after(record.read(self.folder), failure)
+
+    def tell(self, shared: SharedFault) -> None:
+        """Rank 0 leaves the verdict on what all ranks found alike."""
+        if self.identity.rank == 0:
+            record.leave(self.folder, self._verdict(of_all(shared, self.identity)))
+
+    def _after(self, found: Verdict | None, failure: Failure) -> Failure | None:
+        """What is to be shown where the start has a verdict."""
         if found is not None and found.kind == "echo" and not failure.echo:
             record.replace_verdict(self.folder, self._verdict(failure))
+            return failure
+        if failure.shared is not None:
             return failure
         if not self.launches:
             return None
@@ -69,44 +77,62 @@ class Watch:
         return replace(failure, rank=None, text=f"{found.line}{known}", echo=False)
 
     def _verdict(self, failure: Failure) -> Verdict:
-        at = self.pulse.read()
+        at, shared = self.pulse.read(), failure.shared
+        rank, host = (failure.rank, self.host) if shared is None else (shared[0], shared[1] or "")
         return Verdict(
-            kind="echo" if failure.echo else "exception",
-            rank=failure.rank or 0,
+            kind="fault" if shared is not None else "echo" if failure.echo else "exception",
+            rank=rank or 0,
             world_size=self.identity.world_size,
-            host=self.host,
+            host=host,
             iteration=at.iteration,
             phase=at.phase,
             line=failure.text.strip().rpartition("\n")[2],
         )
 
-    def _await(self) -> None:
-        """Wait for the word of whoever was lost."""
-        deadline = time.monotonic() + ECHO_WAIT_S
-        while record.read(self.folder, self.stale) is None and time.monotonic() < deadline:
-            time.sleep(0.25)
+    def _await(self) -> Verdict | None:
+        """Wait for the word of whoever was lost. The verdict on its node, where that is lost as a whole.
+
+        One of the ranks that lost a peer asks all nodes to answer, and gives those that do not the time to.
+        """
+        judging, began_s = os.urandom(8).hex(), time.monotonic()
+        with contextlib.suppress(OSError):
+            record.ask(self.folder, judging)
+        asks = record.asked(self.folder) == judging
+        pause_s = pace.JUDGING_S if asks else min(4.0, 0.25 * max(1.0, self.identity.world_size / _LOOKERS))
+        last_s = max(ECHO_WAIT_S, self.answer_s) + (0.0 if asks else 2 * pace.JUDGING_S)
+        while record.read(self.folder) is None and (waited_s := time.monotonic() - began_s) < last_s:
+            time.sleep(pause_s)
+            if asks and waited_s > ECHO_WAIT_S and not any(is_missed(node, judging) for node in self._told()):
+                return None
+        return lost(self._told(), judging, self.identity.world_size, last_s) if asks else None
+
+    def _told(self) -> list[NodeReport]:
+        return record.told(self.folder)
 
 
 @contextlib.contextmanager
 def watched(
-    fault: FaultConfig, run_dir: Path, identity: Identity, request: StopRequest, environ: Mapping[str, str], cuda: bool
+    fault: FaultConfig, folder: Path, identity: Identity, request: StopRequest, environ: Mapping[str, str], cuda: bool
 ) -> Iterator[Watch]:
     """Watch this process as a rank: yields its pulse, for it to beat. Leaving says that the rank needs no word on it.
 
-    Without room in memory for 4 KiB, training goes on unwatched, and says so.
+    folder: see ``starts.folder_of``. Without room in memory for 4 KiB, training goes on unwatched, and says so.
     """
-    folder = run_dir / record.WATCH
-    stale = record.mark(folder / record.VERDICT) if identity.rank else ""  # rank 0 has swept
     try:
-        pulse = _begin(fault, run_dir, identity, environ, cuda, stale)
+        pulse = _begin(fault, folder, identity, environ, cuda)
     except OSError as error:
         print(f"warning: rank {identity.rank} has no watchdog: {error}", file=sys.stderr, flush=True)
         pulse = Pulse()
     request.tell = pulse.ask
+    answer_s = pace.answer_s(fault.step_timeout_s, identity.world_size / identity.local_world_size)
+    watch = Watch(folder=folder, identity=identity, host=node_name(environ), pulse=pulse, answer_s=answer_s)
     code = 1
     try:
-        yield Watch(folder=folder, identity=identity, host=host_of(environ), pulse=pulse, stale=stale)
+        yield watch
         code = pulse.code
+    except SharedFault as shared:  # of a forked rank, whose launcher does not know the iteration
+        watch.tell(shared)
+        raise
     except UserError:
         code = 2
         raise
@@ -117,22 +143,10 @@ def watched(
         pulse.end(code)
 
 
-def host_of(environ: Mapping[str, str]) -> str:
-    """This node, as SLURM names it in lists of nodes; else the host's name."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def _begin(
-    fault: FaultConfig, run_dir: Path, identity: Identity, environ: Mapping[str, str], cuda: bool, stale: str
-) -> Pulse:
+def _begin(fault: FaultConfig, folder: Path, identity: Identity, environ: Mapping[str, str], cuda: bool) -> Pulse:
     _sweep()
-    host, folder = host_of(environ), (run_dir / record.WATCH).absolute()
-    key = "\n".join(
-        [str(run_dir.resolve()), host, str(identity.port), *(environ.get(name, "") for name in _SAME_START)]
-    )
-    if identity.launcher in ("local", "single"):  # the rendezvous port of local ranks is theirs alone
-        key += f"\n{os.getppid() if identity.launcher == 'local' else os.getpid()}"
-    start = hashlib.sha256(key.encode()).hexdigest()[:12]
+    host = node_name(environ)
+    start = hashlib.sha256(f"{folder.resolve()}\n{host}".encode()).hexdigest()[:12]
     path = memory_folder() / f"triplane-{os.getuid()}-{start}-{identity.rank}{SUFFIX}"
     remove(path)
     stacks.register(path.with_suffix(".stacks"))
@@ -145,12 +159,10 @@ def _begin(
         pid=os.getpid(),
         process_start=start_of(os.getpid()),
         main_thread=threading.main_thread().ident or 0,
-        folder=str(folder),
+        folder=str(folder.absolute()),
         told_by_launcher=identity.launcher == "local",
         step_timeout_s=fault.step_timeout_s,
         start_timeout_s=fault.start_timeout_s,
-        stale_verdict=stale,
-        stale_judge=record.mark(folder / record.JUDGE) if identity.rank else "",
     )
     pulse = Pulse(path, about)
     pulse.watchdog = watchdog.start(path)

@@ -16,11 +16,12 @@ from data.prepare import Prepared
 from parallel import launch, local_ranks, output
 from training import job
 from training.metrics.jsonl import read_jsonl
+from training.watch import record
 from training.watch.pulse import Pulse
 from training.watch.request import StopRequest
 
 FLAGS = ("--train.train_iters", "5000", "--train.eval_interval", "None", "--log.tensorboard", "False",
-         "--fault.step_timeout_s", "5", "--model.shape", "gpt2_tiny", "--log.log_interval", "1")  # fmt: skip
+         "--model.shape", "gpt2_tiny", "--log.log_interval", "1")  # fmt: skip
 START_S = 120.0
 
 
@@ -57,7 +58,7 @@ def until_it_trains(run: subprocess.Popen[str], run_dir: Path) -> None:
 def test_a_stopped_rank_is_named_and_all_end(
     start: Callable[..., subprocess.Popen[str]], prepared: Prepared, tmp_path: Path
 ) -> None:
-    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2")
+    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2", "--fault.step_timeout_s", "10")
     until_it_trains(run, tmp_path / "run")
     ranks = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(ranks[1], signal.SIGSTOP)
@@ -65,13 +66,15 @@ def test_a_stopped_rank_is_named_and_all_end(
     assert run.returncode == 128 + signal.SIGKILL
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     assert len(said.splitlines()) == 1, said
-    found = json.loads((tmp_path / "run/watch/verdict.json").read_text())
+    verdict = record.newest(tmp_path / "run")
+    assert verdict is not None
+    found = json.loads(verdict.read_text())
     assert said == f"pretrain_gpt.py: {found['line']}\n"
     assert f"rank 1 of 2 on {os.uname().nodename} hangs in iteration {found['iteration']}, phase step, for " in said
     assert "its process is stopped (SIGSTOP)" in said
     assert "; 1 other waits in " in said
     assert found["iteration"] > 2
-    stacks = next((tmp_path / "run/watch").glob("stacks-*.txt")).read_text()
+    stacks = next(verdict.parent.glob("stacks-*.txt")).read_text()
     assert [f"==== rank {rank} of 2" in stacks for rank in range(2)] == [True, True]
     assert stacks.count("training/loop.py") == 2  # wherever in an iteration they were
 

@@ -1,6 +1,7 @@
 """A NaN in one rank's work: the right rank, layer and microbatch are named, and no weight ever sees it."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,21 @@ from training.checkpoint.progress import Progress
 from training.config import RunConfig
 from training.metrics.jsonl import read_jsonl
 from training.step import StepResult, ready_gradients
-from training.watch import nonfinite
+from training.watch import nonfinite, overflows
 from training.watch.culprit import Evidence, Place, accuse
 
-ITERS = ("--train.train_iters", "4")
+ITERS = ("--train.train_iters", "4", "--train.global_batch_size", "4")
 PIPELINE = ("--parallel.pipeline_model_parallel_size", "2")
 TENSOR = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")
 
 
 class Output(Rank):
-    """A module's output at iteration 3, microbatch 2 of rank 1: no number, once or each time."""
+    """A module's output at iteration 3, microbatch 1 of rank 1: no number, once or each time."""
 
     always = False
     path = "decoder.layers.3.mlp.linear_fc2"
     guilty = 1
+    last = 3
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -52,8 +54,10 @@ class Output(Rank):
         if not module.training:
             return outputs
         self.calls += 1
-        microbatches = 8 // self.ranks.layout.dp
-        due = self.iteration == 3 and (self.calls == 3 or (self.always and self.calls % microbatches == 3))
+        microbatches = 4 // self.ranks.layout.dp
+        due = 3 <= self.iteration <= self.last and (
+            self.calls == 2 or (self.always and self.calls % microbatches == 2 % microbatches)
+        )
         if not due:
             return outputs
         return to_nan(outputs) if isinstance(outputs, Tensor) else (to_nan(outputs[0]), *outputs[1:])
@@ -77,7 +81,7 @@ class Gradient(Rank):
 
     def spoil(self, gradient: Tensor) -> Tensor:
         self.calls += 1
-        if self.iteration != 3 or self.calls % (8 // self.ranks.layout.dp) or not self.left:
+        if self.iteration != 3 or self.calls % (4 // self.ranks.layout.dp) or not self.left:
             return gradient
         self.left -= 1
         return to_nan(gradient)
@@ -88,17 +92,16 @@ class EachGradient(Gradient):
 
 
 def found_json(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "watch/nonfinite-iter_0000003/found.json").read_text())
+    return json.loads((run_dir / "nonfinite/iter_0000003/found.json").read_text())
 
 
 @pytest.mark.parametrize(
     ("world_size", "flags", "fault", "named"),
     [
-        (2, ("--model.hidden_dropout", "0.1"), Output, "the forward pass, microbatch 2, on rank 1"),
-        (2, ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True"), Gradient,
+        (2, ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True",
+             "--model.hidden_dropout", "0.1"), Gradient,
          "the gradient of layers.3.mlp.linear_fc2.weight, on rank 1"),
-        (2, (*PIPELINE, "--precision.dtype", "bf16"), Gradient,
-         "the gradient of layers.3.mlp.linear_fc2.weight, on rank 1"),
+        (2, (*PIPELINE, "--precision.dtype", "bf16"), Output, "the forward pass, microbatch 1, on rank 1"),
     ],
 )  # fmt: skip
 def test_a_passing_fault_leaves_no_trace(
@@ -116,10 +119,11 @@ def test_a_passing_fault_leaves_no_trace(
     found = found_json(tmp_path / "run")
     assert found["passing"]
     assert [one["rank"] for one in found["culprit"]["ranks"]] == [1]
-    assert found["first_sample"] == 16
+    assert found["first_sample"] == 8
     data = 1 if world_size == 2 and PIPELINE[0] not in flags else 0
-    tokens = np.load(tmp_path / f"run/watch/nonfinite-iter_0000003/tokens-data-{data:05d}.npy", allow_pickle=False)
-    assert tokens.shape == (4 if data else 8, 1, 64)
+    batch = np.load(tmp_path / f"run/nonfinite/iter_0000003/data-{data:05d}.npz", allow_pickle=False)
+    assert batch["tokens"].shape == batch["labels"].shape == (2 if data else 4, 1, 64)
+    assert np.array_equal(batch["tokens"][..., 1:], batch["labels"][..., :-1])
 
 
 def test_routers_biases_are_put_back(
@@ -138,10 +142,9 @@ def test_routers_biases_are_put_back(
 @pytest.mark.parametrize(
     ("flags", "fault", "guilty", "named"),
     [
-        ((), EachTime, 1, "the output of layers.1.mlp.linear_fc2, microbatch 2, on rank 1 ("),
-        (TENSOR, EachTime, 1, "the output of layers.1.mlp.linear_fc1, microbatch 2, on rank 1 ("),
-        (PIPELINE, EachTime, 0, "the output of layers.1.mlp.linear_fc2, microbatch 2, on rank 0 ("),
-        (PIPELINE, EachGradient, 1, "the gradient of layers.3.mlp.linear_fc2.weight, microbatch 7, on rank 1 ("),
+        (TENSOR, EachTime, 1, "the output of layers.1.mlp.linear_fc1, microbatch 1, on rank 1 ("),
+        (PIPELINE, EachTime, 0, "the output of layers.1.mlp.linear_fc2, microbatch 1, on rank 0 ("),
+        (PIPELINE, EachGradient, 1, "the gradient of layers.3.mlp.linear_fc2.weight, microbatch 3, on rank 1 ("),
     ],
 )
 def test_what_comes_again_stops_the_run(
@@ -170,15 +173,59 @@ def test_what_comes_again_stops_the_run(
 def test_an_update_can_be_passed_over(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    skip = ("--fault.nonfinite", "skip", "--log.log_interval", "1")
+    """But not any number of them in a row."""
+    monkeypatch.setattr(nonfinite, "MOST_SKIPS", 1)
+    monkeypatch.setattr(Output, "last", 4)
     inject(monkeypatch, EachTime)
-    assert run(prepared, tmp_path / "run", 2, *ITERS, *skip) == (0, None)
+    code, failure = run(prepared, tmp_path, 2, *ITERS, "--fault.nonfinite", "skip", "--log.log_interval", "1")
     assert capfd.readouterr().out.count("The update is passed over (fault.nonfinite)") == 1
-    assert [line["skipped"] for line in read_jsonl(tmp_path / "run/metrics.jsonl")] == [0, 0, 1, 0]
-    monkeypatch.setattr(nonfinite, "MOST_SKIPS", 0)
-    code, failure = run(prepared, tmp_path / "often", 2, *ITERS, *skip)
+    assert [line["skipped"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 0, 1]
     assert code == 1
-    assert "in a row were passed over" in (failure.text if failure else "")
+    assert failure is not None
+    assert failure.text.startswith("iteration 4: ")
+    assert "1 updates in a row were passed over" in failure.text
+
+
+FP16 = ("--precision.dtype", "fp16", "--precision.hysteresis", "1", "--precision.initial_loss_scale")
+
+
+def test_with_fp16_too_a_passing_fault_leaves_no_trace(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Gradients that are no numbers lower the loss scale, which is put back before the second run."""
+    monkeypatch.setattr(Output, "guilty", 0)
+    assert run(prepared, tmp_path / "straight", 1, *ITERS, *FP16, "1024") == (0, None)
+    inject(monkeypatch, Output)
+    assert run(prepared, tmp_path / "run", 1, *ITERS, *FP16, "1024", "--log.log_interval", "1") == (0, None)
+    out = capfd.readouterr().out
+    assert "a passing fault of the hardware; first in the forward pass, microbatch 1, on rank 0 (" in out
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
+    lines = read_jsonl(tmp_path / "run/metrics.jsonl")
+    assert [line["loss_scale"] for line in lines] == [1024] * 4
+    assert [line["skipped"] for line in lines] == [0] * 4
+
+
+class Overflow(Rank):
+    """Each gradient of one parameter is too large for fp16, while the loss is fine."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.parameter("layers.3.mlp.linear_fc2.weight").register_hook(lambda gradient: gradient * math.inf)
+
+
+def test_what_overflows_at_the_lowest_loss_scale_ends(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overflows, "MOST_OVERFLOWS", 2)
+    inject(monkeypatch, Overflow)
+    code, failure = run(prepared, tmp_path, 1, *ITERS, *FP16, "2", "--precision.min_loss_scale", "1")
+    assert code == 1
+    assert failure is not None
+    assert failure.text.startswith(
+        "iteration 3: fp16 gradients have overflowed in 2 iterations in a row, while the loss"
+    )
+    assert "at loss scale 1, which goes no lower" in failure.text
+    assert "run again" not in capfd.readouterr().out
 
 
 class BadMoment(Rank):

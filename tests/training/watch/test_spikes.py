@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from data.prepare import Prepared
-from tests.training.watch.injected import Rank, inject, run
+from tests.training.watch.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
 from training.metrics.jsonl import read_jsonl
 from training.watch.config import FaultConfig
@@ -21,12 +21,14 @@ WINDOW = ("--fault.spike_window", "8", "--train.train_iters", "8", "--train.glob
 class BadBatch(Rank):
     """The losses of iterations 7 and 8 are ten times what they should be."""
 
+    last = 8
+
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.module("").register_forward_hook(self.spoil)
 
     def spoil(self, module: nn.Module, _inputs: object, losses: Tensor) -> Tensor:
-        return losses * 10 if module.training and self.iteration >= 7 else losses
+        return losses * 10 if module.training and 7 <= self.iteration <= self.last else losses
 
 
 def jumps(capfd: pytest.CaptureFixture[str]) -> list[str]:
@@ -36,18 +38,17 @@ def jumps(capfd: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_jump_is_told_once(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And a resumed run tells the same: the window lies in the checkpoint."""
+    """By a resumed run too, which knows nothing of the iterations before but what lies in the checkpoint."""
     inject(monkeypatch, BadBatch)
-    assert run(prepared, tmp_path / "run", 2, *WINDOW) == (0, None)
+    assert run(prepared, tmp_path, 2, *WINDOW, "--train.exit_interval", "6") == (0, None)
+    assert jumps(capfd) == []
+    assert run(prepared, tmp_path, 2, *WINDOW) == (0, None)
     [said] = jumps(capfd)
     assert said.startswith("iteration 7: loss ")
     assert "sigma above " in said
     assert " and gradient norm " in said
-    assert run(prepared, tmp_path / "halves", 2, *WINDOW, "--train.exit_interval", "6") == (0, None)
-    assert jumps(capfd) == []
-    assert run(prepared, tmp_path / "halves", 2, *WINDOW) == (0, None)
-    assert jumps(capfd) == [said]
-    state = json.loads((tmp_path / "halves/checkpoints/iter_0000008/state.json").read_text())
+    assert said.endswith(", its mean of 6")
+    state = json.loads((tmp_path / "checkpoints/iter_0000008/state.json").read_text())
     assert len(state["entries"]["watch"]["spikes"]["losses"]) == 8
 
 
@@ -75,6 +76,34 @@ def test_or_the_run_stops(prepared: Prepared, tmp_path: Path, monkeypatch: pytes
     newest = folders.latest(tmp_path / "checkpoints")
     assert newest is not None
     assert newest.name == "iter_0000006"
+
+
+def test_or_the_next_start_passes_over_it(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exactly: as a run in which nothing jumps, and that was told from the start to leave that batch out."""
+    flags = (*WINDOW, "--fault.spike", "rollback", "--log.log_interval", "1")
+    monkeypatch.setattr(BadBatch, "last", 7)
+    with monkeypatch.context() as patched:
+        inject(patched, BadBatch)
+        code, failure = run(prepared, tmp_path / "run", 2, *flags)
+        assert code == 1
+        assert failure is not None
+        assert failure.text.startswith("iteration 7: loss ")
+        assert "passes over the update of samples 12 to 13 (" in failure.text
+        capfd.readouterr()
+        assert run(prepared, tmp_path / "run", 2, *flags) == (0, None)
+    out = capfd.readouterr().out
+    noted = tmp_path / "run/skipped_samples.json"
+    assert out.count(f"iteration 7: its update is passed over, as {noted} says") == 1
+    assert "sigma" not in out
+    assert [line["skipped"] for line in read_jsonl(tmp_path / "run/metrics.jsonl")][-2:] == [1, 0]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/skipped_samples.json").write_bytes(noted.read_bytes())
+    assert run(prepared, tmp_path / "other", 2, *flags) == (0, None)
+    assert tensors(tmp_path / "run", 8) == tensors(tmp_path / "other", 8)
+    state = json.loads((tmp_path / "run/checkpoints/iter_0000008/state.json").read_text())
+    assert state["entries"]["watch"]["passed_over"] == [[12, 14]]
 
 
 def test_what_jumps() -> None:

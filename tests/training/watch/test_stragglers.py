@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from data.prepare import Prepared
+from parallel import groups
+from parallel.launch import Identity
 from parallel.layout import Layout
+from ranks import run_ranks
 from tests.training.watch.injected import Rank, inject, run
-from training.watch.stragglers import peers, slowness
+from training.watch.stopwatch import Stopwatch
+from training.watch.stragglers import Stragglers, peers, slowness
 
 SHORT = ("--train.train_iters", "6", "--fault.straggler_interval", "3", "--fault.straggler_ratio", "4")
 
@@ -44,6 +48,21 @@ def test_a_slow_rank_is_named_once(
         "x slower than its 1 peer(s) (lower quartile of 3 iterations), and all wait for it. "
         "Communication is not the cause"
     )
+
+
+def _tell_many(identity: Identity) -> None:
+    console = None if identity.rank else 1
+    with groups.start(Layout(dp=6), identity, device="cpu", seed=1, timeout_minutes=1.0, console_fd=console) as ranks:
+        stragglers = Stragglers(Stopwatch([], ranks), 3, 1.3, ranks)
+        for _ in range(3):
+            stragglers._tell_slow({0: 1.0, 1: 2.0, 2: 1.5, 3: 4.0, 4: 1.4, 5: 3.0}, 3)
+
+
+def test_of_many_slow_ranks_the_slowest_are_named(capfd: pytest.CaptureFixture[str]) -> None:
+    run_ranks(6, _tell_many)
+    said = [line for line in capfd.readouterr().out.splitlines() if "slower" in line]
+    assert [line.split(" (")[0] for line in said[:4]] == ["rank 3", "rank 5", "rank 1", "rank 2"]
+    assert said[4:] == ["1 more rank(s) compute slower than their peers, by up to 1.4x"]
 
 
 def test_ranks_are_compared_with_their_like() -> None:

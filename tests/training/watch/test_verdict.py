@@ -5,10 +5,17 @@ from typing import Any
 
 import pytest
 
+from parallel.errors import SharedFault
+from parallel.launch import Identity
+from parallel.local_ranks import Failure, fork_ranks, guard
 from training.watch import record
+from training.watch.config import FaultConfig
 from training.watch.node import Report, ranks_text
+from training.watch.pulse import Pulse
+from training.watch.request import StopRequest
 from training.watch.stacks import Stand
-from training.watch.verdict import NodeReport, Verdict, judge
+from training.watch.verdict import NodeReport, Verdict, judge, lost
+from training.watch.watched import Watch, watched
 
 WAITS = Stand(waits="all_reduce", at="training/step.py:9 in unite")
 LOOPS = Stand(waits=None, at="data/loader.py:7 in read")
@@ -81,7 +88,7 @@ def test_ranks_in_words() -> None:
     assert [ranks_text([3]), ranks_text([0, 1, 2, 7, 9, 10])] == ["rank 3", "ranks 0-2, 7, 9-10"]
 
 
-def test_one_verdict_an_attempt(tmp_path: Any) -> None:
+def test_one_verdict_a_start(tmp_path: Any) -> None:
     first = Verdict(kind="hang", rank=0, world_size=2, host="n1", iteration=1, phase="step", line="")
     second = replace(first, rank=1)
     assert record.leave(tmp_path, first)
@@ -89,9 +96,6 @@ def test_one_verdict_an_attempt(tmp_path: Any) -> None:
     found = record.read(tmp_path)
     assert found is not None
     assert found.rank == 0
-    left = record.mark(tmp_path / record.VERDICT)
-    assert record.read(tmp_path, left) is None
-    assert record.leave(tmp_path, second, left)
     assert [path.name for path in tmp_path.iterdir()] == [record.VERDICT]
 
 
@@ -106,3 +110,53 @@ def test_what_nodes_tell_comes_back_whole(tmp_path: Any) -> None:
     for report in told:
         record.tell(tmp_path, report)
     assert record.told(tmp_path) == told
+
+
+def failing(error: Exception, number: int) -> tuple[Identity, Failure | None]:
+    """A rank of eight in which ``error`` is raised."""
+    identity = Identity(rank=number, world_size=8, launcher="srun")
+
+    def run(_: Identity) -> int:
+        raise error
+
+    return identity, guard(run, identity)[1]
+
+
+@pytest.mark.parametrize("host", ["n3", None])
+def test_what_all_ranks_find_alike_is_shown_and_left_once(host: str | None, tmp_path: Any) -> None:
+    fault = SharedFault("weights of rank 5 differ", rank=5, host=host)
+    for number in (1, 0):
+        identity, failure = failing(fault, number)
+        pulse = Pulse()
+        pulse.enter("step", 7)
+        shown = Watch(folder=tmp_path, identity=identity, host="n0", pulse=pulse).settle(failure)
+        assert (shown is None) == (number == 1)
+    found = record.read(tmp_path)
+    assert found is not None
+    assert (found.kind, found.rank, found.host) == ("fault", 5, host or "")
+    assert (found.iteration, found.phase, found.line) == (7, "step", "weights of rank 5 differ")
+
+
+def test_what_a_forked_rank_found_is_left_with_its_iteration(tmp_path: Any) -> None:
+    def run(identity: Identity) -> int:
+        with watched(FaultConfig(), tmp_path / "start-1", identity, StopRequest(), {}, cuda=False) as watching:
+            watching.pulse.enter("step", 7)
+            raise SharedFault("loss nan", rank=1)
+
+    code, failure = fork_ranks(2, run)
+    launcher = Watch(folder=tmp_path / "start-1", identity=Identity(), host="n0", launches=True)
+    shown = launcher.settle(failure)
+    assert shown is not None
+    assert (code, shown.text) == (1, "loss nan")
+    found = record.read(tmp_path / "start-1")
+    assert found is not None
+    assert (found.kind, found.rank, found.host, found.iteration, found.phase) == ("fault", 1, "", 7, "step")
+
+
+def test_a_node_that_does_not_answer_is_lost_unless_its_ranks_have_ended() -> None:
+    nodes = [node("n1", rank(0), rank(1)), node("n2", rank(2), rank(3), answers="old")]
+    found = lost(nodes, "now", 4, 20.0)
+    assert found is not None
+    assert (found.kind, found.host, found.rank) == ("lost", "n2", 2)
+    assert lost(nodes[:1], "now", 4, 20.0) is None
+    assert lost([nodes[0], node("n2", rank(2, phase="ended"), answers="old")], "now", 4, 20.0) is None

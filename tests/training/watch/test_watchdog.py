@@ -14,9 +14,13 @@ from typing import Any
 import pytest
 
 import runs
+from parallel.launch import Identity
+from training.watch import record, starts
 from training.watch.pulse import Page, memory_folder, remove
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
+PORT = str(os.getpid())
+"""By which ranks of a start find each other, as far as the watchdogs know."""
 Start = Callable[..., list[subprocess.Popen[str]]]
 
 
@@ -49,15 +53,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts ranks on ``hosts``; in the end nothing of them may be left, in the process table or in memory."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(what: str, *hosts: str, timeout_s: float = 3.0) -> list[subprocess.Popen[str]]:
-        for rank, host in enumerate(hosts):
-            command = [sys.executable, str(PROGRAM), str(rank), str(len(hosts)), str(tmp_path), str(timeout_s), what]
-            environ = os.environ | {"SLURMD_NODENAME": host, "MASTER_PORT": str(os.getpid()), "PYTHONPATH": "."}
+    def begin(
+        what: str, *hosts: str, timeout_s: float = 3.0, port: str = PORT, first_rank: int = 0
+    ) -> list[subprocess.Popen[str]]:
+        before, size = len(started), str(first_rank + len(hosts))
+        for rank, host in enumerate(hosts, first_rank):
+            command = [sys.executable, str(PROGRAM), str(rank), size, str(tmp_path), str(timeout_s), what]
+            environ = os.environ | {"SLURMD_NODENAME": host, "MASTER_PORT": port, "PYTHONPATH": "."}
             started.append(subprocess.Popen(
                 command, cwd=runs.ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True,
             ))  # fmt: skip
-        return started
+        return started[before:]
 
     yield begin
     for process in started:
@@ -87,11 +94,19 @@ def end(ranks: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "watch/verdict.json").read_text())  # type: ignore[no-any-return]
+    newest = record.newest(run_dir)
+    assert newest is not None
+    return json.loads(newest.read_text())  # type: ignore[no-any-return]
+
+
+def folder(run_dir: Path) -> Path:
+    """Of the ranks that ``start`` starts, as long as they have no verdict."""
+    environ = {"MASTER_PORT": PORT}
+    return starts.folder_of(run_dir, Identity(launcher="torchrun"), os.environ | environ, None)
 
 
 def test_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path) -> None:
-    codes, said = end(start("spin", "n1", "n2"))
+    codes, said = end(start("spin", "n1", "n2", timeout_s=10.0))
     assert codes == [-signal.SIGKILL, -signal.SIGKILL]
     assert pages(tmp_path) == []
     assert len(said) == 1, said
@@ -101,8 +116,9 @@ def test_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path
     found = verdict(tmp_path)
     assert [found[key] for key in ("kind", "rank", "host", "iteration", "phase")] == ["hang", 1, "n2", 5, "step"]
     assert said[0] == f"pretrain_gpt.py: {found['line']}"
-    assert "in all_reduce\n" in (tmp_path / "watch/stacks-n1.txt").read_text()
-    assert "in spin\n" in (tmp_path / "watch/stacks-n2.txt").read_text()
+    stacks = [next((tmp_path / "watch").glob(f"*/stacks-{host}.txt")).read_text() for host in ("n1", "n2")]
+    assert "in all_reduce\n" in stacks[0]
+    assert "in spin\n" in stacks[1]
 
 
 def test_a_stopped_rank_is_named_before_those_that_wait_for_it(start: Start, tmp_path: Path) -> None:
@@ -114,10 +130,10 @@ def test_a_stopped_rank_is_named_before_those_that_wait_for_it(start: Start, tmp
     assert codes == [-signal.SIGKILL] * 3
     assert len(said) == 1, said
     assert "rank 1 of 3 on n1 hangs in iteration 5, phase evaluation, for " in said[0]
-    assert "its process is stopped (SIGSTOP), at tests/training/watch/tiny_ranks.py:" in said[0]
-    assert "; 2 others wait in all_reduce. " in said[0]
-    stacks = (tmp_path / "watch/stacks-n1.txt").read_text()
-    assert [f"==== rank {rank} of 3 on n1" in stacks for rank in range(3)] == [True] * 3
+    assert "its process is stopped (SIGSTOP); 2 others wait in all_reduce. " in said[0]
+    stacks = next((tmp_path / "watch").glob("*/stacks-n1.txt")).read_text()
+    assert [stacks.count(f"==== rank {rank} of 3 on n1") for rank in range(3)] == [1, 2, 1]
+    assert 'tiny_ranks.py", line ' in stacks.rpartition("==== rank 1 of 3")[2]  # taken when it was to be killed
     assert "no stacks came" not in stacks
 
 
@@ -125,7 +141,7 @@ def test_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> N
     ranks = start("wait", "n1", "n2")
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
-    told = tmp_path / "watch/node-n2.json"
+    told = folder(tmp_path) / "node-n2.json"
     until(lambda: told.exists() and '"evaluation"' in told.read_text())
     os.killpg(ranks[1].pid, signal.SIGSTOP)  # rank and watchdog: the node is as good as gone
     _, said = ranks[0].communicate(timeout=60)
@@ -139,7 +155,7 @@ def test_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
     ranks[1].kill()
-    until((tmp_path / "watch/verdict.json").exists)
+    until(lambda: record.newest(tmp_path))
     found = verdict(tmp_path)
     assert [found[key] for key in ("kind", "rank", "host", "iteration", "phase")] == [
         "killed",
@@ -184,40 +200,62 @@ def test_what_was_asked_to_stop_may_be_killed_without_a_word(number: int, start:
     ranks[1].stdout.readline()
     for process in ranks:
         process.send_signal(number)
-    time.sleep(0.5)
+    until(lambda: [Page(path).read().asked for path in pages(tmp_path)] == [True, True])
     for process in ranks:
         process.kill()
     assert end(ranks) == ([-signal.SIGKILL] * 2, [])
-    assert not (tmp_path / "watch/verdict.json").exists()
+    assert record.newest(tmp_path) is None
 
 
 def test_a_slow_run_ends_without_a_word(start: Start, tmp_path: Path) -> None:
-    assert end(start("slow", "n1", "n2", timeout_s=4.0)) == ([0, 0], [])
+    assert end(start("slow", "n1", "n2", timeout_s=10.0)) == ([0, 0], [])
     assert pages(tmp_path) == []
     assert not (tmp_path / "watch").exists()
 
 
-def test_what_an_earlier_attempt_left_is_no_verdict_on_this_one(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "watch").mkdir()
+def test_what_an_earlier_start_left_is_no_verdict_on_this_one(start: Start, tmp_path: Path) -> None:
+    earlier = folder(tmp_path)
+    earlier.mkdir(parents=True)
     old = {"kind": "hang", "rank": 0, "world_size": 2, "host": "n1", "iteration": 9, "phase": "step", "line": "old"}
-    for name in ("verdict.json", "judge.json"):
-        (tmp_path / "watch" / name).write_text(json.dumps(old))
+    for name in ("verdict.json", "judge.json", "stacks-n1.txt"):
+        (earlier / name).write_text(json.dumps(old))
     codes, said = end(start("spin", "n1", "n1"))
     assert codes == [-signal.SIGKILL] * 2
     assert len(said) == 1, said
     assert "rank 1 of 2 on n1 hangs in iteration 5" in said[0]
     assert verdict(tmp_path)["iteration"] == 5
+    assert json.loads((earlier / "verdict.json").read_text()) == old
+    assert (earlier / "stacks-n1.txt").exists()
 
 
-def test_a_suspended_run_is_not_taken_for_hung(start: Start, tmp_path: Path) -> None:
-    ranks = start("slow", "n1", "n1", timeout_s=4.0)
-    until((tmp_path / "meeting-3").exists)  # from the second iteration on, the step's timeout holds
-    for process in ranks:
-        os.killpg(process.pid, signal.SIGSTOP)
-    time.sleep(6.0)
-    for process in ranks:
-        os.killpg(process.pid, signal.SIGCONT)
-    assert end(ranks) == ([0, 0], [])
+def test_the_verdict_of_a_second_job_on_the_same_folder_ends_only_that_one(start: Start, tmp_path: Path) -> None:
+    ranks = start("wait", "n1", "n2", timeout_s=600.0)
+    assert ranks[1].stdout is not None
+    ranks[1].stdout.readline()
+    refused = start("refused", "n9", timeout_s=12.0, port="9", first_rank=1)
+    codes, said = end(refused)  # its rank 0 was refused the folder, and has gone
+    assert codes == [1]
+    assert "Connection closed by peer" in "\n".join(said)
+    assert verdict(tmp_path)["kind"] == "echo"
+    assert record.read(folder(tmp_path)) is None
+    ranks[1].kill()
+    until(lambda: verdict(tmp_path)["kind"] == "killed")
+    assert verdict(tmp_path)["host"] == "n2"
+
+
+def test_a_node_that_is_lost_is_named_and_not_who_misses_it(start: Start, tmp_path: Path) -> None:
+    ranks = start("lost", "n1", "n2", timeout_s=12.0)
+    assert ranks[1].stdout is not None
+    ranks[1].stdout.readline()
+    until((folder(tmp_path) / "node-n2.json").exists)
+    os.killpg(ranks[1].pid, signal.SIGSTOP)  # so that its watchdog says nothing
+    os.killpg(ranks[1].pid, signal.SIGKILL)
+    (tmp_path / "failed").touch()  # now rank 0 finds its peer gone
+    _, said = ranks[0].communicate(timeout=60)
+    assert ranks[0].returncode == 1
+    assert said.startswith("pretrain_gpt.py: node n2 (rank 1 of 2) does not answer, asked "), said
+    found = verdict(tmp_path)
+    assert [found[key] for key in ("kind", "host", "rank")] == ["lost", "n2", 1]
 
 
 def test_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: Start, tmp_path: Path) -> None:

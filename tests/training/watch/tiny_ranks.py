@@ -1,6 +1,7 @@
 """Ranks without torch, each under a real watchdog, as torchrun or srun would start them: quick to start and to hang.
 
-``python tiny_ranks.py RANK WORLD_SIZE RUN_DIR STEP_TIMEOUT_S WHAT``: WHAT happens in iteration 5 of rank 1.
+``python tiny_ranks.py RANK WORLD_SIZE RUN_DIR STEP_TIMEOUT_S WHAT``: WHAT happens in iteration 5 of rank 1
+(refused: in the first one, as where rank 0 was not given the run's folder).
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.local_ranks import guard, report
-from training.watch import record
+from training.watch import starts
 from training.watch.config import FaultConfig
 from training.watch.pulse import Pulse
 from training.watch.request import StopRequest
@@ -40,8 +41,13 @@ def happen(what: str, iteration: int, pulse: Pulse, run_dir: Path) -> None:
     """``what`` goes wrong."""
     if what == "slow":
         time.sleep(1.0)
+    if what == "refused":
+        raise RuntimeError("Connection closed by peer")
     if iteration != 5:
         return
+    if what == "lost":
+        print("waits", flush=True)
+        time.sleep(1000)
     (run_dir / "failed").touch()
     if what == "spin":
         spin()
@@ -63,7 +69,7 @@ def train(rank: int, world_size: int, run_dir: Path, what: str, pulse: Pulse) ->
             happen(what, iteration, pulse, run_dir)
         meeting = run_dir / f"meeting-{iteration}"
         meeting.mkdir(parents=True, exist_ok=True)
-        if iteration < 5 or what not in ("raise", "mistake"):
+        if iteration < 5 or what not in ("raise", "mistake", "lost"):
             collective(meeting, rank, world_size)
         else:
             while not (run_dir / "failed").exists():
@@ -80,9 +86,10 @@ def main(rank: str, world_size: str, run_dir: str, step_timeout_s: str, what: st
     request = StopRequest()
     request.listen()
     request.training = True
+    folder = starts.folder_of(Path(run_dir), me, os.environ, None)
     if me.rank == 0:
-        record.sweep(Path(run_dir) / record.WATCH)
-    with watched(fault, Path(run_dir), me, request, os.environ, cuda=False) as watching:
+        starts.begin(folder)
+    with watched(fault, folder, me, request, os.environ, cuda=False) as watching:
         pulse = watching.pulse
         code, failure = guard(lambda _: train(me.rank, me.world_size, Path(run_dir), what, pulse), me)
         failure = watching.settle(failure)

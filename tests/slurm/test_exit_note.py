@@ -1,0 +1,47 @@
+"""The note by which a batch script tells a mistake from what Python itself means with exit code 2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.submission import REPO
+from training.exit_note import EXIT_NOTE
+
+QUIET_RANK = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+}
+"""Of srun: it waits for the node's first rank to show what both have found."""
+
+
+@pytest.mark.parametrize(
+    "arguments, variables",
+    [
+        (("--train.train_itres", "4"), {}),
+        (("--train.train_iters", "many"), {}),
+        (("nowhere.toml",), {}),
+        (("nowhere.toml",), QUIET_RANK),
+        (("slurm/recipes/debug.toml", "--parallel.tensor_model_parallel_size", "3", "--nproc", "3"), {}),
+        (("slurm/recipes/debug.toml", "--data.paths", "nowhere", "--device", "cpu", "--nproc", "2"), {}),
+    ],
+)
+def test_every_mistake_leaves_the_note(tmp_path: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
+    note = tmp_path / "note"
+    note.touch()
+    environ = {**os.environ, **variables, EXIT_NOTE: str(note)}
+    command = [sys.executable, "pretrain_gpt.py", *arguments, "--run_dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, note.read_text()) == (2, "2\n"), done.stderr
+
+
+def test_what_is_no_mistake_leaves_none(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    command = [sys.executable, "pretrain_gpt.py", "--help"]
+    subprocess.run(command, cwd=REPO, env={**os.environ, EXIT_NOTE: str(note)}, capture_output=True, check=True)
+    assert not note.exists()
