@@ -34,8 +34,8 @@ RARE = {
     "lr_wsd_decay_style",
     "checkpoint": "no_load_rng save_retain_interval",
     "log": "wandb_project wandb_name",
-    "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval straggler_interval "
-    "straggler_ratio memory_interval memory_growth_mib",
+    "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
+    "straggler_interval straggler_ratio memory_interval memory_growth_mib",
 }
 """Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""
 
