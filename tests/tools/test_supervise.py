@@ -75,6 +75,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(subprocess.Popen(
             [sys.executable, "-m", "tools.supervise", *ours, "--", *theirs], cwd=ROOT, text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored
         ))  # fmt: skip
         return started[-1]
 

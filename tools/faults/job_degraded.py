@@ -8,6 +8,7 @@ from pathlib import Path
 from tools.faults.job_program import Fault
 from tools.faults.job_scene import Scene, Seen, Wrong
 from tools.faults.job_transient import wait_for_idle
+from tools.faults.processes import WRITER, command_of
 
 
 def logs_full(scene: Scene) -> Seen:
@@ -47,7 +48,7 @@ def writer_killed(scene: Scene) -> Seen:
     """kill -9 of the process that saves in the background, while it has nothing to do."""
     scene.submit(Fault(act="wait", iteration=6))
     rank = scene.until_waiting()
-    writer = next(pid for pid in children(rank) if "training.checkpoint.background" in command_of(pid))
+    writer = next(pid for pid in children(rank) if WRITER in command_of(pid))
     scene.inject(lambda: os.kill(writer, signal.SIGKILL))
     scene.let_go()
     line, seconds = scene.heard("iter_0000008 FAILED|checkpoint .* FAILED")
@@ -58,11 +59,6 @@ def children(pid: int) -> list[int]:
     """Of all threads of a process."""
     found = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(number) for numbers in found for number in numbers]
-
-
-def command_of(pid: int) -> str:
-    """The command line."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def one_node_fewer(scene: Scene) -> Seen:

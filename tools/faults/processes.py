@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from training.owner.processes import is_running, start_of
 
+WRITER = "training.checkpoint.background"
+"""In the command line of a process that saves in the background."""
+
 
 class Process(NamedTuple):
     """A process, and no later one with its number."""
@@ -27,7 +30,8 @@ class Family:
     ranks: tuple[Process, ...]
     """In the order of their ranks."""
     writers: tuple[Process, ...]
-    """Those that save in the background, in the order of their ranks."""
+    """Those that save in the background, in the order of their ranks. A rank's watchdog is none of the family: it has
+    to outlive its rank for a moment."""
 
     def all(self) -> list[Process]:
         """The launcher first."""
@@ -37,8 +41,16 @@ class Family:
 def family(launcher: int) -> Family:
     """As it is now."""
     ranks = _children(launcher)
-    writers = [writer for rank in ranks for writer in _children(rank.pid)]
+    writers = [child for rank in ranks for child in _children(rank.pid) if WRITER in command_of(child.pid)]
     return Family(launcher=Process(launcher, start_of(launcher)), ranks=tuple(ranks), writers=tuple(writers))
+
+
+def command_of(pid: int) -> str:
+    """Its command line; empty where it has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 def kill(processes: Iterable[Process]) -> None:

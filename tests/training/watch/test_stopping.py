@@ -36,7 +36,8 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.
         command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS,
                    "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False", *flags]  # fmt: skip
         started.append(subprocess.Popen(
-            command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
         ))  # fmt: skip
         return started[-1]
 
