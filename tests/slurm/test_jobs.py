@@ -1,4 +1,4 @@
-"""A few rows of docs/faults.md's jobs, through the code that plays all of them. Nothing is timed here."""
+"""A row of the campaign ``jobs``, through the code that plays all of them. Nothing is timed here."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tools.faults import jobs
 from tools.faults.job_scene import Scene
 from tools.faults.private_cluster import Cluster
 
-SAMPLE = ("transient: kill -9 of rank 1|save of 8", "operator: two jobs on one folder|step")
+SAMPLE = ("transient: kill -9 of rank 1|save of 8",)
 
 
 @pytest.mark.slurm

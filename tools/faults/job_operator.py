@@ -95,8 +95,8 @@ def damaged_shard(scene: Scene) -> Seen:
 
 def two_jobs(scene: Scene) -> Seen:
     """A second job on the folder of one that runs."""
-    scene.submit(Fault(pace_s=1.0))
-    scene.until_iteration(3)
+    scene.submit(Fault(pace_s=5.0))  # it must still run when the second one has loaded
+    scene.until_iteration(1)
     first = scene.job
     second = Scene(
         cluster=scene.cluster, folder=scene.folder, cache_dir=scene.cache_dir, undisturbed=scene.undisturbed,
