@@ -126,9 +126,10 @@ def test_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_pat
 def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
     cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
-    """Such ranks die of USR2, of which torchrun makes 1."""
+    """Such ranks die of USR2, of which torchrun makes 1. Its agents ignore USR2, and what they start inherits that."""
     program = """
-import os, time
+import os, signal, time
+signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 print("up", flush=True)
 time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") == "1" else 600)
 raise SystemExit(1)
