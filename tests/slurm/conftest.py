@@ -29,8 +29,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The private cluster: what a test that failed leaves running shall not stand in the next one's way."""
+    yield shared_cluster
+    if jobs := shared_cluster.run("squeue", "--noheader", "--format=%i").stdout.split():
+        shared_cluster.run("scancel", *jobs)
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Four nodes with 4 CPUs and 2 stand-ins for GPUs each."""
     assert not MISSING, f"SLURM must be tested here, but there is no {', '.join(MISSING)}"
     with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=4, cpus_per_node=4, gpus_per_node=2) as running:

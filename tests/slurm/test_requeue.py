@@ -130,12 +130,12 @@ def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stop
     program = """
 import os, signal, time
 signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-print("up", flush=True)
+print("rank-is-up", flush=True)
 time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") == "1" else 600)
 raise SystemExit(1)
 """
     job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1", LAUNCHER=launcher)
-    cluster.until(job, lambda: cluster.output(job).count("up\n") == 4)
+    cluster.until(job, lambda: cluster.output(job).count("rank-is-up") == 4)  # lines of ranks mix
     cluster.run("scancel", "--batch", "--signal=USR2", str(job))
     ended = cluster.wait(job)
     assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 1, 1), ended.output
