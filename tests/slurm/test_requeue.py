@@ -122,11 +122,10 @@ def test_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_pat
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
-    cluster: Cluster, tmp_path: Path, launcher: str
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Such ranks die of USR2, of which torchrun makes 1. Its agents ignore USR2, and what they start inherits that."""
+    """Such ranks die of USR2."""
     program = """
 import os, signal, time
 signal.signal(signal.SIGUSR2, signal.SIG_DFL)
@@ -134,7 +133,7 @@ print("rank-is-up", flush=True)
 time.sleep(0 if os.environ.get("SLURM_RESTART_COUNT") == "1" else 600)
 raise SystemExit(1)
 """
-    job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1", LAUNCHER=launcher)
+    job = submit(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1")
     cluster.until(job, lambda: cluster.output(job).count("rank-is-up") == 4)  # lines of ranks mix
     cluster.run("scancel", "--batch", "--signal=USR2", str(job))
     ended = cluster.wait(job)
