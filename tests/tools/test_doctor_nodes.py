@@ -3,6 +3,7 @@
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,12 @@ def test_a_setting_that_is_wrong_everywhere_excludes_nobody(tmp_path: Path) -> N
     assert one.bad == ["n2"]
 
 
+def has_carrier(network: str) -> bool:
+    """Whether the cable is up in the kernel's eyes: it tells the second end of one up to a second after the first."""
+    links = subprocess.run(["ip", "-n", network, "-br", "link"], capture_output=True, text=True, check=True).stdout
+    return any(line.split()[1] == "UP" for line in links.splitlines())
+
+
 @pytest.fixture
 def two_networks() -> Iterator[tuple[str, str]]:
     """Two network namespaces, joined by a cable between 10.213.9.1 and 10.213.9.2."""
@@ -149,6 +156,8 @@ def two_networks() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "-n", name, "addr", "add", f"10.213.9.{address}/24", "dev", link], check=True)
             for device in ("lo", link):
                 subprocess.run(["ip", "-n", name, "link", "set", device, "up"], check=True)
+        while not all(has_carrier(name) for name in names):  # pytest's own limit ends it
+            time.sleep(0.05)
         yield first, second
     finally:
         for name in names:

@@ -23,7 +23,7 @@ def look(situation: Situation) -> Looked:
     told = ", ".join(f"{name} {(addresses.get(name) or ['no address'])[0]}" for name in up if name != "lo")
     findings = [judged(GROUP, "up", "ok" if told else "warning", told or "none but loopback")]
     findings += variables(situation.environ, up)
-    return Looked(findings=findings, facts={"mtu": {name: state[name].mtu for name in up}})
+    return Looked(findings=findings, facts={"mtu": {name: one.mtu for name, one in state.items()}})
 
 
 def variables(environ: Mapping[str, str], up: Sequence[str]) -> Iterator[Finding]:

@@ -15,10 +15,10 @@ FLAGS = ("--train.train_iters", "14", "--fault.memory_interval", "1", "--fault.m
 
 
 class Leaks(Rank):
-    """Rank 1 keeps 8 MiB of every iteration, rank 2 keeps 6 MiB."""
+    """Rank 1 keeps 24 MiB of every iteration, rank 2 keeps 18 MiB: many times what an allocator's pools add."""
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        mib = (0, 8, 6)[self.ranks.rank]
+        mib = (0, 24, 18)[self.ranks.rank]
         self.kept = [*getattr(self, "kept", []), bytearray(b"x") * (mib * 2**20)]
 
 
@@ -31,7 +31,7 @@ def test_a_leak_is_named_once(
     assert said.startswith("memory of rank 1 (")
     assert ") and of 1 other, slower, grows steadily, " in said
     rate = float(said.partition("by ")[2].partition(" MiB")[0].replace(",", ""))
-    assert 7_000 < rate < 9_500
+    assert 22_000 < rate < 27_000
     assert " MiB that are left there last about " in said
 
 
