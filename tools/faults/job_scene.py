@@ -14,7 +14,7 @@ from typing import Any
 from tools.benchmark.circumstances import ROOT
 from tools.faults import job_program
 from tools.faults.job_program import Fault
-from tools.faults.private_cluster import Cluster, Job, ranks_left, until
+from tools.faults.private_cluster import FINAL_STATES, Cluster, Job, ranks_left, until
 from training.checkpoint import folders
 from training.checkpoint.format.reader import Reader
 from training.checkpoint.rng import PREFIX as GENERATORS
@@ -22,6 +22,8 @@ from training.checkpoint.rng import PREFIX as GENERATORS
 SCRIPT = ROOT / "slurm/pretrain.sbatch"
 LIMIT_S = 150.0
 """Whatever takes longer hangs."""
+STATE_INTERVAL_S = 2.0
+"""Between two questions to SLURM whether the job has ended."""
 STEP_TIMEOUT_S, START_TIMEOUT_S = 8.0, 45.0
 ITERATIONS, SAVE_INTERVAL = 12, 4
 FLAGS = (
@@ -126,14 +128,21 @@ class Scene:
         return [line for line in map(json.loads, whole) if "loss" in line]
 
     def until(self, condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> float:
-        """Wait for it: seconds since the injection. Raises Wrong, with what was printed."""
-        try:
-            until(lambda: bool(condition()), limit_s)
-        except TimeoutError:
-            shown = self.cluster.show(self.job)
-            state = f"{shown.get('JobState')} ({shown.get('Reason')})"
-            raise Wrong(f"{what}: not within {limit_s:.0f} s; {state}; printed: {self.output()[-1500:]}") from None
+        """Wait for it: seconds since the injection. Raises Wrong, with what was printed, once in vain."""
+        began = asked = time.monotonic()
+        while not condition():
+            now = time.monotonic()
+            if now - asked > STATE_INTERVAL_S or now - began > limit_s:
+                asked = now
+                if (self._state() in FINAL_STATES or now - began > limit_s) and not condition():
+                    raise Wrong(self._in_vain(what, now - began))
+            time.sleep(0.1)
         return time.monotonic() - self.injected_s
+
+    def _in_vain(self, what: str, seconds: float) -> str:
+        shown = self.cluster.show(self.job)
+        state = f"the job is {shown.get('JobState')} ({shown.get('Reason')})"
+        return f"{what}: waited {seconds:.0f} s for it in vain; {state}; printed: {self.output()[-1500:]}"
 
     def until_waiting(self) -> int:
         """A rank is where the fault is to hit it: its pid."""
@@ -184,7 +193,10 @@ class Scene:
             raise Wrong(str(error)) from None
         if ended.state != state or restarts not in (None, ended.restarts):
             raise Wrong(f"{ended.state} after {ended.restarts} restarts; printed: {ended.output[-1500:]}")
-        self.until(lambda: not ranks_left(self.cluster, self.job), "nothing left running", 30.0)
+        try:
+            until(lambda: not ranks_left(self.cluster, self.job), 30.0)
+        except TimeoutError:
+            raise Wrong(f"still running: {ranks_left(self.cluster, self.job)}") from None
         return ended
 
     def lost(self) -> int:

@@ -34,7 +34,9 @@ def killed(scene: Scene, place: Place, rank: int = 1) -> Seen:
     scene.submit(Fault(act="wait", place=place, iteration=PLACES[place][1], rank=rank))
     pid = scene.until_waiting()
     scene.inject(lambda: os.kill(pid, signal.SIGKILL))
-    return scene.resumed(*scene.heard(rf"rank {rank} of 2 .*(SIGKILL|killed)"))
+    # Before our code is imported there is nobody but SLURM to say it.
+    words = rf"task {rank}: Killed" if place == "start" else rf"rank {rank} of 2 .*(SIGKILL|killed)"
+    return scene.resumed(*scene.heard(words))
 
 
 def stopped(scene: Scene) -> Seen:
