@@ -1,5 +1,6 @@
 """What every test shares: GPU tests are deselected where there is no GPU, and a prepared corpus."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -37,3 +38,8 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(cache_dir: Path) -> Prepared:
     """The built-in corpus in bytes: vocabulary 257."""
     return prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
+
+
+def pytest_collection_finish() -> None:
+    """As ``pretrain_gpt.py`` does: what was imported is for good, and forked ranks share it."""
+    gc.freeze()

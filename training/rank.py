@@ -1,7 +1,9 @@
 """What one rank runs, wherever it was started. No torch here: it loads once the data is ready."""
 
+import contextlib
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parallel import launch, output
@@ -28,7 +30,7 @@ def prepared_run(
     if pulse is not None:
         pulse.enter("data")
     prepared = prepare(config, identity)
-    with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False):
+    with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False), kept_for_good():
         from training.job import train
 
     def run(pulse: Pulse, rank: launch.Identity) -> int:
@@ -37,3 +39,18 @@ def prepared_run(
             return train(config, prepared, rank, device, run_dir, console_fd, claim, request, pulse)
 
     return run
+
+
+@contextlib.contextmanager
+def kept_for_good() -> Iterator[None]:
+    """What is imported here stays: the collector of garbage passes it by, now, in every step and at the end.
+
+    Some 480,000 objects of torch and Megatron (gc.get_freeze_count). A collection would also touch, and so copy, the
+    memory that forked ranks share. Saves a fifth of the processor time of a short run (docs: make bench).
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

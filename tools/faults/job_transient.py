@@ -26,7 +26,7 @@ PLACES: Mapping[Place, tuple[str, int]] = {
 """Where a rank can be hit, in words, and the iteration that goes with it."""
 
 
-HANGS: Sequence[Place] = ("data", "step", "evaluation", "save", "shutdown")
+HANGS: Sequence[Place] = ("data", "step", "evaluation", "save")
 
 
 def killed(scene: Scene, place: Place, rank: int = 1) -> Seen:
@@ -37,6 +37,10 @@ def killed(scene: Scene, place: Place, rank: int = 1) -> Seen:
     # Before our code is imported there is nobody but SLURM to say it.
     words = rf"task {rank}: Killed" if place == "start" else rf"rank {rank} of 2 .*(SIGKILL|killed)"
     return scene.resumed(*scene.heard(words))
+
+
+def _send(number: signal.Signals, pid: int) -> None:
+    os.kill(pid, number)
 
 
 def stopped(scene: Scene) -> Seen:
@@ -53,6 +57,18 @@ def hung(scene: Scene, place: Place = "step") -> Seen:
     scene.until_waiting()
     scene.inject(lambda: None)
     return scene.resumed(*scene.heard(r"rank 1 of 2 .* hangs"))
+
+
+def after_the_end(scene: Scene, act: Callable[[int], object], words: str) -> Seen:
+    """Rank 1 falls while all leave: what was to be trained is trained and saved, so nothing is started again."""
+    scene.submit(Fault(act="wait", place="shutdown"))
+    pid = scene.until_waiting()
+    scene.inject(lambda: act(pid))
+    line, seconds = scene.heard(words)
+    ended = scene.end("FAILED", restarts=0)
+    if "done with a checkpoint of iteration 12" not in ended.output or (weights := scene.weights()) != "equal":
+        raise Wrong(f"not done; printed: {ended.output[-1500:]}")
+    return Seen(printed=line, verdict_s=seconds, lost=scene.lost(), weights=f"{weights}, not started again")
 
 
 def raised(scene: Scene) -> Seen:
@@ -209,10 +225,16 @@ def slow_rank(scene: Scene) -> Seen:
 
 
 ROWS: Mapping[str, Callable[[Scene], Seen]] = {
-    **{f"kill -9 of rank 1|{PLACES[place][0]}": partial(killed, place=place) for place in PLACES},
+    **{
+        f"kill -9 of rank 1|{PLACES[place][0]}": partial(killed, place=place) for place in PLACES if place != "shutdown"
+    },
+    "kill -9 of rank 1|shutdown": partial(
+        after_the_end, act=partial(_send, signal.SIGKILL), words="rank 1 of 2 .*SIGKILL"
+    ),
     "kill -9 of rank 0|step 6": partial(killed, place="step", rank=0),
     "SIGSTOP of rank 1|step 6": stopped,
     **{f"rank 1 waits for ever|{PLACES[place][0]}": partial(hung, place=place) for place in HANGS},
+    "rank 1 waits for ever|shutdown": partial(after_the_end, act=lambda _: None, words="rank 1 of 2 .* hangs"),
     "exception on rank 1|step 6": raised,
     "a node's daemon (slurmd) killed|step": daemon_killed,
     "a whole node killed, a spare one there|step": node_killed,

@@ -19,6 +19,8 @@ _FATAL = re.compile(r"^Fatal Python error: (.*)$", re.MULTILINE)
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _WRAPPERS = ("torch/distributed/c10d_logger.py", "torch/_dynamo/", "torch/utils/_contextlib.py", "/contextlib.py")
 _PIPELINE = "megatron/core/pipeline_parallel/p2p_communication.py"
+_MEETING = "torch/distributed/rendezvous.py"
+"""Where rank 0 waits until all have come, and the others until it has opened its store."""
 _WAITING = (".wait(", "synchronize(")
 _FOR_THE_DEVICE = (".item()", ".tolist()", ".cpu()")
 """On CUDA these wait for all kernels, and so for the collectives among them; on the CPU they wait for nothing."""
@@ -67,6 +69,8 @@ def _waits(frames: list[tuple[str, int, str]], cuda: bool) -> str | None:
     inner = 0
     while inner < len(frames) - 1 and any(part in frames[inner][0] for part in _WRAPPERS):
         inner += 1
+    if _MEETING in frames[inner][0]:
+        return "rendezvous"
     for kind in (_COLLECTIVES, _PIPELINE):
         names = []
         for file, _, name in frames[inner:]:

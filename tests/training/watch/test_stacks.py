@@ -74,6 +74,7 @@ LOGGER = '"/x/site-packages/torch/distributed/c10d_logger.py", line 81 in wrappe
         ([f"{C10D} 5 in _manager", '"/x/contextlib.py", line 1 in __exit__', '"/x/y.py", line 2 in sync', OURS],
          "_manager of sync"),
         ([f"{P2P} 5 in _communicate", f"{P2P} 7 in recv_forward", OURS], "recv_forward"),
+        (['"/x/site-packages/torch/distributed/rendezvous.py", line 199 in _create_c10d_store', OURS], "rendezvous"),
         ([OURS, f"{C10D} 5 in all_reduce"], None),
         (['"/x/site-packages/numpy/core/multiarray.py", line 5 in read', OURS], None),
     ],
