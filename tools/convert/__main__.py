@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"tools.convert: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("tools.convert: interrupted; the same command starts again, or goes on where it was", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -81,9 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10])
     wrong = 0
-    for name in job.only:
-        with tempfile.TemporaryDirectory(prefix="triplane-faults-", dir=job.folder) as scratch:
-            wrong += campaign(name, job, store, Path(scratch))
+    try:
+        for name in job.only:
+            with tempfile.TemporaryDirectory(prefix="triplane-faults-", dir=job.folder) as scratch:
+                wrong += campaign(name, job, store, Path(scratch))
+    except KeyboardInterrupt:
+        print("tools.faults: interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
     return 1 if wrong else 0
 
 
