@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.faults import jobs
+from tools.faults.results import Result
 from tools.goodput import __main__ as goodput
 from tools.goodput.model import CAUSES, Times, closed_form
 from tools.goodput.simulation import simulate
@@ -89,6 +91,26 @@ def test_a_runs_own_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert goodput.main(["--run_dir", str(tmp_path), "--days", "1"]) == 0
     assert capsys.readouterr().out.startswith("a save stops training for 0.25 s")
+
+
+def test_times_of_faults_come_from_the_campaign_s_own_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def row(case: str, **facts: str) -> Result:
+        columns = {"phase": "step", "printed": "words", "lost": "1", "weights": "equal", **facts}
+        return Result(campaign="jobs", case=case, kind=case, outcome="", seconds=1.0, problem="", facts=columns)
+
+    results = [
+        row("transient: kill -9", verdict_s="0.2", again_s="21.0"),
+        row("transient: SIGSTOP", verdict_s="9.0", again_s="25.5"),
+        row("transient: NaN", verdict_s="–", again_s="–"),
+        row("transient: requeue", verdict_s="1.0", again_s="30.0"),
+        row("operator: bad recipe", verdict_s="99.0", again_s="–"),
+    ]
+    (tmp_path / "faults.md").write_text("# Faults\n\n| a | b |\n|---|---|\n\n" + "\n".join(jobs.table(results)) + "\n")
+    assert goodput.main(["--faults", str(tmp_path / "faults.md"), "--days", "1"]) == 0
+    assert "; verdict 1 s, queueing 60 s, restart 25.5 s; " in capsys.readouterr().out
+    (tmp_path / "faults.md").write_text("# Faults\n\n| Injected | Phase |\n|---|---|\n| transient: x | y |\n")
+    assert goodput.main(["--faults", str(tmp_path / "faults.md")]) == 2
+    assert 'no transient fault with "To verdict, s"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

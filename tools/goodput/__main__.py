@@ -1,15 +1,14 @@
 """Expected share of effective training time (goodput), at one size or several.
 
-    python -m tools.goodput [--num_gpus 1024 16384] [--save_interval_s S] [--stall_s S | --run_dir DIR] [...]
+    python -m tools.goodput [--num_gpus 1024 16384] [--save_interval_s S] [--run_dir DIR] [--faults FILE] [...]
 
 For each size: the interval between saves that is advised (Young, Daly), the share in closed form and by simulation,
-and where the rest goes. Every time is an argument: give those that docs/faults.md measured on your machine.
+and where the rest goes. Every time is an argument, or comes from where it was measured: a run, docs/faults.md.
 
 Exit code 0: printed; 2: bad input.
 """
 
 import math
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,9 +17,9 @@ from pathlib import Path
 import tyro
 
 from parallel.errors import UserError
+from tools.goodput import measured
 from tools.goodput.model import CAUSES, Shares, Times, closed_form, times
 from tools.goodput.simulation import simulate
-from training.metrics.jsonl import read_jsonl
 from training.watch.interval import FAILURES_PER_GPU_HOUR, advised_interval_s, mtbf_s
 
 DAY_S = 86400.0
@@ -67,6 +66,11 @@ class Goodput:
     run_dir: Path | None = None
     """A run whose measured stall is taken for stall_s: the median of checkpoint_stall_s in its metrics.jsonl."""
 
+    faults: Path | None = None
+    """A docs/faults.md whose measured medians are taken for verdict_s and restart_s, as `python -m tools.faults
+    --only jobs` writes it. The one that comes with Triplane is of a small model on two nodes of one machine: a bound
+    from below."""
+
     def problems(self) -> list[str]:
         """What is wrong within these flags."""
         found = [f"--num_gpus must be 1 or more, found {number}." for number in self.num_gpus if number < 1]
@@ -94,14 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: printed; 2: bad input."""
     job = tyro.cli(Goodput, args=argv, use_underscores=True, prog="python -m tools.goodput", description=__doc__)
     try:
+        if job.run_dir is not None:
+            job.stall_s = measured.stall_s(job.run_dir)
+        if job.faults is not None:
+            job.verdict_s, job.restart_s = measured.faults(job.faults)
         if problems := job.problems() or job.hopeless():
             raise UserError("\n".join(problems))
-        stall_s = job.stall_s if job.run_dir is None else measured_stall_s(job.run_dir)
     except UserError as error:
         print(f"tools.goodput: {error}", file=sys.stderr)
         return 2
     print(
-        f"a save stops training for {stall_s:.3g} s and is committed {job.commit_s:g} s later; verdict "
+        f"a save stops training for {job.stall_s:.3g} s and is committed {job.commit_s:g} s later; verdict "
         f"{job.verdict_s:g} s, queueing {job.queueing_s:g} s, restart {job.restart_s:g} s; "
         f"{job.failures_per_gpu_hour:.3g} failures per GPU and hour"
     )
@@ -110,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             number,
             job.failures_per_gpu_hour,
             interval_s=job.save_interval_s,
-            stall_s=stall_s,
+            stall_s=job.stall_s,
             commit_s=job.commit_s,
             verdict_s=job.verdict_s,
             queueing_s=job.queueing_s,
@@ -135,18 +142,6 @@ def report(num_gpus: int, times: Times, expected: Shares, simulated: Shares, day
     for cause in CAUSES[1:]:
         lines.append(f"    {cause:<10}{expected[cause]:>7.2%} {simulated[cause]:>7.2%}")
     return "\n".join(lines)
-
-
-def measured_stall_s(run_dir: Path) -> float:
-    """The median stall of a run's saves. Raises UserError where it tells of none."""
-    path = run_dir / "metrics.jsonl"
-    try:
-        stalls = [float(line["checkpoint_stall_s"]) for line in read_jsonl(path) if "checkpoint_stall_s" in line]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}. Give a run's folder as --run_dir, or --stall_s.") from None
-    if not stalls:
-        raise UserError(f"{path}: no iteration with checkpoint_stall_s. Give --stall_s, or a run that has saved.")
-    return statistics.median(stalls)
 
 
 def _duration(seconds: float) -> str:
