@@ -179,9 +179,8 @@ class Scene:
 
     def again(self) -> float:
         """Wait until the job runs once more, and trains: seconds between the two."""
-        before = len(self.iterations())
         self.until(lambda: self._restarts() >= 1 and self._state() == "RUNNING", "running again")
-        running_s = time.monotonic()
+        running_s, before = time.monotonic(), len(self.iterations())
         self.until(lambda: len(self.iterations()) > before, "training again")
         return time.monotonic() - running_s
 

@@ -135,7 +135,7 @@ def preempted(scene: Scene) -> Seen:
 
 def near_its_time_limit(scene: Scene) -> Seen:
     """A real limit of 2 minutes, of which SLURM tells the batch shell 60 to 90 s before."""
-    scene.sbatch = ("--time", "2", "--signal", "B:USR2@60")
+    scene.sbatch, scene.flags = ("--time", "2", "--signal", "B:USR2@60"), ("--fault.step_timeout_s", "60")
     scene.submit(Fault(pace_s=14.0))
     scene.until_iteration(1)
     scene.inject(lambda: None)
