@@ -1,6 +1,12 @@
 """Training on blends and in Megatron's order, through the whole program."""
 
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +37,42 @@ def test_a_blend_resumed_on_another_layout_gives_the_same_losses(tmp_path: Path)
     train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "2"), 2)
     resumed = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_kill_9_at_a_random_point_changes_no_batch(tmp_path: Path) -> None:
+    """A rank dies at a moment that nobody chose; what follows is bit for bit what would have followed."""
+    draw = random.Random(0)
+    weights = (str(shard(tmp_path / "a", 1)), "0.7", str(shard(tmp_path / "b", 2)), "0.3")
+    flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "16",
+             "--checkpoint.save_interval", "3", "--train.eval_interval", "None")  # fmt: skip
+    prepared = prepare(configuration(tmp_path / "whole", *flags), None)
+    whole = by_iteration(train(prepared, configuration(tmp_path / "whole", *flags), 2))
+    killer = kill_a_child_later(draw.randrange(4, 12), tmp_path / "run/metrics.jsonl", draw)
+    code, failure = train_or_fail(prepared, configuration(tmp_path / "run", *flags), 2)
+    os.waitpid(killer, 0)
+    assert code != 0
+    assert failure is not None
+    assert "SIGKILL" in failure.text
+    assert len(by_iteration(read_jsonl(tmp_path / "run/metrics.jsonl"))) < 16
+    assert by_iteration(train(prepared, configuration(tmp_path / "run", *flags), 2)) == whole
+
+
+def by_iteration(metrics: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Losses; of iterations that were trained twice, the later ones."""
+    return {line["iteration"]: line["loss"] for line in metrics if "loss" in line}
+
+
+def kill_a_child_later(iteration: int, metrics: Path, draw: random.Random) -> int:
+    """Fork a process that kills any of this one's children some time after an iteration: its pid."""
+    parent, delay_s = os.getpid(), draw.uniform(0, 0.1)
+    if pid := os.fork():
+        return pid
+    while not metrics.exists() or metrics.read_text().count('"loss"') < iteration:
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    os.kill(draw.choice([int(child) for child in children if int(child) != os.getpid()]), signal.SIGKILL)
+    os._exit(0)
 
 
 def test_other_weights_on_resume_are_refused(tmp_path: Path) -> None:
