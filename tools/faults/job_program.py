@@ -18,7 +18,7 @@ Act = Literal["", "wait", "raise", "nan", "desync", "slow"]
 
 FAULT = "fault.json"
 SLOW_S = 0.4
-"""By which a slow rank's microbatch takes longer."""
+"""By which every microbatch of a slow rank takes longer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -64,8 +64,10 @@ def _put_in(fault: Fault, rank: int) -> None:
         _before(job, "one_step", lambda *_: time.sleep(fault.pace_s))
     if not mine:
         return
-    if fault.act in ("nan", "slow"):
-        _in_microbatches(job, step, fault)
+    if fault.act == "nan":
+        _in_a_microbatch(job, step, fault)
+    elif fault.act == "slow":
+        _before(job, "one_step", lambda *given: _slow_down(given[1]))
     elif fault.act == "desync":
         _before(job, "one_step", lambda *given: _change_weight(given[1], _due(given, fault)))
     elif fault.place == "data":
@@ -107,8 +109,8 @@ def _happen(fault: Fault, due: bool = True) -> None:
         time.sleep(0.05)
 
 
-def _in_microbatches(job: Any, step: Any, fault: Fault) -> None:
-    """Slow: every one. Not a number: the first one of the iteration, once."""
+def _in_a_microbatch(job: Any, step: Any, fault: Fault) -> None:
+    """The first one of the iteration, once: not a number."""
     original, due = step.forward_step, [False]
 
     def begin(*given: Any) -> None:
@@ -116,15 +118,20 @@ def _in_microbatches(job: Any, step: Any, fault: Fault) -> None:
 
     def forward_step(microbatches: Any, chunk: Any) -> Any:
         output, loss = original(microbatches, chunk)
-        if fault.act == "slow":
-            time.sleep(SLOW_S)
-        elif due[0]:
+        if due[0]:
             due[0] = False
             output = output * float("nan")
         return output, loss
 
     _before(job, "one_step", begin)
     step.forward_step = forward_step
+
+
+def _slow_down(chunks: Any) -> None:
+    """As a card that computes slowly would: within its own computing, where nobody waits for another."""
+    [layer] = [module for path, module in chunks[0].named_modules() if path.endswith("decoder.layers.0.mlp")]
+    if not layer._forward_hooks:
+        layer.register_forward_hook(lambda *_: time.sleep(SLOW_S))
 
 
 def _change_weight(chunks: Any, due: bool) -> None:
