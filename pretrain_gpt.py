@@ -4,6 +4,7 @@ The same command runs under torchrun and srun, which start the ranks themselves,
 ``nproc`` local ranks: forked on the CPU, started anew on GPUs.
 """
 
+import contextlib
 import os
 import sys
 from dataclasses import replace
@@ -117,6 +118,18 @@ def train_ranks(
     return code
 
 
+def leave(code: object) -> None:
+    """End this process. Of ours nothing is left to do; what libraries have left for the interpreter's end (wandb waits
+    for a server that does not answer) must not hold the nodes of a job that is done."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
 if __name__ == "__main__":
-    with exit_note(os.environ):
-        sys.exit(main())
+    try:
+        with exit_note(os.environ):
+            sys.exit(main())
+    except SystemExit as stopped:
+        leave(stopped.code)

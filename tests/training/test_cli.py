@@ -1,5 +1,7 @@
 """Recipes and flags -> a configuration; ``--help``; and mistakes in both."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from training.help import field_docs, rare
 from training.recipe import load, names, sections
 
 DEBUG = "slurm/recipes/debug.toml"
+ROOT = Path(__file__).parents[2]
 
 
 def help_text(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -244,3 +247,15 @@ def test_a_recipe_that_does_not_fit_the_allocation_is_told_how_many_nodes_would(
     with pytest.raises(SharedMistake) as raised:
         cli.check(cli.parse([DEBUG, "--parallel.tensor_model_parallel_size", "3"]), 24, ranks_per_node=8)
     assert "allocation" not in str(raised.value), "4 heads by 3: no number of nodes helps"
+
+
+def test_what_libraries_left_for_the_end_holds_nothing_up() -> None:
+    program = (
+        "import atexit, runpy, sys, time\n"
+        "atexit.register(time.sleep, 600)\n"
+        f"sys.argv = ['pretrain_gpt.py', {DEBUG!r}, '--dry_run']\n"
+        "runpy.run_path('pretrain_gpt.py', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stdout.rstrip().endswith("are kept")
