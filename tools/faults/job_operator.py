@@ -1,6 +1,7 @@
 """Faults that a person has to mend: the job stops with the right words, and nothing is lost."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def crash_loop(scene: Scene) -> Seen:
     scene.until_iteration(5)
     scene.inject(lambda: None)
     ended = scene.end("FAILED")
-    line = next(line for line in reversed(ended.output.splitlines()) if "without a new checkpoint" in line)
+    line = next(line for line in reversed(ended.output.splitlines()) if "not started again" in line)
     return continued(scene, scene.shown(line), None)
 
 
@@ -68,7 +69,7 @@ def read_only(scene: Scene) -> Seen:
     """The whole run folder."""
     with small_disk(scene.run_dir, "size=1m"):
         subprocess.run(["mount", "-o", "remount,ro", str(scene.run_dir)], check=True)
-        return refused(scene, "Read-only file system")
+        return refused(scene, "cannot be written: read-only")
 
 
 def refused(scene: Scene, words: str) -> Seen:
@@ -83,14 +84,14 @@ def refused(scene: Scene, words: str) -> Seen:
 
 
 def damaged_shard(scene: Scene) -> Seen:
-    """The end of the tokens' file is missing."""
+    """The end of a shard's tokens is missing."""
     scene.make_checkout()
-    copy = scene.folder / "cache"
-    subprocess.run(["cp", "-r", str(scene.cache_dir), str(copy)], check=True)
-    for path in copy.rglob("*.bin"):
-        path.write_bytes(path.read_bytes()[:-1000])
-    scene.cache_dir = copy
-    return refused(scene, r"\.bin.*expected")
+    [tokens] = scene.cache_dir.glob("tokens/*/tokens.bin")
+    for path in (tokens, tokens.with_suffix(".idx")):
+        (scene.folder / path.name).write_bytes(path.read_bytes())
+    os.truncate(scene.folder / "tokens.bin", tokens.stat().st_size - 1000)
+    scene.flags = ("--data.paths", "tokens")
+    return refused(scene, r"tokens\.bin has .* promises")
 
 
 def two_jobs(scene: Scene) -> Seen:
