@@ -103,7 +103,7 @@ def link_cut(scene: Scene) -> Seen:
     scene.until_iteration(5)
     scene.inject(lambda: scene.cluster.link_down("n2"))
     try:
-        line, seconds = scene.heard(r"n2 .*does not answer|TERM: SLURM ends this job")
+        line, seconds = scene.heard(r"of 2 .* hangs|n2 .*does not answer|TERM: SLURM ends this job")
         seen = scene.resumed(line, seconds)
     finally:
         scene.cluster.link_up("n2")
