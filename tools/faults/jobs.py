@@ -36,9 +36,10 @@ TEXT = f"""`sbatch slurm/pretrain.sbatch` on a private cluster of three nodes (D
 host; for the cut link, network namespaces): two nodes, one rank each, DP 2, a checkpoint every 4 of 12 iterations,
 `fault.step_timeout_s` {STEP_TIMEOUT_S:.0f}, `fault.start_timeout_s` {START_TIMEOUT_S:.0f}. "To verdict" is from the
 injection until the words are printed, "to training" from when SLURM says that the job runs again until its first new
-iteration, imports (and the doctor, where it is in the row) included. Transient faults must end, by themselves, with the bits of a run that nobody disturbed in
-weights and moments, and no process may be left. A kill must be told within {KILL_LEVEL_S:.0f} s, a hang within 1.5
-times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s, but for the doctor's rows."""
+iteration, imports and, in its rows, the doctor included. Transient faults must end, by themselves, with the bits of a
+run that nobody disturbed in weights and moments, and no process may be left. A kill must be told within
+{KILL_LEVEL_S:.0f} s, a hang within 1.5 times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s, but for the
+doctor's rows."""
 COLUMNS = {
     "printed": "Printed",
     "verdict_s": "To verdict, s",
