@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.submission import REPO, losses, submit
-from tools.faults.private_cluster import Cluster, rank_process, ranks_left
+from tools.faults.private_cluster import Cluster, rank_process
 
 ITERATIONS = 40
 pytestmark = pytest.mark.timeout(600)
@@ -70,20 +70,3 @@ def test_time_limit_and_a_killed_rank_cost_no_loss(
     assert "there is a new checkpoint: started again" in ended.output
     assert losses(tmp_path / "run") == uninterrupted
     assert (tmp_path / "run/done").read_text() == f"{ITERATIONS}\n"
-
-
-@pytest.mark.slurm
-def test_preempted_run_under_torchrun_continues(
-    cluster: Cluster, recipe: tuple[str, ...], tmp_path: Path, uninterrupted: dict[int, tuple[float, float]]
-) -> None:
-    """Ranks that obey SIGTERM before the grace ends make SLURM take the job for ended: it is requeued by us."""
-    job = start(cluster, recipe, tmp_path, LAUNCHER="torchrun")
-    until_trained(cluster, job, tmp_path, 3)
-    every_node = ("--partition", "urgent", "--nodes", "4", "--exclusive", "--output", f"{tmp_path}/urgent")
-    urgent = cluster.submit(*every_node, "--wrap", "sleep 1", cwd=tmp_path)
-    assert cluster.wait(urgent).state == "COMPLETED"
-    ended = cluster.wait(job)
-    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), ended.output
-    assert "stopped on request" in ended.output
-    assert losses(tmp_path / "run") == uninterrupted
-    cluster.until(job, lambda: not ranks_left(cluster, job))

@@ -125,8 +125,12 @@ def wait_for_idle(scene: Scene, nodes: int) -> None:
     until(lambda: scene.cluster.run(*idle).stdout.strip() == str(nodes), 60.0)
 
 
-def preempted(scene: Scene) -> Seen:
-    """A job of a partition with precedence takes the nodes, after a grace."""
+def preempted(scene: Scene, launcher: str = "srun") -> Seen:
+    """A job of a partition with precedence takes the nodes, after a grace.
+
+    Ranks that obey SIGTERM before the grace ends make SLURM take the job for ended: it is requeued by us.
+    """
+    scene.variables = {"LAUNCHER": launcher}
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
     urgent = ("--partition", "urgent", "--nodes", "3", "--exclusive", "--output", f"{scene.folder}/urgent")
@@ -242,6 +246,7 @@ ROWS: Mapping[str, Callable[[Scene], Seen]] = {
     "a whole node killed, a spare one there|step": node_killed,
     "a node's link cut|step": link_cut,
     "preemption, 15 s of grace|step": preempted,
+    "preemption, under torchrun|step": partial(preempted, launcher="torchrun"),
     "time limit (2 minutes)|step": near_its_time_limit,
     "scontrol requeue|step": requeued,
     "a bit of the newest checkpoint flipped, kill -9|step 10": damaged_checkpoint,

@@ -50,9 +50,8 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.
 
 @pytest.mark.parametrize(
     ("nproc", "sent"),
-    [("2", [signal.SIGTERM]), ("2", [signal.SIGUSR2, signal.SIGUSR2]), ("1", [signal.SIGUSR2]), ("1", [signal.SIGINT]),
-     ("2", [signal.SIGINT])],
-)  # fmt: skip
+    [("2", [signal.SIGTERM]), ("2", [signal.SIGUSR2, signal.SIGUSR2]), ("1", [signal.SIGINT])],
+)
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
     nproc: str, sent: list[signal.Signals], start: Callable[..., subprocess.Popen[str]], prepared: Prepared,
     tmp_path: Path,
