@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+MOST_STREAMS = 65_536
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DataConfig:
@@ -20,6 +22,23 @@ class DataConfig:
 
     blend_file: str | None = None
     """The same in a file: a TOML table, or Megatron's "weight path weight path …" (--data-args-path)."""
+
+    stream: tuple[str, ...] = ()
+    """Raw files, folders, globs or Hugging Face datasets (hf://OWNER/NAME), tokenised while training goes on, in place
+    of data.paths. data.split goes by a hash of each document's text then."""
+
+    stream_count: int = 64
+    """Logical streams that data.stream is dealt to: global sample i is the next one of stream i modulo this. Each is
+    read by one data rank where this is a multiple of data-parallel size x micro_batch_size."""
+
+    on_bad_document: Literal["stop", "skip"] = "stop"
+    """data.stream only. A line that is no JSON, lacks the field or is no UTF-8 ends the run, or is left out."""
+
+    max_document_mb: float = 64.0
+    """data.stream only. A longer document (10^6 bytes) is a bad one."""
+
+    max_expansion: float = 200.0
+    """data.stream only. Bytes that one byte of a .gz or .zst may unpack to, over a whole file."""
 
     order: Literal["exact", "megatron"] = "exact"
     """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
@@ -69,6 +88,7 @@ class DataConfig:
             if not getattr(self, name):
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
+        found += stream_problems(self)
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found
@@ -102,7 +122,7 @@ def split_problems(split: str) -> list[str]:
 
 def blend_problems(config: DataConfig) -> list[str]:
     """What is wrong with the sources of a blend."""
-    given = [name for name in ("paths", "blend", "blend_file") if getattr(config, name)]
+    given = [name for name in ("paths", "blend", "blend_file", "stream") if getattr(config, name)]
     found = []
     if len(given) > 1:
         found.append(f"{' and '.join(f'data.{name}' for name in given)} each say what to train on; give one of them.")
@@ -111,4 +131,28 @@ def blend_problems(config: DataConfig) -> list[str]:
             found.append(f'data.blend: "{name}" = {weight}: expected a source and a weight above 0.')
     if len(config.blend) > 65_535:
         found.append(f"data.blend has {len(config.blend)} sources; at most 65535 fit its table.")
+    return found
+
+
+def stream_problems(config: DataConfig) -> list[str]:
+    """What is wrong with streaming, and what cannot go with it."""
+    found = []
+    if not 1 <= config.stream_count <= MOST_STREAMS:
+        found.append(f"data.stream_count = {config.stream_count}: expected 1 to {MOST_STREAMS}.")
+    for name in ("max_document_mb", "max_expansion"):
+        if getattr(config, name) <= 0:
+            found.append(f"data.{name} must be above 0, found {getattr(config, name)}.")
+    if not config.stream:
+        return found
+    if not all(config.stream):
+        found.append("data.stream holds an empty string; name a file, or leave data.stream out.")
+    if config.order == "megatron":
+        found.append(
+            'data.order = "megatron" orders the samples of shards, and data.stream has none. Make shards with '
+            'tools.preprocess and name them in data.paths, or leave data.order at "exact".'
+        )
+    if config.require_manifest:
+        found.append(
+            "data.require_manifest asks for the manifests of shards, and data.stream has none. Leave one of them out."
+        )
     return found

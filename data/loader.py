@@ -10,6 +10,7 @@ from data.config import DataConfig
 from data.order import global_batch_indices, rank_indices
 from data.prefetch import Prefetcher, Ring
 from data.source import Samples, TokenSource, build_source
+from data.streaming.source import StreamedSource
 
 __all__ = [
     "Batch",
@@ -17,6 +18,7 @@ __all__ = [
     "Prefetcher",
     "Ring",
     "Samples",
+    "StreamedSource",
     "TokenSource",
     "build_source",
     "global_batch_indices",

@@ -15,6 +15,7 @@ from data.blend import Blend
 from data.config import DataConfig
 from data.sources import Named, named
 from data.split import SplitName
+from data.streaming.opening import Streams, open_streams
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
 
@@ -33,10 +34,11 @@ class PreparedSource:
     name: str
     prefixes: tuple[Path, ...]
     units: int
-    """Its weight in units of 2^-20."""
+    """Its weight in units of 2^-20; 0 for what is streamed."""
     fingerprint: str
-    """Hex digest of its shards."""
+    """Hex digest of its shards, or of what is streamed."""
     tokens: int
+    """0 where nobody has counted them: of what is streamed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +52,15 @@ class Prepared:
     """Hex digest of tokenizer, shards and weights, equal on machines that hold the same; made in O(1) a shard."""
     sources: tuple[PreparedSource, ...] = ()
     """What `prefixes` belong to, in the same order; none where they are one source."""
-    plan: Mapping[str, int] | None = None
-    """What else the order depends on: with data.order = "megatron", the samples that the whole training takes."""
+    plan: Mapping[str, int | float | str] | None = None
+    """What else the order depends on: with data.order = "megatron", the samples that the whole training takes; with
+    data.stream, how many streams there are and what is read of them."""
     splits: Mapping[SplitName, "Samples"] = field(default_factory=dict)
     """What is open already; the others are opened by build_source."""
     blend: Blend | None = None
     """Which source each sample comes from; None where there is one."""
+    streams: Streams | None = None
+    """What data.stream names, in place of shards."""
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -70,6 +75,8 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     the same bit for bit. `console` gets one line a step taken; a progress bar goes to stderr where that is a
     terminal. Raises UserError for missing, damaged, unreadable or empty inputs.
     """
+    if config.stream:
+        return _streamed(config, tokenizers.load(config, cache.root(config), console), console)
     sources = named(config)
     given = [inputs.resolve(source.paths) for source in sources]
     folder = cache.root(config)
@@ -92,6 +99,22 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
         fingerprint=_digest(digests),
         sources=tuple(prepared),
         blend=blend.load(units, folder, console) if len(sources) > 1 else None,
+    )
+
+
+def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) -> Prepared:
+    """What data.stream names: found and tried out; nothing is written."""
+    streams = open_streams(config, tokenizer, console)
+    return Prepared(
+        tokenizer=tokenizer,
+        prefixes=(),
+        fingerprint=_digest([tokenizer.fingerprint, *streams.fingerprints.values(), str(streams.plan)]),
+        sources=tuple(
+            PreparedSource(name=name, prefixes=(), units=0, fingerprint=found, tokens=0)
+            for name, found in streams.fingerprints.items()
+        ),
+        plan=streams.plan,
+        streams=streams,
     )
 
 

@@ -12,6 +12,7 @@ from data.config import DataConfig
 from data.prepare import Prepared
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_documents
+from data.streaming.source import StreamedSource
 from parallel.errors import UserError
 
 BLOCK = 4096
@@ -41,12 +42,14 @@ class Samples(Protocol):
 
 
 def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> Samples:
-    """Open a split. Every shard is split by document on its own, as Megatron does.
+    """Open a split. Every shard is split by document on its own, as Megatron does; streams by a hash of each text.
 
     Raises UserError where the split of a source cannot fill one sample.
     """
     if split in prepared.splits:
         return prepared.splits[split]
+    if prepared.streams is not None:
+        return StreamedSource(prepared.streams, split, config.split, seq_length, seed)
     vocab_size = prepared.tokenizer.vocab_size
     if prepared.blend is None:
         segments = _segments(prepared.prefixes, config, seq_length, split, "")

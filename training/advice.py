@@ -54,7 +54,8 @@ def bubble(layout: Layout, microbatches: int) -> float:
 
 
 def _data(config: RunConfig) -> Iterator[str]:
-    if not config.data.paths:
+    given = config.data.paths or config.data.blend or config.data.blend_file or config.data.stream
+    if not given:
         yield "data.paths is empty: the built-in corpus is a few million tokens, for trying things out."
     if config.data.tokenizer == "builtin":
         yield (

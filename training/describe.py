@@ -78,6 +78,13 @@ def missing(config: RunConfig) -> list[str]:
             inputs.resolve(config.data.paths)
         except UserError as error:
             found.append(f"on this machine: {error}")
+    if files := tuple(name for name in config.data.stream if not name.startswith("hf://")):
+        from data.raw import inputs as raw_inputs
+
+        try:
+            raw_inputs.find(files, "data.stream")
+        except UserError as error:
+            found.append(f"on this machine: {error}")
     return found
 
 

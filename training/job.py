@@ -1,7 +1,7 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -21,10 +21,11 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.stages import layers_per_chunk
-from training import fingerprint, loop, optimizer, run_folder
+from training import fingerprint, loop, optimizer, run_folder, stream_position
 from training.batches import BatchStream, Stream
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
+from training.checkpoint.state import JSON
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
@@ -82,9 +83,9 @@ def train(
         chunks, optim = build_parts(config, shape, ranks)
         progress, entries = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_folder.begin(config, run_dir, progress, ranks)
-        stream = build_stream(config, prepared, ranks, progress)
+        stream = build_stream(config, prepared, ranks, progress, entries)
         health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
-        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, claim, pulse, health)
+        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, claim, pulse, health, stream)
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, gate=health.gate
         )
@@ -130,13 +131,20 @@ def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samp
     return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
 
 
-def build_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
-    """This rank's batches of the train split, from where ``progress`` is."""
+def build_stream(
+    config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress, entries: Mapping[str, JSON]
+) -> BatchStream:
+    """This rank's batches of the train split, from where ``progress`` is. entries: of the checkpoint it continues."""
+    micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
+    if prepared.streams is not None:
+        same = not run_folder.data_changes(entries.get("data"), run_folder.data_entry(config, prepared))
+        cursors = stream_position.found(entries, same, prepared.streams.count, progress, ranks)
+        stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(
-        partial(open_source, prepared, config, "train"),
+        lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
         ranks,
         batch_schedule(config.train),
-        config.train.micro_batch_size,
+        micro_batch_size,
         progress.consumed_samples,
         Packing.of(config.data, prepared.tokenizer.eod),
     )
@@ -175,8 +183,14 @@ def build_saves(
     claim: Claim | None,
     pulse: Pulse,
     health: Health,
+    stream: BatchStream,
 ) -> Saves:
     """What the loop calls for a checkpoint."""
+
+    def before_save(progress: Progress) -> Mapping[str, JSON]:
+        own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
+        return {**health.before_save(progress), **own}
+
     return Saves(
         checkpoints(run_dir),
         run_folder.contents(config, prepared),
@@ -187,7 +201,7 @@ def build_saves(
         timeout_s=60 * config.parallel.distributed_timeout_minutes,
         claim=claim,
         beat=pulse.beat,
-        before_save=health.before_save,
+        before_save=before_save,
     )
 
 

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from data.engines import EngineName
+from data.raw.documents import Reading
 from parallel.errors import UserError
 from tools.preprocess import run, training, verify
 from tools.preprocess.crew import Stopped, StopSign
-from tools.preprocess.documents import Reading
 from tools.preprocess.encoding import SpecialText
 from tools.preprocess.output import Part
 

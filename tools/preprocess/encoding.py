@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from data.engines import Engine, Ids
-from tools.preprocess.documents import Rejects
+from data.raw.documents import Rejects
 
 SpecialText = Literal["plain", "special", "error"]
 

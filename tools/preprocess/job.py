@@ -9,16 +9,16 @@ import numpy as np
 
 from data.inputs import empty_path
 from data.manifest import FileSum, Manifest
+from data.raw import documents
+from data.raw.documents import Reading, Rejects
+from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
-from tools.preprocess import documents
 from tools.preprocess.crew import Report
-from tools.preprocess.documents import Reading, Rejects
 from tools.preprocess.encoding import Encoding, Seen
 from tools.preprocess.output import Output
-from tools.preprocess.units import Unit
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from data import engines
 from data.engines import EngineName
+from data.raw import documents, inputs, units
+from data.raw.documents import Reading, Rejects
+from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
 from parallel.errors import UserError
-from tools.preprocess import card, crew, documents, inputs, stages, units
-from tools.preprocess.documents import Reading, Rejects
+from tools.preprocess import card, crew, stages
 from tools.preprocess.encoding import Encoding, SpecialText
 from tools.preprocess.job import Job
 from tools.preprocess.output import Output, Part, is_complete
-from tools.preprocess.units import Unit
 
 SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
 SAMPLED_UNITS = 8

@@ -4,9 +4,9 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
+from data.raw import documents, inputs, units
+from data.raw.documents import Reading, Rejects
 from parallel.errors import UserError
-from tools.preprocess import documents, inputs, units
-from tools.preprocess.documents import Reading, Rejects
 
 PART_BYTES = 1 << 20
 

@@ -73,7 +73,7 @@ def test_folders_and_globs_in_the_order_of_names(tmp_path):
 def test_a_saved_dataset(texts, tmp_path, monkeypatch):
     import datasets
 
-    from tools.preprocess import hub
+    from data.raw import hub
 
     monkeypatch.setattr(hub, "ROWS", 50)
     datasets.Dataset.from_dict({"text": texts}).save_to_disk(tmp_path / "set")
@@ -89,7 +89,7 @@ def test_a_streamed_dataset_by_its_files(texts, tmp_path):
     parquet(folder / "train-00000-of-00002.parquet", texts[:50])
     parquet(folder / "train-00001-of-00002.parquet", texts[50:])
     program = (
-        "import sys; from tools.preprocess import hub, __main__; from pathlib import Path\n"
+        "import sys; from data.raw import hub; from tools.preprocess import __main__; from pathlib import Path\n"
         "hub.Path = lambda name: Path('nowhere')\n"  # a folder of that name is none that save_to_disk left
         f"assert __main__.main(['hf://no/set', '--output', '{tmp_path / 'y'}', '--tokenizer', 'byte']) == 2\n"
         f"sys.exit(__main__.main(['hf://{folder}', '--output', '{tmp_path / 'x'}', '--tokenizer', 'byte']))"
@@ -153,7 +153,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_bomb_is_not_unpacked(tmp_path, capsys, ending, monkeypatch):
-    from tools.preprocess import compressed
+    from data.raw import compressed
 
     monkeypatch.setattr(compressed, "ALLOWANCE_BYTES", 1 << 20)
     path, line = tmp_path / f"x.jsonl.{ending}", b'{"text": "' + b"0" * 1000 + b'"}\n'

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from data.raw.inputs import Source
 from parallel.errors import UserError
-from tools.preprocess.inputs import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ def _row_groups(source: Source) -> Iterator[Part]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"INPUT {source.path}: parquet needs `pip install pyarrow`.") from None
+        raise UserError(f"{source.path}: parquet needs `pip install pyarrow`.") from None
     try:
         metadata = pyarrow.parquet.ParquetFile(source.path).metadata
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"INPUT: {source.path} is not a parquet file: {error}") from None
+        raise UserError(f"{source.path} is not a parquet file: {error}") from None
     total = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) or 1
     for group in range(metadata.num_row_groups):
         share = metadata.row_group(group).total_byte_size / total

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+from data.raw.compressed import Unpacked
+from data.raw.units import Part, Unit
 from parallel.errors import UserError
-from tools.preprocess.compressed import Unpacked
-from tools.preprocess.units import Part, Unit
 
 try:
     from orjson import loads as fast_loads  # several times as fast; what it refuses is asked of json again
@@ -20,9 +20,20 @@ except ImportError:
         raise ValueError
 
 
-BATCH_BYTES = 4 << 20
+BATCH_BYTES, BATCH_ROWS = 4 << 20, 1000
 SHOWN = 3
 """Rejected documents that a unit describes; the others are counted."""
+
+
+class Place(NamedTuple):
+    """Where in a unit a batch begins."""
+
+    part: int = 0
+    at: int = 0
+    """Byte of the file, byte of what it unpacks to, or row."""
+
+
+BEGIN = Place()
 
 
 class Batch(NamedTuple):
@@ -30,6 +41,7 @@ class Batch(NamedTuple):
 
     texts: list[str]
     source_bytes: int
+    place: Place = BEGIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +53,10 @@ class Reading:
     on_bad_document: Literal["stop", "skip"]
     max_document_bytes: int
     max_expansion: float
+    batch_bytes: int = BATCH_BYTES
+    """Of a file of lines, taken at a time."""
+    flags: str = "--"
+    """What stands before these names where a user sets them, for messages."""
 
 
 @dataclass(slots=True)
@@ -48,6 +64,7 @@ class Rejects:
     """Documents that cannot be used: the first is an error, or they are counted."""
 
     policy: Literal["stop", "skip"]
+    flags: str = "--"
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
@@ -55,45 +72,61 @@ class Rejects:
         """Raises UserError where one bad document is to stop the work. describe: place and reason."""
         self.count += 1
         if self.policy == "stop":
-            raise UserError(f"{describe()} --on_bad_document skip leaves such documents out and counts them.")
+            raise UserError(f"{describe()} {self.flags}on_bad_document skip leaves such documents out and counts them.")
         if len(self.shown) < SHOWN:
             self.shown.append(describe())
 
 
-def read(unit: Unit, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
-    """A unit's documents. Raises UserError for files that cannot be read or unpacked, and as `rejects` says."""
+def read(unit: Unit, reading: Reading, rejects: Rejects, start: Place = BEGIN) -> Iterator[Batch]:
+    """A unit's documents, all of them or those from the batch on that began at `start`: it and those after it are
+    the same then. What lies before is found by seeking in a plain file, and unpacked, but not parsed, in another.
+
+    Raises UserError for files that cannot be read or unpacked, and as `rejects` says.
+    """
     readers = {"jsonl": _jsonl, "text": _text, "parquet": _parquet, "dataset": _dataset}
-    for part in unit.parts:
+    for number, part in enumerate(unit.parts[start.part :], start.part):
+        at = start.at if number == start.part else 0
         try:
-            yield from readers[part.source.kind](part, reading, rejects)
+            for batch in readers[part.source.kind](part, at, reading, rejects):
+                yield batch._replace(place=Place(number, batch.place.at))
         except FileNotFoundError:
-            raise UserError(f"INPUT: {part.source.path} was removed meanwhile.") from None
+            raise UserError(f"{part.source.path} was removed meanwhile.") from None
 
 
-def _jsonl(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """The lines that begin within the part."""
     with _opened(part, reading) as file:
         packed = file.raw if isinstance(file.raw, Unpacked) else None
         end = None if packed else part.stop
-        before = 0
-        for offset, block in _blocks(file, part.start, end, part, reading, rejects):
-            texts = _parse(block, offset, part, reading, rejects)
+        begin, before = _go_to(file, max(part.start, at)), 0
+        for offset, block in _blocks(file, begin, end, part, reading, rejects):
+            texts, place = _parse(block, offset, part, reading, rejects), Place(0, offset)
             if packed:
-                yield Batch(texts, packed.packed_bytes - before)
+                yield Batch(texts, packed.packed_bytes - before, place)
                 before = packed.packed_bytes
             else:
-                yield Batch(texts, len(block))
+                yield Batch(texts, len(block), place)
+
+
+def _go_to(file: io.BufferedReader, start: int) -> int:
+    """Go to the first line that begins at `start` or later: where that is."""
+    if not start:
+        return 0
+    if not isinstance(file.raw, Unpacked):
+        file.seek(start - 1)
+        return start - 1 + _skip_line(file)
+    left = start  # only ever the beginning of a line
+    while left and (block := file.read(min(left, 1 << 20))):
+        left -= len(block)
+    return start
 
 
 def _blocks(
     file: BinaryIO, start: int, stop: int | None, part: Part, reading: Reading, rejects: Rejects
 ) -> Iterator[tuple[int, bytes]]:
-    """Offset and content of stretches of whole lines, which all begin in [start, stop)."""
-    if start:
-        file.seek(start - 1)
-        start = start - 1 + _skip_line(file)
+    """Offset and content of stretches of whole lines, which all begin in [start, stop); the file is at `start`."""
     while stop is None or start < stop:
-        block = file.read(BATCH_BYTES if stop is None else min(BATCH_BYTES, stop - start))
+        block = file.read(reading.batch_bytes if stop is None else min(reading.batch_bytes, stop - start))
         if not block:
             return
         size = len(block)
@@ -159,7 +192,7 @@ def field_of(line: bytes, reading: Reading) -> tuple[str | None, str]:
         return None, f"not JSON: {error}."
     if not isinstance(value, dict) or key not in value:
         found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-        return None, f'no field "{key}"; found: {found or "none"}. Set --jsonl_key.'
+        return None, f'no field "{key}"; found: {found or "none"}. Set {reading.flags}jsonl_key.'
     return _checked(value[key], f'field "{key}"', reading)
 
 
@@ -174,7 +207,8 @@ def _checked(value: Any, name: str, reading: Reading) -> tuple[str | None, str]:
 
 
 def _too_long(reading: Reading) -> str:
-    return f"a document of more than {reading.max_document_bytes / 1e6:g} MB; raise --max_document_mb if it is right."
+    limit = f"{reading.max_document_bytes / 1e6:g} MB"
+    return f"a document of more than {limit}; raise {reading.flags}max_document_mb if it is right."
 
 
 def _line(part: Part, offset: int, reading: Reading) -> str:
@@ -188,7 +222,7 @@ def _line(part: Part, offset: int, reading: Reading) -> str:
     return f"{part.source.path}:{number} (byte {offset}{unpacked})"
 
 
-def _text(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """One document, the whole file."""
     with _opened(part, reading) as file:
         raw = file.read(reading.max_document_bytes + 1)
@@ -204,7 +238,7 @@ def _text(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     yield Batch(texts, part.size)
 
 
-def _parquet(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """The rows of row groups."""
     import pyarrow.parquet
 
@@ -212,52 +246,58 @@ def _parquet(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if key not in file.schema_arrow.names:
-                raise UserError(
-                    f'{path}: no column "{key}"; found: {", ".join(file.schema_arrow.names)}. Set --jsonl_key.'
-                )
-            batches = file.iter_batches(1024, row_groups=range(part.start, part.stop), columns=[key], use_threads=False)
+                found = ", ".join(file.schema_arrow.names)
+                raise UserError(f'{path}: no column "{key}"; found: {found}. Set {reading.flags}jsonl_key.')
+            batches = file.iter_batches(
+                BATCH_ROWS, row_groups=range(part.start, part.stop), columns=[key], use_threads=False
+            )
             row, size = 0, part.size
             for batch in batches:
-                texts = []
+                texts, place = [], Place(0, row)
+                if row < at:
+                    row += len(batch)
+                    continue
                 for value in batch.column(0).to_pylist():
                     text, reason = _checked(value, f'column "{key}"', reading)
-                    place = f"{path}: row group {part.start}, row {row}"
+                    where = f"{path}: row group {part.start}, row {row}"
                     if text is None:
-                        rejects.reject(lambda: f"{place}: {reason}")  # noqa: B023
+                        rejects.reject(lambda: f"{where}: {reason}")  # noqa: B023
                     else:
                         texts.append(text)
                     row += 1
-                yield Batch(texts, size)
+                yield Batch(texts, size, place)
                 size = 0
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
 
 
-def _dataset(part: Part, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
-    """The rows of a dataset's steps, a thousand at a time."""
-    from tools.preprocess import hub
+def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+    """The rows of a dataset's steps, some at a time."""
+    from data.raw import hub
 
     texts: list[str] = []
-    size = part.size
-    for number, row in enumerate(hub.rows(part.source.path, part.start, part.stop)):
+    size, begin, number = part.size, at, at
+    for row in hub.rows(part.source.path, part.start, part.stop, at):
         if reading.jsonl_key not in row:
+            found = ", ".join(row)
             raise UserError(
-                f'{part.source.path}: no column "{reading.jsonl_key}"; found: {", ".join(row)}. Set --jsonl_key.'
+                f'{part.source.path}: no column "{reading.jsonl_key}"; found: {found}. Set {reading.flags}jsonl_key.'
             )
         text, reason = _checked(row[reading.jsonl_key], f'column "{reading.jsonl_key}"', reading)
-        place = f"{part.source.path}: step {part.start}, row {number}"
+        where = f"{part.source.path}: step {part.start}, row {number}"
+        number += 1
         if text is None:
-            rejects.reject(lambda: f"{place}: {reason}")  # noqa: B023
+            rejects.reject(lambda: f"{where}: {reason}")  # noqa: B023
         else:
             texts.append(text)
-        if len(texts) >= 1000:
-            yield Batch(texts, size)
-            texts, size = [], 0
-    yield Batch(texts, size)
+        if len(texts) >= BATCH_ROWS:
+            yield Batch(texts, size, Place(0, begin))
+            texts, size, begin = [], 0, number
+    yield Batch(texts, size, Place(0, begin))
 
 
 def _opened(part: Part, reading: Reading) -> io.BufferedReader:
     """The file of a part, unpacked."""
     if part.source.compression:
-        return io.BufferedReader(Unpacked(part.source, reading.max_expansion), 1 << 20)
+        return io.BufferedReader(Unpacked(part.source, reading.max_expansion, f"{reading.flags}max_expansion"), 1 << 20)
     return io.BufferedReader(io.FileIO(part.source.path), 1 << 20)

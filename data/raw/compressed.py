@@ -6,8 +6,8 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from data.raw.inputs import Source
 from parallel.errors import UserError
-from tools.preprocess.inputs import Source
 
 ALLOWANCE_BYTES = 64 << 20
 """What any file may unpack to, however small it is."""
@@ -18,13 +18,15 @@ PACKED_BYTES = 4096
 class Unpacked(io.RawIOBase):
     """A .gz or .zst file's content; reading raises UserError where it is damaged or unpacks beyond measure."""
 
-    def __init__(self, source: Source, max_expansion: float) -> None:
-        """max_expansion: unpacked bytes for each packed one, beyond which a file is taken for a bomb."""
+    def __init__(self, source: Source, max_expansion: float, flag: str) -> None:
+        """max_expansion: unpacked bytes for each packed one, beyond which a file is taken for a bomb. flag: what the
+        user sets it with.
+        """
         self._path = source.path
         self._packed = Path(source.path).open("rb")  # noqa: SIM115  closed with this
         self._stream: Any = _decompressor(source, self._packed)
         self._limit = int(source.size * max_expansion) + ALLOWANCE_BYTES
-        self._max_expansion = max_expansion
+        self._max_expansion, self._flag = max_expansion, flag
         self._unpacked_bytes = 0
 
     def readable(self) -> bool:
@@ -48,7 +50,7 @@ class Unpacked(io.RawIOBase):
         if self._unpacked_bytes > self._limit:
             raise UserError(
                 f"{self._path}: unpacks to more than {self._limit / 1e6:,.0f} MB, over {self._max_expansion:g} bytes "
-                "for each of its own: damaged, or made to fill a disk. If it is right, raise --max_expansion."
+                f"for each of its own: damaged, or made to fill a disk. If it is right, raise {self._flag}."
             )
         return count
 
@@ -70,7 +72,7 @@ def _decompressor(source: Source, packed: BinaryIO) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise UserError(f"INPUT {source.path}: .zst needs `pip install zstandard`.") from None
+        raise UserError(f"{source.path}: .zst needs `pip install zstandard`.") from None
     return _ZstdReader(zstandard, packed)
 
 

@@ -37,17 +37,25 @@ class Source:
     """Time of the last change."""
 
 
-def find(inputs: tuple[str, ...]) -> list[Source]:
+def find(inputs: tuple[str, ...], field: str = "INPUT") -> list[Source]:
     """Everything that `inputs` name, in the order given; folders and globs sorted by name.
 
-    Raises UserError for what is not there, is empty, or is given twice.
+    field: what the user gave them as, for messages. Raises UserError for what is not there, is empty, or is given
+    twice.
     """
+    try:
+        return _all(inputs)
+    except UserError as error:
+        raise UserError(f"{field}: {error}") from None
+
+
+def _all(inputs: tuple[str, ...]) -> list[Source]:
     found = [source for one in inputs for source in _find(one)]
     twice = [path for path, count in Counter(source.path for source in found).items() if count > 1]
     if twice:
-        raise UserError(f"INPUT: {twice[0]} is named more than once; each of its documents would be, too.")
+        raise UserError(f"{twice[0]} is named more than once; each of its documents would be, too.")
     if not any(source.size for source in found):
-        raise UserError(f"INPUT: empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
+        raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
     return found
 
 
@@ -56,19 +64,19 @@ def _find(name: str) -> Iterator[Source]:
     if path.is_file():
         yield _file(path)
     elif path.is_dir():
-        yield from [_dataset(name)] if _is_saved_dataset(path) else _folder(path)
+        yield from [_dataset(name)] if is_saved_dataset(path) else _folder(path)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
         paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))  # noqa: PTH207  absolute too
         if not paths:
-            raise UserError(f"INPUT: no file fits {name}.")
+            raise UserError(f"no file fits {name}.")
         yield from map(_file, paths)
     elif HUB_ID.fullmatch(name) and not path.parent.exists() and _kind(path)[0] is None:
         yield _dataset(name)
     else:
         raise UserError(
-            f"INPUT: no file, folder or glob {name}; {path.parent} {'exists' if path.parent.is_dir() else 'does not'}. "
+            f"no file, folder or glob {name}; {path.parent} {'exists' if path.parent.is_dir() else 'does not'}. "
             f"A dataset of the Hugging Face Hub is named {HUB}OWNER/NAME."
         )
 
@@ -81,9 +89,9 @@ def _kind(path: Path) -> tuple[Kind | None, str]:
 def _file(path: Path) -> Source:
     kind, compression = _kind(path)
     if not os.access(path, os.R_OK):
-        raise UserError(f"INPUT: no permission to read {path}.")
+        raise UserError(f"no permission to read {path}.")
     if kind == "parquet" and compression:
-        raise UserError(f"INPUT: {path}: parquet is compressed inside; unpack the file first.")
+        raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
     status = path.stat()
     return Source(str(path), kind or "text", compression, status.st_size, status.st_mtime_ns)
 
@@ -96,7 +104,7 @@ def _folder(folder: Path) -> Iterator[Source]:
         endings = Counter(path.suffix for path in files).most_common(3)
         held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
         raise UserError(
-            f"INPUT: folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
+            f"folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
             f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
         )
     yield from map(_file, known)
@@ -109,15 +117,15 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _unreadable(error: OSError) -> None:
-    raise UserError(f"INPUT: {error.filename}: {error.strerror}.")
+    raise UserError(f"{error.filename}: {error.strerror}.")
 
 
-def _is_saved_dataset(folder: Path) -> bool:
+def is_saved_dataset(folder: Path) -> bool:
     """What `Dataset.save_to_disk` leaves."""
     return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
 
 
 def _dataset(name: str) -> Source:
-    from tools.preprocess import hub
+    from data.raw import hub
 
     return Source(name, "dataset", "", hub.count(name))

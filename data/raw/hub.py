@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.raw.inputs import is_saved_dataset
 from parallel.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,19 +21,20 @@ def count(name: str) -> int:
     Raises UserError where it cannot be opened.
     """
     opened = _open(name)
-    if Path(name).is_dir():
+    if is_saved_dataset(Path(name)):
         return -(-len(opened) // ROWS)
     return int(opened.num_shards)
 
 
-def rows(name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
-    """The rows of steps `start` to `stop`."""
+def rows(name: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows of steps `start` to `stop`, without the first `skipped` of each."""
     opened = _open(name)
-    if Path(name).is_dir():
-        yield from opened.select(range(start * ROWS, min(stop * ROWS, len(opened))))
+    if is_saved_dataset(Path(name)):
+        for step in range(start, stop):
+            yield from opened.select(range(step * ROWS + skipped, min((step + 1) * ROWS, len(opened))))
         return
     for step in range(start, stop):
-        yield from opened.shard(num_shards=opened.num_shards, index=step)
+        yield from opened.shard(num_shards=opened.num_shards, index=step).skip(skipped)
 
 
 def _open(name: str) -> "IterableDataset | Any":
@@ -40,9 +42,9 @@ def _open(name: str) -> "IterableDataset | Any":
     try:
         import datasets
     except ImportError:
-        raise UserError(f"INPUT {name}: needs `pip install datasets`.") from None
+        raise UserError(f"{name} needs `pip install datasets`.") from None
     try:
-        if Path(name).is_dir():
+        if is_saved_dataset(Path(name)):
             return datasets.load_from_disk(name)
         identity, _, split = name.partition("@")
         identity, _, configuration = identity.partition(":")
@@ -51,4 +53,4 @@ def _open(name: str) -> "IterableDataset | Any":
         )
     except Exception as error:  # the library has many kinds, and connection errors of three others
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"INPUT: dataset {name} cannot be opened: {type(error).__name__}: {told}") from None
+        raise UserError(f"dataset {name} cannot be opened: {type(error).__name__}: {told}") from None

@@ -1,0 +1,106 @@
+"""From `data.stream` to what streams are made of: inputs found, cut into units, and tried out."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data import engines
+from data.config import DataConfig
+from data.engines import Engine
+from data.raw import inputs, units
+from data.raw.documents import Reading, Rejects, read
+from data.raw.inputs import Source
+from data.raw.units import Unit
+from data.streaming import shares
+from data.tokenizers import Tokenizer
+from parallel.errors import UserError
+
+BATCH_BYTES = 256 << 10
+"""Of a file, read at a time: a rank has many streams open."""
+SAMPLED_UNITS = 4
+SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS = 100, 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """What logical streams are made of; a seed makes them."""
+
+    units: tuple[Unit, ...]
+    count: int
+    reading: Reading
+    engine: Engine
+    eod: int
+    fingerprints: dict[str, str]
+    """Of each input, as it was named: hex digest of what is in it."""
+    plan: dict[str, str | int | float]
+    """What else decides which samples there are."""
+    console: Callable[[str], None]
+
+
+def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[str], None]) -> Streams:
+    """Find the inputs and read a little of them, so that most mistakes are said before any rank starts.
+
+    Raises UserError for inputs that are missing, empty, unreadable or not as expected where they are tried.
+    """
+    reading = Reading(
+        jsonl_key=config.jsonl_key,
+        on_bad_document=config.on_bad_document,
+        max_document_bytes=int(config.max_document_mb * 1e6),
+        max_expansion=config.max_expansion,
+        batch_bytes=BATCH_BYTES,
+        flags="data.",
+    )
+    sources = inputs.find(config.stream, "data.stream")
+    total_bytes = sum(one.size for one in sources if one.kind != "dataset")
+    divided = units.divide(sources, shares.unit_bytes(total_bytes, config.stream_count))
+    sample = _sample(divided, reading, config.stream)
+    engine = engines.choose(tokenizer, "auto", False, sample, console)
+    sizes = [share.size / 1e6 for share in shares.deal(divided, config.stream_count, "")]
+    console(
+        f"data: streaming {len(sources)} input(s) in {len(divided)} unit(s) as {config.stream_count} streams of "
+        f"{min(sizes):.2f} to {max(sizes):.2f} MB on disk, tokenised by {engine.name} while training"
+    )
+    names = ("stream_count", "jsonl_key", "on_bad_document", "max_document_mb", "max_expansion")
+    return Streams(
+        units=tuple(divided),
+        count=config.stream_count,
+        reading=reading,
+        engine=engine,
+        eod=tokenizer.eod,
+        fingerprints={name: fingerprint(inputs.find((name,), "data.stream")) for name in config.stream},
+        plan={name: getattr(config, name) for name in names},
+        console=console,
+    )
+
+
+def fingerprint(sources: Sequence[Source]) -> str:
+    """Hex digest of files by name, size and time of change, wherever they lie; of a dataset by its id and number of
+    steps alone, so that another revision of it is not noticed.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for one in sources:
+        name = one.path if one.kind == "dataset" else Path(one.path).name
+        digest.update(f"{name}\0{one.kind}\0{one.compression}\0{one.size}\0{one.changed_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _sample(divided: Sequence[Unit], reading: Reading, names: Sequence[str]) -> list[str]:
+    """Documents of some units that are spread over all, the same in every process."""
+    spread = divided[:: max(1, len(divided) // SAMPLED_UNITS)][:SAMPLED_UNITS]
+    texts = [text for unit in spread for text in _first(unit, reading)]
+    if not texts:
+        texts = next(filter(None, (_first(unit, reading) for unit in divided)), [])
+    if not texts:
+        raise UserError(f"data.stream: no document with text in {', '.join(names)}.")
+    return texts
+
+
+def _first(unit: Unit, reading: Reading) -> list[str]:
+    """Beginnings of the documents with text of a unit's first batch that has any."""
+    return next(filter(None, _batches(unit, reading)), [])
+
+
+def _batches(unit: Unit, reading: Reading) -> Iterator[list[str]]:
+    for batch in read(unit, reading, Rejects(reading.on_bad_document, reading.flags)):
+        yield [text[:SAMPLED_CHARACTERS] for text in batch.texts if text][:SAMPLED_DOCUMENTS]

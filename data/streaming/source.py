@@ -1,0 +1,106 @@
+"""Samples of all logical streams, fetched by global sample index."""
+
+from collections.abc import Mapping
+from threading import Lock
+
+import numpy as np
+
+from data.raw.documents import Rejects
+from data.split import SplitName
+from data.streaming.opening import Streams
+from data.streaming.shares import deal, held_out_count
+from data.streaming.stream import START, Cursor, LogicalStream, Tokenising, part_of
+
+REMEMBERED = 8
+"""Fetches whose positions are kept: a reader is that far ahead of what has been trained on at most."""
+
+
+class StreamedSource:
+    """Global sample i is window i div S of stream i mod S, of S streams; a stream is opened when it is asked for.
+
+    Fetching is quick for samples that follow the ones before, stream by stream; what lies between is tokenised and
+    passed over. One thread fetches; another may ask for the position.
+    """
+
+    def __init__(self, streams: Streams, split: SplitName, weights: str, seq_length: int, seed: int) -> None:
+        """weights: data.split. Raises UserError where it leaves the split nothing, or there are too many streams."""
+        self.seq_length, reading, part = seq_length, streams.reading, part_of(split, weights)
+        self.count = streams.count
+        if split != "train":
+            self.count = held_out_count(streams.units, streams.count, part[1] - part[0], seq_length)
+        self.how = Tokenising(
+            reading=reading,
+            engine=streams.engine,
+            eod=streams.eod,
+            split=split,
+            part=part,
+            rejects=Rejects(reading.on_bad_document, reading.flags),
+        )
+        self.shares = deal(streams.units, self.count, seed)
+        self._say = streams.console if split == "train" else lambda _: None
+        self._open: dict[int, LogicalStream] = {}
+        self._known: dict[int, list[tuple[int, int, Cursor]]] = {}
+        """Of each stream: (fetch, sample, where that sample begins), the oldest first."""
+        self._fetches, self._lock, self._said = 0, Lock(), 0
+
+    def resume(self, cursors: Mapping[int, str]) -> None:
+        """Go on where `position` was written, whoever wrote it. Raises ValueError where it is none."""
+        for number, text in cursors.items():
+            sample, _, cursor = text.partition(" ")
+            self._known[number] = [(0, int(sample), Cursor.parse(cursor))]
+            self._said = max(self._said, self._known[number][0][2].epoch)
+
+    def position(self, consumed_samples: int) -> dict[int, str]:
+        """Where the sample of each stream that follows the first `consumed_samples` begins, of those known here."""
+        with self._lock:
+            return {
+                number: f"{sample} {cursor}"
+                for number, known in self._known.items()
+                for _, sample, cursor in known
+                if sample == -(-(consumed_samples - number) // self.count) > 0
+            }
+
+    def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64.
+
+        Raises UserError for documents that cannot be read.
+        """
+        windows = np.empty((len(sample_indices), self.seq_length + 1), np.int32)
+        self._fetches += 1
+        rejected = self.how.rejects.count
+        for row in np.argsort(sample_indices, kind="stable").tolist():
+            sample, number = divmod(int(sample_indices[row]), self.count)
+            windows[row] = self._take(self._at(number, sample))
+        if self.how.rejects.count > rejected == 0:
+            self._say(f"data: left out, as others like it will be: {self.how.rejects.shown[0]}")
+        return windows
+
+    def epochs(self, consumed_samples: int) -> dict[str, float]:
+        """How often the shares that are read here have been gone through, on average and read-ahead included."""
+        opened = [stream.epochs for stream in list(self._open.values())]
+        return {"data": float(np.mean(opened))} if opened else {}
+
+    def _at(self, number: int, sample: int) -> LogicalStream:
+        """A stream whose next window is the one asked for."""
+        stream = self._open.get(number)
+        if stream is None or stream.sample > sample:
+            earlier = [one[1:] for one in self._known.get(number, []) if one[1] <= sample]
+            nearest = max(earlier, default=(0, START))
+            stream = self._open[number] = LogicalStream(self.shares[number], self.how, self.seq_length, *nearest)
+        while stream.sample < sample:
+            stream.take()
+        return stream
+
+    def _take(self, stream: LogicalStream) -> np.ndarray:
+        window, cursor = stream.take(), stream.cursor
+        with self._lock:
+            known = self._known.setdefault(stream.share.number, [])
+            known.append((self._fetches, stream.sample, cursor))
+            # The newest one before those is kept too: a stream's turn may come seldom.
+            while len(known) > 1 and known[1][0] < self._fetches - REMEMBERED:
+                known.pop(0)
+        if cursor.epoch > self._said:
+            self._said = cursor.epoch
+            which = f"stream {stream.share.number} of {self.count}"
+            self._say(f"data: {which} has gone through its share {cursor.epoch} time(s), and begins anew")
+        return window

@@ -1,0 +1,115 @@
+"""Training on raw text that is tokenised on the way, through the whole program."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data.prepare import Prepared
+from data.streaming import opening
+from runs import configuration, losses, train, train_or_fail
+from training.checkpoint.folders import latest
+from training.checkpoint.state import read_state
+from training.preparing import prepare
+from training.stream_position import repeated_reading
+
+
+def corpus(path: Path, seed: int = 0) -> Path:
+    """Documents of random words."""
+    draw = random.Random(seed)
+    words = [f"w{number}" for number in range(300)]
+    texts = (" ".join(draw.choices(words, k=draw.randrange(5, 80))) for _ in range(400))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def flags_of(path: Path, iterations: int = 4) -> tuple[str, ...]:
+    return (
+        "--data.stream", str(path), "--data.stream_count", "8", "--data.split", "7,3",
+        "--train.train_iters", str(iterations),
+    )  # fmt: skip
+
+
+def prepared_for(folder: Path, *flags: str) -> Prepared:
+    return prepare(configuration(folder, *flags), None)
+
+
+def test_a_resume_in_other_layouts_gives_the_same_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 6), "--train.eval_interval", "3", "--train.eval_iters", "1")
+    prepared = prepared_for(tmp_path / "whole", *flags)
+    whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
+    assert 0 <= whole[0]["epoch"] <= whole[-2]["epoch"]
+    run = tmp_path / "run"
+    train(prepared, configuration(run, *flags, "--train.exit_interval", "1"), 2)
+    assert len(entry(run)["cursors"]) == 8
+    train(prepared, configuration(run, *flags, "--train.exit_interval", "3", "--train.micro_batch_size", "2"), 2)
+    resumed = train(prepared, configuration(run, *flags), 1)
+    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
+    validation = [[line["validation_loss"] for line in one if "validation_loss" in line] for one in (whole, resumed)]
+    assert len(validation[0]) == 2
+    assert validation[1] == pytest.approx(validation[0], rel=1e-5)
+    assert "tokenised again" not in capfd.readouterr().out
+
+
+def entry(run_dir: Path) -> dict:
+    found = latest(run_dir / "checkpoints")
+    assert found is not None
+    streams = read_state(found).entries["streams"]
+    assert isinstance(streams, dict)
+    return streams
+
+
+def test_documents_kept_apart_resume_bit_for_bit(tmp_path: Path) -> None:
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 3), "--data.reset", "attention")
+    prepared = prepared_for(tmp_path / "whole", *flags)
+    whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
+    train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "2"), 1)
+    assert losses(train(prepared, configuration(tmp_path / "run", *flags), 1)) == losses(whole)
+
+
+def test_other_data_is_refused_or_begun_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = corpus(tmp_path / "a.jsonl")
+    flags, run = flags_of(path), tmp_path / "run"
+    train(prepared_for(run, *flags), configuration(run, *flags, "--train.exit_interval", "2"), 1)
+    fewer = (*flags, "--data.stream_count", "4")
+    code, failure = train_or_fail(prepared_for(run, *fewer), configuration(run, *fewer), 1)
+    assert code == 2
+    assert failure is not None
+    assert "stream_count is 4 (was: 8)" in failure.text
+    corpus(path, seed=1)
+    code, failure = train_or_fail(prepared_for(run, *flags), configuration(run, *flags), 1)
+    assert code == 2
+    assert failure is not None
+    assert f"source {path} is" in failure.text
+    accepted = configuration(run, *flags, "--data.accept_change", "True")
+    assert len(train(prepared_for(run, *flags), accepted, 1)) == 4
+    assert "does not say where 8 of 8 streams stand in this data" in capfd.readouterr().out
+
+
+def test_a_bad_document_met_while_training_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "BATCH_BYTES", 2000)  # what is tried before ranks start
+    path = corpus(tmp_path / "a.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:40], '{"other": 1}', *lines[40:]]))
+    flags = flags_of(path, 40)
+    prepared = prepared_for(tmp_path / "run", *flags)
+    code, failure = train_or_fail(prepared, configuration(tmp_path / "run", *flags), 2)
+    assert code == 2
+    assert failure is not None
+    assert f'{path}:41 (byte {sum(len(line) + 1 for line in lines[:40])}): no field "text"' in failure.text
+    assert "Traceback" not in failure.text
+
+
+@pytest.mark.parametrize(
+    "count, micro_batch_size, data_parallel_size, times",
+    [(64, 1, 8, 1), (64, 4, 16, 1), (64, 2, 64, 2), (64, 1, 6, 3), (7, 1, 2, 2), (4, 1, 8, 2), (6, 4, 3, 2)],
+)
+def test_how_many_ranks_read_a_stream(count: int, micro_batch_size: int, data_parallel_size: int, times: float) -> None:
+    step = micro_batch_size * data_parallel_size
+    read = [
+        {index % count for index in range(count * step) if index // micro_batch_size % data_parallel_size == rank}
+        for rank in range(data_parallel_size)
+    ]
+    assert sum(map(len, read)) / count == times
+    assert repeated_reading(count, micro_batch_size, data_parallel_size) == times
