@@ -64,6 +64,8 @@ class Failure:
     echo: bool
     shared: SharedCause | None = None
     """Of a ``SharedFault``, which all ranks found alike."""
+    notes: str = ""
+    """An exception's notes (PEP 678), which ``text`` leaves out: what to do about it, said last."""
 
 
 def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Failure | None]:
@@ -81,9 +83,10 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
     except SystemExit as stopped:  # asked to stop before there was anything to save
         return int(stopped.code or 0), None
     except BaseException as error:
-        text = traceback.format_exc()
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        text = traceback.format_exc().removesuffix(f"{notes}\n")
         echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
-        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo)
+        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo, notes=notes)
 
 
 def of_all(fault: SharedFault, identity: Identity) -> Failure:
@@ -282,7 +285,7 @@ def spawn_ranks(
 
 
 def report(failure: Failure, logs: Path, world_size: int) -> None:
-    """Show the failure that counts, once: a user's mistake as its message, a fault as its traceback.
+    """Show the failure that counts, once: a user's mistake as its message, a fault as its traceback and its notes.
 
     A fault is also written to the rank's own file in ``logs``.
     """
@@ -291,6 +294,7 @@ def report(failure: Failure, logs: Path, world_size: int) -> None:
         return
     own = logs / f"rank-{failure.rank:05d}.failed.log"
     with contextlib.suppress(OSError):
-        own.write_text(failure.text)
+        own.write_text(f"{failure.text}{failure.notes}\n" if failure.notes else failure.text)
     where = f"rank {failure.rank} of {world_size} on {node_name(os.environ)}"
-    print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}", file=sys.stderr, flush=True)
+    last = f"\n{failure.notes}" if failure.notes else ""
+    print(f"{failure.text.rstrip()}\n{where} failed first; logs: {logs}{last}", file=sys.stderr, flush=True)

@@ -28,6 +28,8 @@ NO_TORCH = """
     training.config training.batch_size training.schedule training.divisions training.recipe training.flags
     training.help training.cli training.footprint training.advice training.describe pretrain_gpt
     training.watch.watchdog training.watch.watched
+    models.sizes training.memory.predicted training.memory.changes training.memory.way_out
+    tools.plan.run tools.plan.backtest.command
 """
 STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config"
 

@@ -29,6 +29,8 @@ from training.checkpoint.state import JSON
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.evaluation import Evaluation
 from training.generate import continuation
+from training.memory.measured import MemoryReport
+from training.memory.out_of_memory import explained
 from training.metrics.log_disk import LogDisk
 from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
@@ -68,7 +70,7 @@ def train(
     request, pulse = request or StopRequest(), pulse or Pulse()
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
-    with groups.start(
+    start = groups.start(
         layout,
         identity,
         device=device,
@@ -76,7 +78,8 @@ def train(
         timeout_minutes=config.fault.after_watchdog(config.parallel.distributed_timeout_minutes),
         facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
-    ) as ranks:
+    )
+    with start as ranks, explained(config, shape, ranks):
         announce(config, shape, ranks)
         check_shared(run_dir, ranks)
         pulse.enter("load")
@@ -94,6 +97,7 @@ def train(
             Beating(pulse),
             *health.attachments,
             recorder,
+            MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
             build_evaluation(config, prepared, chunks, ranks, recorder, pulse, request),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),

@@ -58,12 +58,17 @@ class PortableProvider(LocalSpecProvider):
         return SDPAttention
 
 
+def has_transformer_engine(device: torch.device) -> bool:
+    """Whether blocks on ``device`` are made of Transformer Engine's modules."""
+    return device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+
+
 def provider(device: torch.device, documents: bool = False) -> BackendSpecProvider:
     """Transformer Engine's modules where there are CUDA and Transformer Engine, else ours.
 
     documents: those packed into a sample are kept apart, which our attention alone does (models/layers/documents.py).
     """
-    if device.type == "cuda" and importlib.util.find_spec("transformer_engine"):
+    if has_transformer_engine(device):
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
         backend = TESpecProvider()

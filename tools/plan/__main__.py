@@ -8,6 +8,7 @@ Every legal layout is priced from physics: matrix products, attention, memory tr
 interval is what published runs, held against the same prices, were off by. Exit code 0: answered; 2: bad input.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,9 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = tyro.cli(Flags, args=argv, use_underscores=True, prog="python -m tools.plan", description=__doc__)
     try:
         run(flags)
+        sys.stdout.flush()
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # head, say, has seen enough; what is still buffered would fail once more at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

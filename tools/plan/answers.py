@@ -13,11 +13,11 @@ from tools.clusters import Cluster
 from tools.plan.aligned import aligned
 from tools.plan.enumeration import candidates
 from tools.plan.machine import precisions
-from tools.plan.memory.peak import SAFE_SHARE
 from tools.plan.pricing import Plan, price
 from tools.plan.question import Question
 from tools.plan.ranking import ranked
 from training.footprint import checkpoint_bytes
+from training.memory.peak import SAFE_SHARE
 
 LARGEST = 65536
 """GPUs beyond which nobody is offered a cluster."""

@@ -1,87 +1,26 @@
-"""Cases to be priced, as columns: one numpy element per case, so that thousands cost as much as one. No torch here."""
+"""Cases to be priced: layouts of a model under a program, as memory sees them, on a machine. No torch here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tools.plan.layouts import Candidate
 from tools.plan.machine import Machine
-from tools.plan.sizes import ATTENTION_MATRICES, ModelSizes
-from tools.plan.software import Software
+from training.memory import cases
+from training.memory.cases import Group, codes
 
-Column = NDArray[np.float64]
-
-RECOMPUTE = ("none", "core_attn", "mlp", "operators", "moe", "full")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
-FORMATS = ("16bit", "fp8", "mxfp8", "fp4", "fp32")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Case:
+class Case(cases.Case):
     """One layout of one model on one machine under one program."""
 
-    model: ModelSizes
-    layout: Candidate
     machine: Machine
-    software: Software
 
 
-class Columns:
-    """The same cases, attribute by attribute: ``columns.model.hidden`` is an array over the cases."""
+class Columns(cases.Columns):
+    """The same cases, attribute by attribute: ``columns.machine.domain`` is an array over the cases."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
-        self.count = len(cases)
-        self.model = _Group([case.model for case in cases], skip=("matrices",))
-        self.layout = _Group([case.layout for case in cases], skip=("recompute", "precision", "split"))
-        self.machine = _Group([case.machine for case in cases], skip=("generation",))
-        self.software = _Group([case.software for case in cases])
-        self.recompute = _codes([case.layout.recompute for case in cases], RECOMPUTE)
-        self.generation = _codes([case.machine.generation for case in cases], GENERATIONS)
-        self.format = _codes([number_format(case.layout.precision) for case in cases], FORMATS)
-        self.matrices = _matrices(cases)
-
-    def recomputes(self, name: str) -> NDArray[np.bool_]:
-        return self.recompute == RECOMPUTE.index(name)
-
-
-def number_format(precision: str) -> str:
-    """The kind of matrix product that a precision means."""
-    if precision == "fp32":
-        return "fp32"
-    if "fp4" in precision:
-        return "fp4"
-    if precision == "mxfp8" or "row" in precision or "block" in precision:
-        return "mxfp8"
-    return "fp8" if "fp8" in precision else "16bit"
-
-
-class _Group:
-    """Columns of one part of the cases; parts that many cases share are looked at once."""
-
-    def __init__(self, parts: Sequence[object], skip: tuple[str, ...] = ()) -> None:
-        unique = {id(part): part for part in parts}
-        position = {key: number for number, key in enumerate(unique)}
-        where = np.array([position[id(part)] for part in parts], dtype=np.intp)
-        names = [name for name in getattr(type(parts[0]), "__dataclass_fields__", {}) if name not in skip]
-        for name in names:
-            values = np.array([getattr(part, name) for part in unique.values()], dtype=np.float64)
-            setattr(self, name, values[where])
-
-    def __getattr__(self, name: str) -> Column:  # for mypy: every attribute is a column
-        raise AttributeError(name)
-
-
-def _codes(words: Sequence[str], known: tuple[str, ...]) -> NDArray[np.intp]:
-    code = {word: number for number, word in enumerate(known)}
-    return np.array([code[word] for word in words], dtype=np.intp)
-
-
-def _matrices(cases: Sequence[Case]) -> list[tuple[Column, Column]]:
-    """Local rows and columns of each matrix of attention."""
-    found = []
-    for slot in range(ATTENTION_MATRICES):
-        local = [case.model.matrices[slot].local(case.layout.tp) for case in cases]
-        found.append((np.array([rows for rows, _ in local]), np.array([columns for _, columns in local])))
-    return found
+    def __init__(self, priced: Sequence[Case]) -> None:
+        super().__init__(priced)
+        self.machine = Group([case.machine for case in priced], skip=("generation",))
+        self.generation = codes([case.machine.generation for case in priced], GENERATIONS)

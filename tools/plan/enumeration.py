@@ -12,11 +12,11 @@ from models.config import ModelConfig
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import stage_problems
-from tools.plan.layouts import Candidate, Recompute, Zero
 from tools.plan.machine import precisions
-from tools.plan.memory.states import parallel_config
 from tools.plan.question import Question
 from training.divisions import expert_problems, latent_problems, sequence_problems, split_problems
+from training.memory.layouts import Candidate, Recompute, Zero
+from training.memory.states import parallel_config
 
 MOST_MICRO_BATCH = 8
 MOST_VPP = 16

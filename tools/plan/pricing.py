@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.flops import flops_per_token
-from tools.plan.cases import Case, Column, Columns
+from models.sizes import sizes
+from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.layouts import Candidate
 from tools.plan.machine import machine
-from tools.plan.memory.peak import SAFE_SHARE, Memory, memory
 from tools.plan.question import Question
-from tools.plan.sizes import sizes
-from tools.plan.software import OURS
+from training.memory.cases import Column
+from training.memory.layouts import Candidate
+from training.memory.peak import SAFE_SHARE, Memory, memory
+from training.memory.software import OURS
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")

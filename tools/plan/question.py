@@ -7,7 +7,7 @@ from models.config import ModelConfig
 from models.families import resolve
 from models.shapes import GPTShape
 from tools.clusters import Cluster
-from tools.plan.layouts import Candidate
+from training.memory.layouts import Candidate
 
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision")
 """Fields of a candidate that can be fixed."""

@@ -6,11 +6,11 @@ from typing import cast
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
-from tools.plan.layouts import Candidate
-from tools.plan.memory.states import parallel_config
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 from training.config import RecomputeModule, RunConfig, TrainConfig
+from training.memory.layouts import Candidate
+from training.memory.states import parallel_config
 from training.recipe import dump
 
 

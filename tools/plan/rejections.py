@@ -7,10 +7,10 @@ import re
 
 from parallel.errors import UserError
 from tools.plan.enumeration import candidates
-from tools.plan.layouts import Candidate
 from tools.plan.pricing import Plan, price
 from tools.plan.question import AXES, Question
 from tools.plan.recipe import problems
+from training.memory.layouts import Candidate
 
 WORDS = ("recompute", "precision")
 

@@ -59,7 +59,13 @@ def test_every_row_gets_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert float(row["predicted_step_s"]) > 0 and float(row["predicted_memory_gb"]) > 0
         assert float(row["low_s"]) < float(row["predicted_step_s"]) < float(row["high_s"])
     printed = capsys.readouterr().out
-    for word in ("all dense", "top-1", "out of memory", "each cluster by constants fitted without it"):
+    for word in (
+        "all dense",
+        "top-1",
+        "out of memory",
+        "8 above the line by their own",
+        "each cluster by constants fitted without it",
+    ):
         assert word in printed
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools.plan.__main__ import main
-from tools.plan.layouts import Candidate
 from tools.plan.page.timeline import schedule
+from training.memory.layouts import Candidate
 
 
 def test_one_file_without_a_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

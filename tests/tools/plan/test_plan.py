@@ -40,6 +40,16 @@ def test_the_table_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in text, word
 
 
+def test_a_reader_that_has_seen_enough() -> None:
+    """``| head -1``: more than a pipe holds is written to one that nobody reads any more."""
+    command = [sys.executable, "-m", "tools.plan", *ASKED, "--top", "2000"]
+    plan = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert plan.stdout is not None and plan.stderr is not None
+    plan.stdout.close()
+    assert (plan.stderr.read(), plan.wait()) == (b"", 0)
+    plan.stderr.close()
+
+
 def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "planned.toml"
     text = told(capsys, *ASKED, "--tp", "2", "--pp", "2", "--write", str(path))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from models.families import named
+from models.sizes import sizes
 from tools import clusters
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.layouts import Candidate
 from tools.plan.machine import machine
-from tools.plan.memory.peak import Memory, memory
-from tools.plan.sizes import sizes
-from tools.plan.software import OURS, Software
+from training.memory.layouts import Candidate
+from training.memory.peak import Memory, memory
+from training.memory.software import OURS, Software
 
 
 def priced(

@@ -13,11 +13,11 @@ from models.config import ModelConfig
 from parallel.errors import UserError
 from parallel.layout import Coordinates
 from tools import clusters
-from tools.plan.layouts import Candidate
-from tools.plan.memory.states import Stack, states
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
 from tools.plan.trace import command, one_rank
+from training.memory.layouts import Candidate
+from training.memory.states import Stack, states
 from training.recipe import dump
 
 
@@ -78,8 +78,14 @@ BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)
 
 @pytest.mark.parametrize(
     "layout, stage",
-    [(BIG, 0), (BIG, 3), (dataclasses.replace(BIG, pp=2, vpp=4), 0), (dataclasses.replace(BIG, recompute="full"), 0)],
-    ids=["first", "last", "interleaved", "recomputed"],
+    [
+        (BIG, 0),
+        (BIG, 3),
+        (dataclasses.replace(BIG, pp=2, vpp=4), 0),
+        (dataclasses.replace(BIG, recompute="full"), 0),
+        (dataclasses.replace(BIG, precision="fp32"), 0),
+    ],
+    ids=["first", "last", "interleaved", "recomputed", "fp32"],
 )
 def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: int) -> None:
     asked = question("llama32_1b", layout, 4096)

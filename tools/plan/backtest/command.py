@@ -15,11 +15,12 @@ from tools.plan.backtest import refit, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import peak_bytes, untold
 from tools.plan.backtest.rows import Row, read
-from tools.plan.cases import Column, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
 from tools.plan.flags import Flags
-from tools.plan.memory.peak import SAFE_SHARE
+from training.memory.cases import Column
+from training.memory.peak import SAFE_SHARE
 
 
 def backtest(flags: Flags) -> None:
@@ -90,13 +91,18 @@ def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ..
 def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     """Errors of the peak, and the warning at 80 % of the card."""
     found = memory_errors(rows, held, SAFE_SHARE)
+    line = SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows])
     full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
-    filling = int((full & (held > SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows]))).sum())
+    filling = int((full & (held > line)).sum())
+    ran = np.array([row.measured_s is not None and not row.out_of_memory for row in rows])
+    peaks = np.array([row.memory_gb or 0.0 for row in rows]) * 1e9
+    rightly = int((ran & (held > line) & (peaks > line)).sum())
     return [
         f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of "
         f"memory: {found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
         f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark "
-        f"that fills the card); of {sum(map(untold, rows))} rows that do not tell what is "
+        f"that fills the card, {rightly} above the line by their own published peak); "
+        f"of {sum(map(untold, rows))} rows that do not tell what is "
         f"recomputed, the least that fits"
     ]
 

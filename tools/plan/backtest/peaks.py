@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from tools.plan.backtest.rows import Row
-from tools.plan.cases import Column, Columns
-from tools.plan.layouts import Recompute
-from tools.plan.memory.peak import SAFE_SHARE, memory
+from tools.plan.cases import Columns
+from training.memory.cases import Column
+from training.memory.layouts import Recompute
+from training.memory.peak import SAFE_SHARE, memory
 
 
 def peak_bytes(rows: Sequence[Row]) -> Column:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tools.plan.software import Software
+from training.memory.software import Software
 
 MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2)
 """Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473)."""

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal, cast
 
 from models.shapes import GPTShape
+from models.sizes import ModelSizes, sizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import shape_of
 from tools.plan.backtest.programs import program
 from tools.plan.cases import Case
-from tools.plan.layouts import Candidate, Recompute
 from tools.plan.machine import Machine, machine
-from tools.plan.sizes import ModelSizes, sizes
+from training.memory.layouts import Candidate, Recompute
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")

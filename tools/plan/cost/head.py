@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tools.plan.cases import Column, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
-from tools.plan.cost.layer import tokens
 from tools.plan.cost.products import product_s
+from training.memory.cases import Column, tokens
 
 LOSS_BYTES = 22
 """Per logit: written in 16 bits, read and written in fp32 by softmax and its gradient, read again by two products."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import GENERATIONS, Column, Columns
+from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
+from training.memory.cases import Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
@@ -37,11 +38,6 @@ class Times:
 
     def plus(self, other: "Times") -> "Times":
         return Times(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-
-
-def tokens(columns: Columns) -> Column:
-    """Of a microbatch on one rank, before sequence parallelism divides them."""
-    return np.asarray(columns.model.seq_length * columns.layout.mbs / columns.layout.cp)
 
 
 def mean_block(columns: Columns, constants: Constants) -> tuple[Times, Column]:

@@ -6,8 +6,9 @@ ranks of a domain drive their own adapters ("rails"), and a ring's traffic betwe
 
 import numpy as np
 
-from tools.plan.cases import Column, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
+from training.memory.cases import Column
 
 
 def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:

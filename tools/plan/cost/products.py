@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from tools.plan.cases import GENERATIONS, Column, Columns
+from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
+from training.memory.cases import Column
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
 """Output tiles that cuBLAS chooses among, with the share of peak that each keeps (its smaller reuse of operands)."""

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import Column, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import gather_s
+from training.memory.cases import Column
 
 UPDATE_BYTES = 30
 """AdamW on fp32 state: gradient, main weight and two moments read, the last three and the weight written."""

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import Column, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
-from tools.plan.cost.layer import Times, mean_block, tokens
+from tools.plan.cost.layer import Times, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
+from training.memory.cases import Column, tokens
 
 
 @dataclass(slots=True)

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import NamedTuple
 
-from tools.plan.layouts import Candidate
 from tools.plan.page.svg import Drawing
 from tools.plan.pricing import Plan
+from training.memory.layouts import Candidate
 
 MOST_STAGES = 16
 MOST_MICROBATCHES = 24

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from models.sizes import sizes
 from parallel.errors import UserError
 from parallel.layout import Coordinates
 from tools.plan.aligned import aligned
 from tools.plan.cases import Case, Columns
-from tools.plan.layouts import Candidate
 from tools.plan.machine import machine
-from tools.plan.memory.peak import stage_memory
-from tools.plan.memory.states import Stack
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
-from tools.plan.sizes import sizes
-from tools.plan.software import OURS
 from training.config import RunConfig
+from training.memory.layouts import Candidate
+from training.memory.peak import stage_memory
+from training.memory.software import OURS
+from training.memory.states import Stack
 from training.recipe import dump
 
 SPEC = (
@@ -100,7 +100,7 @@ def by_formula(question: Question, layout: Candidate, stage: int) -> float:
 
 def optimizer_bytes(found: dict[str, Any]) -> int:
     """Main weights and two moments of the same size; of fp32 weights, the moments of this rank's shard."""
-    return 3 * int(found["main_weights"])
+    return int(found["main_weights"]) + int(found["moments"])
 
 
 def _gib(found: dict[str, Any]) -> tuple[str, ...]:

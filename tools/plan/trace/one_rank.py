@@ -48,8 +48,10 @@ def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: 
 def _held(chunks: Any, optim: Any) -> dict[str, Any]:
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
-    masters = 0
+    masters = stepped = 0
     for one in getattr(optim, "chained_optimizers", [optim]):
+        groups = one.optimizer.param_groups if getattr(one, "optimizer", None) is not None else []
+        stepped += sum(tensor.nbytes for group in groups for tensor in group["params"])
         for kind in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
             masters += sum(tensor.nbytes for group in getattr(one, kind, []) for tensor in group if tensor is not None)
     return {
@@ -57,6 +59,7 @@ def _held(chunks: Any, optim: Any) -> dict[str, Any]:
         "weights": sum(parameter.nbytes for parameter in parameters),
         "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
         "main_weights": masters,
+        "moments": 2 * stepped,  # of the fp32 weights that it steps: main ones, or this rank's shard of the weights
     }
 
 

@@ -7,8 +7,8 @@ from models.parameters import Parameter, block_parameters, embedding_parameters,
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk
-from tools.plan.layouts import Candidate
 from training.footprint import local_size
+from training.memory.layouts import Candidate
 
 
 class Blocks(NamedTuple):
@@ -71,14 +71,14 @@ class Stack:
 
     def blocks(self, layout: Candidate) -> list[Blocks]:
         """Of each stage."""
-        key = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers)
+        key = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
         if key not in self._blocks:
             self._blocks[key] = self._deal(layout)
         return self._blocks[key]
 
     def held(self, layout: Candidate, stage: int) -> Held:
         """Parameters of a rank of one stage."""
-        dealt = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers)
+        dealt = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
         key = (stage, layout.tp, layout.ep, layout.etp, *dealt)
         if key not in self._held:
             self._held[key] = self._count(layout, stage)
@@ -108,6 +108,8 @@ class Stack:
 
 def chunks(layers: int, layout: Candidate) -> list[int]:
     """Blocks of each chunk, first to last."""
+    if layout.chunk_layers:
+        return list(layout.chunk_layers)
     whole = layout.pp * layout.vpp
     if layout.split == "even" and layers % whole:  # only published runs, by programs that deal layers out one by one
         return [layers // whole + (number < layers % whole) for number in range(whole)]

@@ -2,15 +2,14 @@
 
 Of each block, what its backward pass needs (Transformer Engine's modules; x of arXiv:2205.05198's sbh notation):
 both norms' inputs and outputs, queries, keys, values and what attention returns, the first MLP product and the
-activation after it. Two bytes an element.
+activation after it. Two bytes an element, four in fp32.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from tools.plan.cases import Column, Columns
-from tools.plan.cost.layer import tokens
+from training.memory.cases import FORMATS, Column, Columns, tokens
 
 SOFTMAX_BYTES = 4
 """Log-sum-exp of each query and head, which flash attention keeps in fp32."""
@@ -27,18 +26,18 @@ class BlockBytes(NamedTuple):
 
 def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     """Of a dense block or one of experts."""
-    model, layout, rows = columns.model, columns.layout, tokens(columns)
-    stream = 2 * rows * model.hidden / np.where(layout.sequence_parallel > 0, layout.tp, 1)
+    model, layout, rows, width = columns.model, columns.layout, tokens(columns), element_bytes(columns)
+    stream = width * rows * model.hidden / np.where(layout.sequence_parallel > 0, layout.tp, 1)
     attention = _attention_bytes(columns)
     if experts:
         mlp = _expert_bytes(columns)
         wide = mlp / 2
     else:
-        mlp = 2 * rows * (2 + model.gated) * model.ffn / layout.tp
-        wide = 2 * rows * (1 + model.gated) * model.ffn / layout.tp
+        mlp = width * rows * (2 + model.gated) * model.ffn / layout.tp
+        wide = width * rows * (1 + model.gated) * model.ffn / layout.tp
     own = columns.software.transformer_engine == 0
     if not experts:
-        mlp = np.where(own, rows * (8 + 2 * model.gated) * model.ffn / layout.tp, mlp)
+        mlp = np.where(own, width * rows * (2 + 3 * model.gated) * model.ffn / layout.tp, mlp)
     whole = np.where(own, _own_bytes(columns) + mlp, 4 * stream + attention + mlp)
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
@@ -49,34 +48,43 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
         0.0,
     )
     wide = np.where(own, 2.5, 1.0) * wide  # gate, value and product each have a gradient of their own
-    gathered = 2 * rows * model.hidden  # a sequence piece of each TP rank, gathered for a product's weight gradient
+    gathered = width * rows * model.hidden  # a sequence piece of each TP rank, gathered for a product's weight gradient
     return BlockBytes(kept=whole + scores - again, working=again + wide + gathered)
 
 
 def _own_bytes(columns: Columns) -> Column:
-    """But for the MLP, of this project's own modules: norms in fp32, rotary tables of each block, copies before SDPA.
+    """But for the MLP, of this project's own modules: RMS norms in fp32, rotary tables of each block, rotated copies.
 
-    Counted from traces of models that differ in one width at a time (2026-11-21): bytes per token and channel.
+    Counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21): bytes per token
+    and channel.
     """
-    model, layout = columns.model, columns.layout
-    split = 20 * model.hidden + 6 * (model.query_width + model.kv_width) + SOFTMAX_BYTES * model.heads
-    return tokens(columns) * (split / layout.tp + 8 * model.head_dim)
+    model, layout, width = columns.model, columns.layout, element_bytes(columns)
+    norms = np.where(model.rms_norm > 0, 2 * width + 16, 4 * width)
+    turned = width * (2 + model.rotary) * (model.query_width + model.kv_width)
+    split = norms * model.hidden + turned + SOFTMAX_BYTES * model.heads
+    return tokens(columns) * (split / layout.tp + 4 * width * model.rotary * model.head_dim)
+
+
+def element_bytes(columns: Columns) -> Column:
+    """Of an activation: fp8's and fp4's are 16-bit ones between the products."""
+    return np.where(columns.format == FORMATS.index("fp32"), 4.0, 2.0)
 
 
 def _attention_bytes(columns: Columns) -> Column:
     model, layout, rows = columns.model, columns.layout, tokens(columns)
     latent = sum((n for n, _ in columns.matrices[:3:2]), np.zeros(columns.count))  # down-projected, before the norms
-    latent = np.where(columns.matrices[3][0] > 0, 4 * latent, 0.0)
-    values = np.minimum(model.query_width, model.attention_width / 2) * 2
-    through = 2 * (model.query_width + 2 * model.kv_width) + values
+    width = element_bytes(columns)
+    latent = np.where(columns.matrices[3][0] > 0, 2 * width * latent, 0.0)
+    values = np.minimum(model.query_width, model.attention_width / 2) * width
+    through = width * (model.query_width + 2 * model.kv_width) + values
     return rows * (through / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
 
 
 def _score_bytes(columns: Columns) -> Column:
-    """Scores and probabilities that attention without flash keeps: 5 a s^2 b with its dropout mask."""
+    """Scores and probabilities that attention without flash keeps: 5 a s^2 b of 16 bits with its dropout mask."""
     model, layout = columns.model, columns.layout
     scores = model.heads / layout.tp * model.seq_length * tokens(columns)
-    return np.where(columns.software.flash_attention > 0, 0.0, 5 * scores)
+    return np.where(columns.software.flash_attention > 0, 0.0, (2 * element_bytes(columns) + 1) * scores)
 
 
 def _expert_bytes(columns: Columns) -> Column:
@@ -84,8 +92,9 @@ def _expert_bytes(columns: Columns) -> Column:
     model, layout = columns.model, columns.layout
     sent = tokens(columns) / layout.tp * model.topk * layout.etp
     inner = (2 + model.gated) * model.expert_ffn / layout.etp
-    own = sent * (2 * model.hidden + 2 * inner + 2 * model.hidden)
-    shared = 2 * tokens(columns) * (2 + model.gated) * model.shared_ffn / layout.tp
+    width = element_bytes(columns)
+    own = width * sent * (2 * model.hidden + inner)
+    shared = width * tokens(columns) * (2 + model.gated) * model.shared_ffn / layout.tp
     return own + shared + 4 * tokens(columns) / layout.tp * 2 * model.experts
 
 
@@ -103,7 +112,12 @@ def in_flight(columns: Columns, stage: Column) -> Column:
 
 
 def loss_bytes(columns: Columns) -> Column:
-    """On the last stage: the final norm; logits in 16 bits, and in fp32 for the softmax, then its gradient."""
-    model, layout = columns.model, columns.layout
+    """On the last stage: the final norm; logits in 16 bits, and in fp32 for the softmax, then its gradient.
+
+    fp32 logits become the softmax, and its gradient, in place; the weight's gradient then stands beside them.
+    """
+    model, layout, whole = columns.model, columns.layout, element_bytes(columns) == 4
     stream = np.where(columns.software.transformer_engine > 0, 6, 20) * model.hidden
-    return tokens(columns) * (6 * model.vocab + stream) / layout.tp
+    logits = np.where(whole, 4, 6) * tokens(columns) * model.vocab
+    weight = np.where(whole, 4 * model.hidden * model.vocab, 0.0)
+    return (logits + weight + stream * tokens(columns)) / layout.tp

@@ -46,6 +46,10 @@ class ModelSizes:
     """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
     ffn: int
     gated: bool
+    rms_norm: bool
+    """Instead of LayerNorm."""
+    rotary: bool
+    """Queries and keys are turned by their position."""
     experts: int
     topk: int
     expert_ffn: int
@@ -76,6 +80,8 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
+        rms_norm=shape.normalization == "RMSNorm",
+        rotary=shape.position_embedding_type == "rope",
         experts=shape.num_moe_experts,
         topk=shape.moe_router_topk if shape.num_moe_experts else 0,
         expert_ffn=shape.expert_ffn_hidden_size if shape.num_moe_experts else 0,

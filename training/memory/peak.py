@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from tools.plan.cases import Column, Columns
-from tools.plan.layouts import Candidate
-from tools.plan.memory.activations import block_bytes, in_flight, loss_bytes
-from tools.plan.memory.states import Stack, states
+from training.memory.activations import block_bytes, in_flight, loss_bytes
+from training.memory.cases import Column, Columns
+from training.memory.layouts import Candidate
+from training.memory.states import Stack, states
 
 WORKSPACE_BYTES = 5.2e9
 """CUDA's context, NCCL's buffers, cuBLAS workspaces and fragmentation: what published peaks hold beyond the tensors

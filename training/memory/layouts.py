@@ -35,6 +35,8 @@ class Candidate:
     last_layers: int = 0
     split: Literal["even", "embedding_and_loss", "loss", "ends"] = "even"
     """How layers were dealt to stages, as the recipe says it."""
+    chunk_layers: tuple[int, ...] = ()
+    """Layers of each chunk, first to last, where they are known already; empty: as ``split`` deals them."""
 
     @property
     def world_size(self) -> int:

@@ -8,9 +8,9 @@ from models.families import named
 from parallel.config import PrecisionConfig
 from parallel.layout import layout_of
 from parallel.stages import stage_problems
-from tools.plan.layouts import Candidate
-from tools.plan.memory.states import Stack, parallel_config, states
 from training.footprint import rank_bytes, stages
+from training.memory.layouts import Candidate
+from training.memory.states import Stack, parallel_config, states
 
 LAYOUTS = [
     Candidate(tp=2, pp=4, dp=2),

@@ -1,0 +1,128 @@
+"""Predicted memory of a configuration: the program's own bytes, said after the first steps of a run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import runs
+from data.prepare import Prepared
+from models.config import ModelConfig
+from models.families import SHAPES, resolve
+from parallel.config import PrecisionConfig
+from training.cli import parse
+from training.config import RunConfig
+from training.footprint import rank_bytes, stages
+from training.memory.measured import Measured, sentence
+from training.memory.predicted import Modules, Planned, Predicted, fullest, of_stage
+
+CPU = Modules(cuda=False, transformer_engine=False)
+GPU = Modules(cuda=True, transformer_engine=True)
+LLAMA = "--model.shape llama3_8b --model.seq_length 8192 --train.global_batch_size 64 --precision.dtype bf16"
+MIB = {"MiB": 2**20, "GiB": 2**30}
+
+
+def asked(flags: str) -> RunConfig:
+    return parse(f"{LLAMA} {flags}".split())
+
+
+def held(flags: str, world_size: int = 16, modules: Modules = GPU) -> Predicted:
+    config = asked(flags)
+    assert config.problems(world_size) == []
+    return fullest([Planned(config=config, world_size=world_size)], resolve(config.model, None), modules)[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 4",
+        "--parallel.pipeline_model_parallel_size 4 --parallel.account_for_embedding_in_pipeline_split True "
+        "--model.num_layers 31",
+        "--parallel.pipeline_model_parallel_size 2 --parallel.pipeline_model_parallel_layout Et*15|t*17L",
+        "--parallel.use_distributed_optimizer False --precision.grad_reduce_in_fp32 False",
+        "--precision.dtype fp32 --parallel.context_parallel_size 2",
+    ],
+)
+def test_states_are_those_of_the_dry_run(flags: str) -> None:
+    config = asked(flags)
+    assert config.problems(16) == []
+    layout, shape = config.layout(16), resolve(config.model, None)
+    for number, stage in enumerate(stages(shape, config.parallel)):
+        expected = rank_bytes(stage, config.precision, config.parallel, layout)
+        found = of_stage(config, 16, shape, GPU, number)
+        states = (found.weights, found.gradients, found.optimizer)
+        assert states == pytest.approx((expected.weights, expected.gradients, expected.optimizer), rel=1e-12)
+
+
+def test_what_is_recomputed_holds_less() -> None:
+    full = "--train.recompute_granularity full --train.recompute_num_layers"
+    kept, selected, some, half, whole = (
+        held(flags).activations
+        for flags in (
+            "",
+            "--train.recompute_granularity selective --train.recompute_modules core_attn mlp",
+            f"{full} 8 --train.recompute_method block",
+            f"{full} 16 --train.recompute_method block",
+            f"{full} 1 --train.recompute_method uniform",
+        )
+    )
+    assert kept > selected > whole and kept > some > half > whole
+    assert half == pytest.approx((kept + whole) / 2)
+
+
+@pytest.mark.parametrize("modules", [CPU, GPU], ids=["own", "te"])
+def test_every_shape_has_a_prediction(modules: Modules) -> None:
+    """A run of any of them reports it, and must not end by that."""
+    for name in SHAPES:
+        config = RunConfig(model=ModelConfig(shape=name), precision=PrecisionConfig(dtype="bf16"))
+        found = of_stage(config, 8, resolve(config.model, None), modules, 0)
+        assert found.activations > 0 and found.optimizer == pytest.approx(12 / 8 / 4 * found.gradients), name
+
+
+def test_only_a_gpu_has_libraries_beside() -> None:
+    assert held("").workspace > 4e9 > held("", modules=CPU).workspace == 0
+
+
+RUN = ("--train.train_iters", "2", "--train.eval_interval", "None", "--train.global_batch_size", "4")
+
+
+def reports(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("memory of the fullest rank")]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 2 --precision.dtype bf16",
+        "--parallel.use_distributed_optimizer False --precision.dtype fp16",
+    ],
+    ids=["stages", "replicas"],
+)
+def test_a_run_says_what_its_fullest_rank_holds(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: str
+) -> None:
+    runs.train(prepared, runs.configuration(tmp_path / "run", *RUN, *flags.split()), 4 if "pipeline" in flags else 2)
+    (line,) = reports(capfd.readouterr().out)
+    found = re.search(
+        r"\(rank (\d), stage (\d)\): predicted ([\d.]+) (...) \(weights .*, activations ([\d.]+) (...)\), measured "
+        r"([\d.]+) (...) of weights, gradients and optimizer \(([-+][\d.]+)%\), and the process grew by",
+        line,
+    )
+    assert found, line
+    assert int(found[2]) == (int(found[1]) // 2 if "pipeline" in flags else 0)
+    states = float(found[3]) * MIB[found[4]] - float(found[5]) * MIB[found[6]]
+    assert float(found[7]) * MIB[found[8]] == pytest.approx(states, rel=0.03)
+    assert abs(float(found[9])) < 1.0  # DDP pads its buffers
+
+
+def test_a_gpu_compares_its_peak() -> None:
+    gib = 2.0**30
+    expected = Predicted(
+        stage=1, weights=2 * gib, gradients=4 * gib, optimizer=1 * gib, activations=3 * gib, workspace=5 * gib
+    )
+    found = Measured(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, 11 * gib, 80 * gib)
+    line = sentence(3, expected, found, cuda=True)
+    assert "(rank 3, stage 1): predicted 10.00 GiB" in line and "measured 9.50 GiB (-5.0%: " in line
+    assert "activations 2.50 GiB" in line and "keeps 11.00 GiB of the card's 80.00 GiB" in line
+    unknown = sentence(3, expected, found._replace(activations=-1.0), cuda=True)
+    assert "measured 7.00 GiB of weights, gradients and optimizer (+0.0%)" in unknown and "not measured" in unknown

@@ -1,1 +1,0 @@
-"""Bytes on the fullest rank: weights, gradients and optimizer exactly, activations by formula."""

@@ -1,0 +1,167 @@
+"""Predicted against measured memory, said once after the first steps of every start."""
+
+import ctypes
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from megatron.core.optimizer import MegatronOptimizer
+
+from models.layers.spec import has_transformer_engine
+from models.shapes import GPTShape
+from parallel.groups import Ranks
+from training.checkpoint.progress import Progress
+from training.config import RunConfig
+from training.loop import Attachment
+from training.memory.counted import counted
+from training.memory.predicted import Modules, Predicted, of_stage
+from training.memory.words import size
+from training.step import Chunks, StepResult
+from training.watch.stragglers import gathered_rows
+
+AFTER = 3
+"""Steps of a start after which it is said: the first allocates the optimizer's moments, allocators settle."""
+_RESET_PEAK = "5"
+"""proc(5), clear_refs: set the peak resident set to the current one."""
+
+
+class Measured(NamedTuple):
+    """Bytes of one rank, -1.0 for what is not known. All floats: they travel in one collective."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """A GPU: the allocator's peak above the three before. A CPU: how far the process grew within a step."""
+    reserved: float
+    """By CUDA's allocator."""
+    card: float
+
+    @property
+    def states(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return self.states + max(0.0, self.activations)
+
+
+class MemoryReport(Attachment):
+    """One line on the rank that holds most, after ``AFTER`` steps or at the end of a shorter start. Collective."""
+
+    def __init__(
+        self, config: RunConfig, shape: GPTShape, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks
+    ) -> None:
+        self.config, self.shape, self.chunks, self.optimizer, self.ranks = config, shape, chunks, optimizer, ranks
+        self.steps, self.said = 0, False
+        self.peak = CardPeak(ranks.device) if ranks.device.type == "cuda" else ProcessPeak()
+
+    def before_step(self, progress: Progress) -> None:
+        if not self.said:
+            self.peak.before_step(self.steps)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if self.said:
+            return
+        self.peak.after_step(self.steps)
+        self.steps += 1
+        if self.steps == AFTER:
+            self._say()
+
+    def stop(self, progress: Progress, reason: str) -> None:
+        if self.steps and not self.said:
+            self._say()
+
+    def _say(self) -> None:
+        self.said = True
+        held = counted(self.chunks, self.optimizer)
+        own = Measured(*map(float, held), *self.peak.read(held.total))
+        table = [Measured(*row) for row in gathered_rows(own, self.ranks)]
+        rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
+        stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
+        expected = of_stage(self.config, world, self.shape, modules_of(self.ranks), stage)
+        self.ranks.say(sentence(rank, expected, table[rank], cuda=self.ranks.device.type == "cuda"))
+
+
+def modules_of(ranks: Ranks) -> Modules:
+    """What this rank's blocks are made of."""
+    return Modules(cuda=ranks.device.type == "cuda", transformer_engine=has_transformer_engine(ranks.device))
+
+
+def sentence(rank: int, expected: Predicted, found: Measured, *, cuda: bool) -> str:
+    """The line: a sum and a share in percent only of what is the same thing on both sides."""
+    names = ("weights", "gradients", "optimizer", "activations")
+    predicted = ", ".join(f"{name} {size(getattr(expected, name))}" for name in names)
+    line = f"memory of the fullest rank (rank {rank}, stage {expected.stage}): predicted {size(expected.tensors)} "
+    line += f"({predicted}), "
+    if cuda and found.activations >= 0:
+        counts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
+        line += f"measured {size(found.total)} ({_off(found.total, expected.tensors)}: {counts})"
+        return f"{line}; the allocator keeps {size(found.reserved)} of the card's {size(found.card)}"
+    states = expected.tensors - expected.activations
+    line += f"measured {size(found.states)} of weights, gradients and optimizer ({_off(found.states, states)})"
+    if cuda:
+        return f"{line}; its peak came before the first step, so activations are not measured"
+    if found.activations < 0:
+        return f"{line}; activations are not measured"
+    return f"{line}, and the process grew by {size(found.activations)} within a step (activations, libraries)"
+
+
+def _off(found: float, expected: float) -> str:
+    return f"{found / expected - 1:+.1%}"
+
+
+class CardPeak:
+    """CUDA's allocator knows its peak; nothing is reset, since the metrics read the same counter."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.before = device, 0
+
+    def before_step(self, steps: int) -> None:
+        if steps == 0:
+            self.before = torch.cuda.max_memory_allocated(self.device)
+
+    def after_step(self, steps: int) -> None:
+        """The counter goes on by itself."""
+
+    def read(self, states: int) -> Sequence[float]:
+        """Activations, reserved, card. A peak of building or loading tells nothing of activations."""
+        peak = torch.cuda.max_memory_allocated(self.device)
+        card = torch.cuda.get_device_properties(self.device).total_memory
+        return float(peak - states) if peak > self.before else -1.0, torch.cuda.max_memory_reserved(self.device), card
+
+
+class ProcessPeak:
+    """Largest growth of this process' resident memory within one step, the first aside, by Linux' high-water mark.
+
+    What was freed before is given back to the system first, or growth would fill it unseen; that costs milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self.before, self.grown = 0, -1
+
+    def before_step(self, steps: int) -> None:
+        if steps == 0:
+            return
+        gc.collect()
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+            self.before = _resident("VmRSS")
+        except (OSError, AttributeError, StopIteration):  # no Linux, no glibc, or a container that forbids it
+            self.before = 0
+
+    def after_step(self, steps: int) -> None:
+        if self.before:
+            self.grown = max(self.grown, _resident("VmHWM") - self.before)
+
+    def read(self, states: int) -> Sequence[float]:
+        """Activations; there is no allocator to ask."""
+        return float(self.grown), -1.0, -1.0
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -1,0 +1,68 @@
+"""An error for want of memory ends with what takes most, and with what would fit."""
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from models.shapes import GPTShape
+from parallel.groups import Ranks
+from training.config import RunConfig
+from training.memory.measured import modules_of
+from training.memory.way_out import Room, way_out
+
+MARKS = (
+    "out of memory",  # CUDA's own, cuBLAS' and NCCL's words for it, where torch's allocator was not asked
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+)
+
+
+@contextlib.contextmanager
+def explained(config: RunConfig, shape: GPTShape, ranks: Ranks) -> Iterator[None]:
+    """Around building and training: gives an error for want of memory a note (PEP 678), and lets it pass.
+
+    Every rank that fails has the note; of all ranks' failures one is shown (``watch.watched``).
+    """
+    room = own_room(ranks)
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            with contextlib.suppress(Exception):  # whatever happens here must not hide the error itself
+                error.add_note(way_out(config, ranks.identity, shape, modules_of(ranks), room))
+        raise
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU, or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in MARKS)
+
+
+def own_room(ranks: Ranks) -> Room:
+    """What this rank can have: its card, or its share of what the host, a container or a limit of its own leaves."""
+    if ranks.device.type == "cuda":
+        return Room(bytes=torch.cuda.get_device_properties(ranks.device).total_memory, words="the card's {}")
+    own = psutil.Process().memory_info()
+    share = _host_bytes() / ranks.identity.local_world_size - own.rss
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit - own.vms < share:
+        return Room(bytes=limit - own.vms, words="the {} that this process' limit (ulimit -v) leaves")
+    return Room(bytes=share, words="the {} of this host that a rank can have")
+
+
+def _host_bytes() -> float:
+    """Of the machine, or of the control group that a container or a job runs in (cgroup v2)."""
+    found = float(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].split("::")[1].lstrip("/")
+        for folder in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup") / own):
+            with contextlib.suppress(OSError, ValueError):  # "max", or not there
+                found = min(found, float((folder / "memory.max").read_text()))
+    return found

@@ -1,0 +1,160 @@
+"""What each configuration holds on its fullest rank, by the formulas that tools.plan ranks layouts with. No torch here.
+
+Weights, gradients and optimizer are exact; activations are those of the peak, within a few percent where the modules
+are Transformer Engine's or ours and no hatch changes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from models.shapes import GPTShape
+from models.sizes import sizes
+from parallel.stages import layers_per_chunk
+from training.config import RunConfig, TrainConfig, batch_schedule
+from training.memory.cases import Case, Column, Columns
+from training.memory.layouts import Candidate, Recompute
+from training.memory.peak import WORKSPACE_BYTES, Memory, memory, stage_memory
+from training.memory.software import OURS, Software
+from training.memory.states import Stack
+
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Planned:
+    """A configuration on so many ranks."""
+
+    config: RunConfig
+    world_size: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Modules:
+    """What a rank's model is made of."""
+
+    cuda: bool
+    """CUDA's context and NCCL's buffers come on top."""
+    transformer_engine: bool
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Predicted:
+    """Bytes on one rank at the peak of a step."""
+
+    stage: int
+    """Its pipeline stage."""
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    workspace: float
+    """Libraries and fragmentation; 0 on a CPU."""
+
+    @property
+    def tensors(self) -> float:
+        """All but the workspace."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def total(self) -> float:
+        return self.tensors + self.workspace
+
+
+def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> list[Predicted]:
+    """Of each configuration the rank that holds most."""
+    layouts = [candidate(each.config, each.world_size, shape.num_layers) for each in planned]
+    columns = _columns(planned, layouts, shape, modules)
+    found = memory(columns, [shape] * len(layouts), layouts)
+    found.activations = _some_recomputed(planned, layouts, shape, modules, found)
+    return [_predicted(found, number, modules) for number in range(len(layouts))]
+
+
+def of_stage(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules, stage: int) -> Predicted:
+    """A rank of one pipeline stage."""
+    planned = [Planned(config=config, world_size=world_size)]
+    layouts = [candidate(config, world_size, shape.num_layers)]
+    found = stage_memory(_columns(planned, layouts, shape, modules), [Stack(shape)], layouts, [stage])
+    found.activations = _some_recomputed(planned, layouts, shape, modules, found)
+    return _predicted(found, 0, modules)
+
+
+def _columns(planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules) -> Columns:
+    model = sizes(shape, planned[0].config.model.seq_length)
+    programs = [program(each.config, modules) for each in planned]
+    return Columns(
+        [Case(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
+    )
+
+
+def _predicted(found: Memory, number: int, modules: Modules) -> Predicted:
+    return Predicted(
+        stage=int(found.stage[number]),
+        weights=float(found.weights[number]),
+        gradients=float(found.gradients[number]),
+        optimizer=float(found.optimizer[number]),
+        activations=float(found.activations[number]),
+        workspace=WORKSPACE_BYTES if modules.cuda else 0.0,
+    )
+
+
+def _some_recomputed(
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: Memory
+) -> Column:
+    """The block method recomputes only the first layers of each chunk: in between, by their share."""
+    shares = np.array([_kept_share(each, shape) for each in planned])
+    if not np.any(shares > 0):
+        return found.activations
+    kept = [replace(layout, recompute="none") for layout in layouts]
+    stacks, stages = [Stack(shape)] * len(layouts), [int(stage) for stage in found.stage]
+    whole = stage_memory(_columns(planned, kept, shape, modules), stacks, kept, stages).activations
+    return found.activations * (1 - shares) + whole * shares
+
+
+def _kept_share(planned: Planned, shape: GPTShape) -> float:
+    train, parallel = planned.config.train, planned.config.parallel
+    if train.recompute_granularity != "full" or train.recompute_method != "block":
+        return 0.0
+    chunks = parallel.pipeline_model_parallel_size * (parallel.virtual_pipeline_model_parallel_size or 1)
+    return max(0.0, 1 - (train.recompute_num_layers or 0) * chunks / shape.num_layers)
+
+
+def program(config: RunConfig, modules: Modules) -> Software:
+    """What memory depends on, of pretrain_gpt.py with these settings."""
+    wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
+    return replace(OURS, transformer_engine=modules.transformer_engine, main_gradient_bytes=4 if wide else 2)
+
+
+def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
+    """The layout of a configuration, in the planner's terms."""
+    layout, parallel, train = config.layout(world_size), config.parallel, config.train
+    batch = batch_schedule(train).sizes()[-1]
+    return Candidate(
+        tp=layout.tp,
+        pp=layout.pp,
+        vpp=layout.vpp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        dp=layout.dp,
+        mbs=train.micro_batch_size,
+        microbatches=max(1, batch // (train.micro_batch_size * layout.dp)),
+        recompute=_recompute(train),
+        zero=1 if parallel.use_distributed_optimizer else 0,
+        overlap=parallel.overlap_grad_reduce,
+        sequence_parallel=parallel.sequence_parallel,
+        precision="fp8" if config.precision.fp8 else config.precision.dtype,
+        chunk_layers=tuple(layers_per_chunk(parallel, num_layers)),
+    )
+
+
+def _recompute(train: TrainConfig) -> Recompute:
+    """Of several selected modules the largest; flash attention leaves nothing of core_attn to be saved."""
+    if train.recompute_granularity == "full":
+        return "full"
+    if train.recompute_granularity == "selective":
+        if "moe" in train.recompute_modules:
+            return "moe"
+        return "mlp" if "mlp" in train.recompute_modules else "none"
+    return "none"
