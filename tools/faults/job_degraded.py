@@ -41,7 +41,7 @@ def wandb_gone(scene: Scene) -> Seen:
     scene.variables = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "5"}
     scene.submit()
     scene.inject(lambda: None)
-    return scene.unharmed(scene.heard("^wandb (did not finish|is off)")[0], None)
+    return scene.unharmed(scene.heard("wandb (did not finish|is off)")[0], None)
 
 
 def writer_killed(scene: Scene) -> Seen:

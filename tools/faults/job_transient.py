@@ -203,6 +203,7 @@ def dead_owner(scene: Scene) -> Seen:
     record = {"attempt": "0" * 16, "host": "gone", "machine": "elsewhere", "pid": 1, "process_start": 1, "started": 0.0}
     (scene.run_dir / OWNER).write_text(json.dumps(record))
     (scene.folder / "out").unlink()
+    scene.flags = ("--fault.start_timeout_s", "120")  # less than the owner is waited for would be a start that hangs
     scene.submit()
     scene.until(lambda: "no heartbeat for" in scene.output(), "waiting for the dead owner")
     scene.inject(lambda: None)
