@@ -29,6 +29,18 @@ def test_only_cases_without_a_result_are_left(tmp_path: Path) -> None:
     assert [found.problem for found in store.results("damages")] == ["worse"]
 
 
+def test_what_went_well_at_another_commit_counts_where_only_the_rest_is_mended(tmp_path: Path) -> None:
+    store = Store(path=tmp_path / "results.jsonl", seed=1, commit="abc", date="")
+    store.add(result("a"))
+    store.add(result("b", problem="worse"))
+    mending = Store(path=store.path, seed=1, commit="def", date="", mend=True)
+    assert mending.left("damages", ["a", "b", "c"]) == ["b", "c"]
+    mending.add(result("b", problem="still"))
+    assert mending.left("damages", ["a", "b"]) == []
+    assert {found.case: found.commit for found in mending.results("damages")} == {"a": "abc", "b": "def"}
+    assert Store(path=store.path, seed=2, commit="def", date="", mend=True).left("damages", ["a"]) == ["a"]
+
+
 def test_a_section_replaces_its_own_and_no_other(tmp_path: Path) -> None:
     path = tmp_path / "docs/faults.md"
     for title, text in (("One", "first"), ("Two", "second"), ("One", "changed")):

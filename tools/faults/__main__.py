@@ -46,6 +46,9 @@ class Faults:
     results: Path = ROOT / "runs/faults.jsonl"
     """What came of each case, a JSON object a line; cases that are in it are not done again."""
 
+    mend: bool = False
+    """Do again only what did not end as it must at an earlier commit; the document then names each commit."""
+
     output: Path = ROOT / "docs/faults.md"
     """The document; sections of campaigns that do not run stay as they are."""
 
@@ -79,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = tyro.cli(Faults, args=argv, use_underscores=True, prog="python -m tools.faults", description=__doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
-    store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10])
+    store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10], mend=job.mend)
     wrong = 0
     try:
         for name in job.only:
@@ -102,7 +105,8 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
         progress = Progress(name, todo, store, 1 if console is None else console)
         if todo:
             module.run(todo, store, scratch, progress)
-    results = [result for result in store.results(name) if result.case in set(cases)]
+    found = {result.case: result for result in store.results(name)}
+    results = [found[case] for case in cases if case in found]
     wrong = [result for result in results if result.problem]
     for result in wrong:
         print(f"{name}: {result.case}: {result.kind}: {result.problem}", file=sys.stderr)

@@ -30,12 +30,14 @@ class Result:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Store:
-    """A file of results. Those of another seed or another commit do not count."""
+    """A file of results. Those of another seed or another commit do not count, but as ``mend`` says."""
 
     path: Path
     seed: int
     commit: str
     date: str
+    mend: bool = False
+    """What went well at whichever commit counts, and what did not is left to be done again."""
 
     def add(self, result: Result) -> None:
         """Append a line; whole, since a short line is one write."""
@@ -51,8 +53,8 @@ class Store:
         found: dict[str, Result] = {}
         for line in lines:
             values = json.loads(line)
-            same = values.pop("seed") == self.seed and values["commit"] == self.commit
-            if same and values["campaign"] == campaign:
+            same = values["commit"] == self.commit or (self.mend and not values["problem"])
+            if values.pop("seed") == self.seed and same and values["campaign"] == campaign:
                 found[values["case"]] = Result(**values)
         return list(found.values())
 
