@@ -9,6 +9,7 @@ from tools.faults.job_program import Fault
 from tools.faults.job_scene import Scene, Seen, Wrong
 from tools.faults.job_transient import wait_for_idle
 from tools.faults.processes import WRITER, command_of
+from training.checkpoint import folders
 
 
 def logs_full(scene: Scene) -> Seen:
@@ -48,6 +49,8 @@ def writer_killed(scene: Scene) -> Seen:
     """kill -9 of the process that saves in the background, while it has nothing to do."""
     scene.submit(Fault(act="wait", iteration=6))
     rank = scene.until_waiting()
+    # Killed within the first save, with no other checkpoint to fall back to, it would rightly end the run.
+    scene.until(lambda: folders.latest(folders.checkpoints(scene.run_dir)), "the save of 4")
     writer = next(pid for pid in children(rank) if WRITER in command_of(pid))
     scene.inject(lambda: os.kill(writer, signal.SIGKILL))
     scene.let_go()
