@@ -112,7 +112,7 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
         print(f"{name}: {result.case}: {result.kind}: {result.problem}", file=sys.stderr)
     print(f"{name}: {len(results)} cases, {len(wrong)} not as they must be; {job.output}", flush=True)
     chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] < 1000 else ""
-    command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}"
+    command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}{' --mend' * job.mend}"
     machine = f"{os.cpu_count()} cores, no GPU"
     table = module.table(results) if hasattr(module, "table") else ()
     section = document.section(module.TITLE, module.TEXT, command, machine, results, table)
