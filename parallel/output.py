@@ -12,6 +12,16 @@ from parallel.launch import Identity, node_name
 
 
 @contextlib.contextmanager
+def for_a_reader() -> Iterator[None]:
+    """Around what prints: a reader that has seen enough (``| head``) is no fault, and ends it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # what is still buffered would fail once more at the interpreter's end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
 def own_output(logs: Path, identity: Identity, every_rank: bool) -> Iterator[int | None]:
     """Send this process's stdout and stderr, C++ libraries' included, into ``logs``; the console stays clean.
 

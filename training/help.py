@@ -1,11 +1,10 @@
 """``--help`` and ``--help_all``: every field with its docstring and the recipe's value. No torch here."""
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
-import os
-import sys
 import textwrap
 import typing
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from parallel import output
 from training.config import RunConfig
 from training.recipe import sections
 
@@ -44,7 +44,7 @@ RARE = {
 def show(default: RunConfig, prog: str, everything: bool) -> None:
     """Print the help. everything: with the rare fields."""
     hidden = frozenset[str]() if everything else rare()
-    try:
+    with output.for_a_reader(), contextlib.suppress(SystemExit):  # tyro's; leaving is the caller's decision
         tyro.cli(
             RunConfig,
             prog=prog,
@@ -55,10 +55,6 @@ def show(default: RunConfig, prog: str, everything: bool) -> None:
             config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
             registry=_registry(hidden),
         )
-    except SystemExit:  # what tyro does after its help; leaving is the caller's decision
-        return
-    except BrokenPipeError:  # the reader (``| head``) has seen enough; what Python flushes at its end goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def rare() -> frozenset[str]:

@@ -129,6 +129,16 @@ def test_mistakes(flags: list[str], says: str, capsys: pytest.CaptureFixture[str
     assert says in capsys.readouterr().err
 
 
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    command = [sys.executable, "-m", "tools.goodput", "--days", "1"]
+    root = Path(__file__).resolve().parent.parent.parent
+    run = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout is not None
+    run.stdout.close()
+    _, said = run.communicate()
+    assert (said, run.returncode) == (b"", 0)
+
+
 def test_it_needs_no_torch() -> None:
     code = (
         "import sys, tools.goodput.__main__, tools.supervise.__main__, tools.supervise.decide, training.exit_note\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import tyro
 
+from parallel import output
 from parallel.errors import UserError
 from tools.goodput import measured
 from tools.goodput.model import CAUSES, Shares, Times, closed_form, times
@@ -107,6 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"tools.goodput: {error}", file=sys.stderr)
         return 2
+    with output.for_a_reader():
+        answer(job)
+    return 0
+
+
+def answer(job: Goodput) -> None:
+    """Print what is expected at each size."""
     print(
         f"a save stops training for {job.stall_s:.3g} s and is committed {job.commit_s:g} s later; verdict "
         f"{job.verdict_s:g} s, queueing {job.queueing_s:g} s, restart {job.restart_s:g} s; "
@@ -126,7 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         simulated = simulate(of_size, job.days * DAY_S, job.seed)
         print(f"\n{report(number, of_size, closed_form(of_size), simulated, job.days)}")
     print(f"\n{PUBLISHED}")
-    return 0
 
 
 def report(num_gpus: int, times: Times, expected: Shares, simulated: Shares, days: float) -> str:

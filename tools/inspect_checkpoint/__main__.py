@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from parallel import output
 from parallel.errors import UserError
 from tools.convert.__main__ import at_least_one
 from tools.inspect_checkpoint import average, catalogue, checking, compare, difference, fields, numbers, tree
@@ -166,8 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = tyro.cli(
             Inspect, args=given, use_underscores=True, prog="python -m tools.inspect_checkpoint", description=__doc__
         )
+    code = 0
     try:
-        return job.run()
+        with output.for_a_reader():
+            code = job.run()
     except UserError as error:
         print(f"tools.inspect_checkpoint: {error}", file=sys.stderr)
         return 2
@@ -177,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"tools.inspect_checkpoint: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 2
+    return code
 
 
 if __name__ == "__main__":

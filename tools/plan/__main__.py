@@ -8,12 +8,12 @@ Every legal layout is priced from physics: matrix products, attention, memory tr
 interval is what published runs, held against the same prices, were off by. Exit code 0: answered; 2: bad input.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
 import tyro
 
+from parallel import output
 from parallel.errors import UserError
 from tools.plan.flags import Flags
 from tools.plan.run import run
@@ -23,13 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: answered; 2: bad input, told in one message."""
     flags = tyro.cli(Flags, args=argv, use_underscores=True, prog="python -m tools.plan", description=__doc__)
     try:
-        run(flags)
-        sys.stdout.flush()
+        with output.for_a_reader():
+            run(flags)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    except BrokenPipeError:  # head, say, has seen enough; what is still buffered would fail once more at the exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
