@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -139,3 +140,14 @@ def examine(
         told=json.loads((folder / "told.json").read_text()),
         bad=(folder / "bad").read_text().splitlines(),
     )
+
+
+def can_mount() -> bool:
+    """Whether this process may have mounts of its own."""
+    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-m", "true"]).returncode
+
+
+def left_out(possible: bool) -> bool:
+    """Whether a test may be skipped: it cannot run here, and this is no place where all must (``TRIPLANE_NEEDS_SLURM``,
+    which ``.ci/run`` sets): there it runs, and fails."""
+    return not possible and "TRIPLANE_NEEDS_SLURM" not in os.environ

@@ -1,6 +1,5 @@
 """tools.doctor --nodes: what is broken on one node is found, and that node is named."""
 
-import shutil
 import socket
 import subprocess
 import time
@@ -9,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from doctor_nodes import QUICK, examine, free_port, srun, start
+from doctor_nodes import QUICK, can_mount, examine, free_port, left_out, srun, start
 from tools.doctor.__main__ import main
+from tools.faults.private_links import links_possible
 
-
-def can_mount() -> bool:
-    """Whether this process may have mounts and networks of its own."""
-    return shutil.which("unshare") is not None and not subprocess.run(["unshare", "-m", "true"]).returncode
-
-
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs private mounts (root)")
+needs_mounts = pytest.mark.skipif(left_out(can_mount()), reason="needs private mounts (root)")
 
 
 def in_own_mounts(command: str) -> list[str]:
@@ -141,13 +135,12 @@ def has_carrier(network: str) -> bool:
 @pytest.fixture
 def two_networks() -> Iterator[tuple[str, str]]:
     """Two network namespaces, joined by a cable between 10.213.9.1 and 10.213.9.2."""
-    if not can_mount() or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2")
+    if left_out(can_mount() and links_possible()):
+        pytest.skip("needs root, iproute2 and the kernel's leave")
     names = [f"triplane{free_port()}{letter}" for letter in "ab"]
     try:
         for name in names:
-            if subprocess.run(["ip", "netns", "add", name]).returncode:
-                pytest.skip("no network namespaces here")
+            subprocess.run(["ip", "netns", "add", name], check=True)
         first, second = names
         subprocess.run(
             ["ip", "-n", first, "link", "add", "va", "type", "veth", "peer", "vb", "netns", second], check=True
