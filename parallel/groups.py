@@ -15,7 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from parallel.cpu import adam, cuda_redirect, mcore_spots
+from parallel.cpu import adam, cuda_redirect, eager, mcore_spots
 from parallel.errors import SharedMistake
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
@@ -152,6 +152,7 @@ def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch
     adam.install()
     if device == "cpu":
         cuda_redirect.install()
+        eager.install()
         mcore_spots.install()
         # gloo would connect every two members of a group at its start and read one key of the store for each: with it,
         # two ranks connect when they first talk. Without it the one store answers O(world^2) reads before step 1.

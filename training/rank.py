@@ -30,7 +30,8 @@ def prepared_run(
     if pulse is not None:
         pulse.enter("data")
     prepared = prepare(config, identity)
-    with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False), kept_for_good():
+    own_output = output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False)
+    with own_output, kept_for_good(), as_device_needs(device):
         from training.job import train
 
     def run(pulse: Pulse, rank: launch.Identity) -> int:
@@ -39,6 +40,15 @@ def prepared_run(
             return train(config, prepared, rank, device, run_dir, console_fd, claim, request, pulse)
 
     return run
+
+
+def as_device_needs(device: str) -> contextlib.AbstractContextManager[None]:
+    """How Megatron is to be imported: on the CPU, without the compiler of its fused functions."""
+    if device != "cpu":
+        return contextlib.nullcontext()
+    from parallel.cpu.eager import eager_imports
+
+    return eager_imports()
 
 
 @contextlib.contextmanager

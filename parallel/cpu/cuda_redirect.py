@@ -138,8 +138,6 @@ def install() -> None:
         ("type", _tensor_type(torch.Tensor.type)),
     ):
         setattr(torch.Tensor, name, value)
-    # mcore's jit_fuser is torch.compile: Inductor would want a C++ compiler. Compiled functions run eagerly instead.
-    torch.compiler.set_stance("force_eager")
 
 
 def _no_range(*_: object, **__: object) -> contextlib.nullcontext[None]:

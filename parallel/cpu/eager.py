@@ -1,0 +1,41 @@
+"""On the CPU nothing is compiled: Inductor would want a C++ compiler, for programs that serve to learn and to test.
+
+Megatron decorates its fused functions with ``torch.compile`` as it is imported. That alone loads Dynamo and Inductor,
+of which a CPU run uses nothing: a fifth of the processor time of a short run. `time python pretrain_gpt.py
+slurm/recipes/debug.toml --nproc 2 --train.train_iters 4` took 6.9 and 6.4 s of user time without them, 8.6 and 8.3 s
+with them, in turns (2 busy cores, 2026-11-21).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def eager_imports() -> Iterator[None]:
+    """What is imported within keeps its functions as they are written, whatever ``torch.compile`` is asked for."""
+    compile = torch.compile
+    torch.compile = _as_it_is  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compile
+
+
+def install() -> None:
+    """From here on this process runs all eagerly, also what was decorated outside ``eager_imports``.
+
+    torch hides four methods of its optimizers from Dynamo, and loads it for that: a second in each rank.
+    """
+    for name in ("state_dict", "load_state_dict", "zero_grad", "add_param_group"):
+        method = getattr(torch.optim.Optimizer, name)
+        setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("force_eager")
+
+
+def _as_it_is(function: Callable[..., Any] | None = None, **_: object) -> Any:
+    return function if function is not None else lambda decorated: decorated
