@@ -148,7 +148,7 @@ def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:
 def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch.device:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // identity.local_world_size))
-    mcore_spots.check()
+    mcore_spots.check_once()
     adam.install()
     if device == "cpu":
         cuda_redirect.install()

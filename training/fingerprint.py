@@ -1,5 +1,6 @@
 """What must be the same on all ranks: configuration, code, library versions."""
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
@@ -32,6 +33,7 @@ def version(distribution: str) -> str:
         return "none"
 
 
+@functools.cache
 def code_digest() -> str:
     """Hex digest of every Python file that a rank may run."""
     root = Path(__file__).resolve().parent.parent
