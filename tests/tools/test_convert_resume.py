@@ -52,6 +52,28 @@ def killed(arguments: list[str], unfinished: Path, ending: str) -> int:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_ends_it_with_a_line(tmp_path: Path, workers: str) -> None:
+    """A terminal sends it to all processes of the command, whatever they are at: here while workers start."""
+    write_folder(tmp_path / "hf", WIDE, dtype=torch.float32)
+    command = ["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "20KB", "--workers"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tools.convert", *command, workers], start_new_session=True, stderr=subprocess.PIPE,
+        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (tmp_path / "checkpoint.tmp-convert").exists() or (
+        workers == "2" and len(children.read_text().split()) < 3
+    ):
+        assert process.poll() is None
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said, said
+    assert said.splitlines()[-1].startswith("tools.convert: interrupted; ")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_killed_import_and_export_go_on_to_the_same_bytes(tmp_path: Path, workers: str) -> None:
     write_folder(tmp_path / "hf", WIDE, dtype=torch.float32)
     imported = [str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "300KB", "--workers", workers]

@@ -92,10 +92,11 @@ def _run_workers(job: Job, workers: int, bar: tqdm) -> None:
         context.Process(target=_work, args=(job, worker, workers, counter, said, os.getpid()))
         for worker in range(workers)
     ]
-    for process in processes:
-        process.start()
     start = bar.n
     try:
+        with _ctrl_c_later():
+            for process in processes:
+                process.start()
         while any(process.is_alive() for process in processes):
             next(process for process in processes if process.is_alive()).join(0.2)
             bar.update(start + counter.value - bar.n)
@@ -107,6 +108,24 @@ def _run_workers(job: Job, workers: int, bar: tqdm) -> None:
         for process in processes:
             process.kill()
             process.join()
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Processes started within never hear Ctrl-C, which a terminal sends to all of them; this one hears it at the end.
+
+    Blocked, which they inherit. A handler, since another thread (tqdm's) may still take the signal for this process.
+    """
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _work(job: Job, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
