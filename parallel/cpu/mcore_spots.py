@@ -5,10 +5,10 @@ A probe fails loudly when the pinned version moves and a spot is no longer what 
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel.cpu import uneven
 
@@ -18,7 +18,8 @@ MCORE_VERSION = "0.19.2"
 def install() -> None:
     """Replace the RNG accessors of ``tensor_parallel.random``, which ask for a CUDA generator by index.
 
-    And spare a data-parallel group of one rank its collectives, and give gloo what the dispatchers of experts need.
+    And let data-parallel ranks exchange weights and gradients in the buffers where they are, and give gloo what the
+    dispatchers of experts need.
     """
     from megatron.core.distributed import param_and_grad_buffer as buffers
     from megatron.core.tensor_parallel import mappings
@@ -28,8 +29,8 @@ def install() -> None:
     check_once()
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
-    buffers.dist_all_gather_func = unless_alone(buffers.dist_all_gather_func)
-    buffers.dist_reduce_scatter_func = unless_alone(buffers.dist_reduce_scatter_func)
+    buffers.dist_all_gather_func = gather_in_place
+    buffers.dist_reduce_scatter_func = reduce_in_place
     mappings._gather_along_first_dim = uneven.where_uneven(mappings._gather_along_first_dim, uneven.gather)
     mappings._reduce_scatter_along_first_dim = uneven.where_uneven(
         mappings._reduce_scatter_along_first_dim, uneven.reduce_scatter
@@ -37,19 +38,34 @@ def install() -> None:
     token_dispatcher.maybe_move_tensor_to_cpu = counts_on_host
 
 
-def unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """``collective(output, input, group=...)``, left out where a group's only rank would copy a buffer onto itself.
+def gather_in_place(output: torch.Tensor, local: torch.Tensor, *, group: Any, **_: Any) -> None:
+    """``all_gather_into_tensor`` of an ``output`` [n], in which ``local`` [n / ranks] mostly lies already.
 
-    gloo would go through fresh memory: three times 64 ms per step for 34 M parameters, 7 % of a step.
+    A broadcast of each rank's part, since gloo's own goes through fresh memory of n elements. 376 MB of 2 ranks: 1.3
+    to 2.1 s with that, 0.2 to 0.5 s so; 40 MB of 4 ranks: 0.24 s and 0.08 s (2 busy cores, in turns, 2026-11-21).
     """
+    parts = output.chunk(group.size())
+    if parts[group.rank()].data_ptr() != local.data_ptr():
+        parts[group.rank()].copy_(local)
+    if group.size() > 1:
+        works = [dist.broadcast(part, group=group, group_src=rank, async_op=True) for rank, part in enumerate(parts)]
+        for work in works:
+            work.wait()
 
-    @functools.wraps(collective)
-    def call(output: torch.Tensor, local: torch.Tensor, *args: Any, group: Any, **kwargs: Any) -> Any:
-        if group.size() == 1 and output.data_ptr() == local.data_ptr():
-            return None
-        return collective(output, local, *args, group=group, **kwargs)
 
-    return call
+def reduce_in_place(output: torch.Tensor, whole: torch.Tensor, *, op: dist.ReduceOp, group: Any, **_: Any) -> None:
+    """``reduce_scatter_tensor`` into ``output`` [n / ranks] from ``whole`` [n], of which all is reduced in its place.
+
+    gloo's own is the same reduction on a copy: bit by bit the same sums. 376 MB of 2 ranks: 1.3 to 1.5 s with that,
+    0.3 to 0.5 s so; 40 MB of 4 ranks: 0.2 to 0.9 s and 0.2 s (2 busy cores, in turns, 2026-11-21).
+    """
+    if group.size() > 1:  # not dist.all_reduce: within Megatron's _coalescing_manager that, too, makes a copy
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        group.allreduce([whole], options).wait()
+    part = whole.chunk(group.size())[group.rank()]
+    if part.data_ptr() != output.data_ptr():
+        output.copy_(part)
 
 
 def counts_on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
