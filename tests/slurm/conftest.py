@@ -39,7 +39,7 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four nodes with 4 CPUs and 2 stand-ins for GPUs each."""
+    """Eight nodes with 4 CPUs and 2 stand-ins for GPUs each."""
     assert not MISSING, f"SLURM must be tested here, but there is no {', '.join(MISSING)}"
-    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=4, cpus_per_node=4, gpus_per_node=2) as running:
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=8, cpus_per_node=4, gpus_per_node=2) as running:
         yield running

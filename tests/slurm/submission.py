@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from tools.faults.private_cluster import Cluster, Job
-from training.metrics.jsonl import read_jsonl
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/pretrain.sbatch"
@@ -34,9 +33,3 @@ def submit(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ..
 def run_job(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str) -> Job:
     """``submit``, and wait for the end."""
     return cluster.wait(submit(cluster, folder, *arguments, flags=flags, **variables))
-
-
-def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
-    """Loss and gradient norm of every logged iteration; of one that was trained twice, those that count."""
-    lines = read_jsonl(run_dir / "metrics.jsonl")
-    return {line["iteration"]: (line["loss"], line["grad_norm"]) for line in lines if "loss" in line}

@@ -1,27 +1,33 @@
-"""A row of the campaign ``jobs``, through the code that plays all of them. Nothing is timed here.
+"""A row of the campaign ``jobs``, through the code that plays all of them: a real run under a real SLURM, killed.
 
-The shortest one: that a killed rank costs nothing is shown by test_resume.py, and the other rows by ``make faults``.
+The other rows are played by ``make faults``. Nothing is timed here.
 """
 
 from pathlib import Path
 
 import pytest
 
+import runs
+from data.prepare import Prepared
 from tools.faults import jobs
-from tools.faults.job_scene import Scene, Undisturbed
+from tools.faults.job_scene import FLAGS, ITERATIONS, Scene, Undisturbed, digests
 from tools.faults.private_cluster import Cluster
+from training.checkpoint import folders
 
-SAMPLE = "operator: batch that no layout divides|start"
+SAMPLE = "transient: kill -9 of rank 1|step 6"
 
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
-def test_a_row_is_played(cluster: Cluster, tmp_path: Path, cache_dir: Path) -> None:
-    nothing = Undisturbed(digests={}, losses={})
-    scene = Scene(cluster=cluster, folder=tmp_path / "row", cache_dir=cache_dir, undisturbed=nothing)
-    result = jobs.one(SAMPLE, scene)
-    assert result.problem == "", result
-    assert "train.global_batch_size 5" in result.facts["printed"]
+def test_a_killed_rank_costs_nothing(cluster: Cluster, tmp_path: Path, cache_dir: Path, prepared: Prepared) -> None:
+    runs.train(prepared, runs.configuration(tmp_path / "undisturbed", *FLAGS), 2)
+    newest = folders.latest(tmp_path / "undisturbed/checkpoints")
+    assert newest is not None and folders.iteration_of(newest) == ITERATIONS
+    undisturbed = Undisturbed(digests=digests(newest), losses={})
+    scene = Scene(cluster=cluster, folder=tmp_path / "row", cache_dir=cache_dir, undisturbed=undisturbed)
+    seen = jobs.play(SAMPLE, scene)
+    assert seen.weights == "equal" and seen.lost is not None
+    assert "rank 1 of 2 on " in seen.printed
 
 
 def test_every_row_has_a_name_and_a_phase() -> None:

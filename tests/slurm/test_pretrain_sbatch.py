@@ -131,7 +131,7 @@ def test_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_path:
 @pytest.mark.slurm
 def test_job_that_may_have_one_or_two_nodes_uses_those_that_it_got(cluster: Cluster, tmp_path: Path) -> None:
     program = "import os\nprint('one of', os.environ['SLURM_STEP_NUM_TASKS'])"
-    keep = cluster.submit("--nodes=3", "--exclusive", "--wrap", "sleep 600", cwd=tmp_path)
+    keep = cluster.submit("--nodes=7", "--exclusive", "--wrap", "sleep 600", cwd=tmp_path)
     cluster.until(keep, lambda: cluster.show(keep)["JobState"] == "RUNNING")
     job = run_job(cluster, checkout(tmp_path, program), flags=("--nodes", "1-2"))
     cluster.run("scancel", str(keep))

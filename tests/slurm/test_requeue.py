@@ -1,10 +1,12 @@
 """slurm/pretrain.sbatch on a real SLURM: which jobs start again, and which never do. Ranks are tiny programs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import together
 from tests.slurm.submission import checkout, run_job, submit
 from tools.faults.private_cluster import Cluster, ranks_left
 
@@ -31,8 +33,7 @@ if rank == "0":
 """Stands in for a run that, asked to stop, saves and leaves the marker, and that is done in its second start."""
 
 
-@pytest.mark.slurm
-def test_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, checkout(tmp_path, TRAINER))
     cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
     assert len(ranks_left(cluster, job)) >= 5
@@ -44,8 +45,7 @@ def test_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: P
     assert not (tmp_path / "run/attempts.jsonl").exists(), "what SLURM ends is no attempt of ours"
 
 
-@pytest.mark.slurm
-def test_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tmp_path: Path) -> None:
     """--signal=B:USR2@600 needs a time limit of minutes: the same signal comes from scancel here."""
     job = submit(cluster, checkout(tmp_path, TRAINER))
     cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
@@ -55,9 +55,15 @@ def test_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tmp_pa
     assert ended.output.count("heard SIGUSR2") == 4 and ended.output.count("is up in start 2") == 4
 
 
-@pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_bad_input_is_never_retried(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+def scenario_bad_input_of_a_rank_of_srun_is_never_retried(cluster: Cluster, tmp_path: Path) -> None:
+    bad_input(cluster, tmp_path, "srun")
+
+
+def scenario_bad_input_of_a_rank_of_torchrun_is_never_retried(cluster: Cluster, tmp_path: Path) -> None:
+    bad_input(cluster, tmp_path, "torchrun")
+
+
+def bad_input(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
     """Of one rank: its code is hidden by torchrun, and under srun by the end of the others."""
     program = """
 import os, sys, time
@@ -72,8 +78,7 @@ with exit_note(os.environ):
     assert "bad input" in job.output
 
 
-@pytest.mark.slurm
-def test_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(cluster: Cluster, tmp_path: Path) -> None:
     """The second job is submitted by mistake: it is refused, and leaves its note. Then the first one crashes."""
     program = """
 import os, sys, time
@@ -99,8 +104,7 @@ sys.exit(0 if os.environ.get("SLURM_RESTART_COUNT") else 1)
     assert left == ["attempts.jsonl"], "what a job was told through the folder goes with it"
 
 
-@pytest.mark.slurm
-def test_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp_path: Path) -> None:
     """Python itself ends with 2 then. The file server is mended by the next start."""
     folder = checkout(tmp_path, "print('trained')")
     (folder / "pretrain_gpt.py").rename(folder / "away.py")
@@ -110,8 +114,7 @@ def test_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp_pat
     assert "No such file" in job.output
 
 
-@pytest.mark.slurm
-def test_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_path: Path) -> None:
     """USR2 between two commands of the batch shell: srun has begun, and the shell has not yet noted whom to tell."""
     folder = checkout(tmp_path, TRAINER)
     before = "trap '[[ $BASH_COMMAND != running=\\$1* ]] || kill -USR2 $$' DEBUG"
@@ -121,8 +124,7 @@ def test_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_pat
     assert "stopped on request" in job.output
 
 
-@pytest.mark.slurm
-def test_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
+def scenario_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Such ranks die of USR2."""
@@ -143,7 +145,7 @@ raise SystemExit(1)
 
 @pytest.mark.slurm
 def test_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster: Cluster, tmp_path: Path) -> None:
-    """The doctor is a stand-in that finds n2 bad, then n3, and then nothing. The user excluded n4: n2 must serve."""
+    """The doctor is a stand-in that finds n2 bad, then n3, then nothing. The user excluded n4 to n8: n2 must serve."""
     folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
     (folder / "tools").mkdir()
     (folder / "tools/doctor.py").write_text(
@@ -155,19 +157,20 @@ def test_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster
         "sys.exit(bool(bad))\n"
     )
     environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
-    job = submit(cluster, folder, flags=("--exclude", "n4"), **environ)
+    job = submit(cluster, folder, flags=("--exclude", "n[4-8]"), **environ)
     ended = cluster.wait(job)
     assert (ended.state, ended.restarts) == ("COMPLETED", 2), ended.output
-    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4\n" in ended.output
-    assert "not all of n2,n3 can be left out" in ended.output and "next time without n3,n4\n" in ended.output
+    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4,n5,n6,n7,n8\n" in ended.output
+    assert (
+        "not all of n2,n3 can be left out" in ended.output and "next time without n3,n4,n5,n6,n7,n8\n" in ended.output
+    )
     assert ended.output.count("trained on n[1-2]") == 4 and ended.output.count("trained") == 4
-    assert cluster.show(job)["ExcNodeList"] in ("n3,n4", "n[3-4]"), "as it was given, or as SLURM folds it"
+    assert cluster.show(job)["ExcNodeList"] in ("n3,n4,n5,n6,n7,n8", "n[3-8]"), "as it was given, or as SLURM folds it"
     assert attempts(tmp_path)[1]["exclude"] == ["n2", "n3"]
     assert ended.output.count("--time_limit_s 81 --cluster h100_ib\n") == 3, "of the doctor, which ends by itself"
 
 
-@pytest.mark.slurm
-def test_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     folder = checkout(tmp_path, "print('trained')")
     (folder / "tools").mkdir()
     (folder / "tools/doctor.py").write_text("import time\ntime.sleep(600)\n")
@@ -176,8 +179,7 @@ def test_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -
     assert "the doctor had not ended after 2 s" in job.output
 
 
-@pytest.mark.slurm
-def test_chain_of_jobs_continues_the_run(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_chain_of_jobs_continues_the_run(cluster: Cluster, tmp_path: Path) -> None:
     """Where a site forbids requeueing: jobs of one name, one at a time, each goes on where the last one stopped."""
     program = """
 import os, time
@@ -201,6 +203,30 @@ time.sleep(2)
     assert [job.state for job in ended] == ["FAILED", "COMPLETED"], ended
     assert "SLURM did not requeue the job" in ended[0].output
     assert (folder / "run/count").read_text() == "2"
+
+
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, shared_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> together.Played:
+    """Four have the eight nodes, while a fifth waits for SLURM to start it again."""
+
+    def run(name: str, scenario: Callable[[Cluster, Path], None]) -> None:
+        folder = tmp_path_factory.mktemp(name)
+        try:
+            scenario(shared_cluster, folder)
+        finally:
+            for line in shared_cluster.run("squeue", "--noheader", "--format=%i %Z").stdout.splitlines():
+                if line.partition(" ")[2] == str(folder):
+                    shared_cluster.run("scancel", line.partition(" ")[0])
+
+    return together.play(request, 5, run)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", together.names(globals()))
+def test_jobs(name: str, played: together.Played) -> None:
+    played[name].result()
 
 
 def attempts(folder: Path) -> list[dict[str, object]]:

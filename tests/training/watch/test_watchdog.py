@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import runs
+import together
 from parallel.launch import Identity
 from training.watch import record, starts
 from training.watch.pulse import Page, memory_folder, remove
@@ -48,8 +49,8 @@ def watchdogs(of: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+@contextlib.contextmanager
+def starting(tmp_path: Path) -> Iterator[Start]:
     """Starts ranks on ``hosts``; in the end nothing of them may be left, in the process table or in memory."""
     started: list[subprocess.Popen[str]] = []
 
@@ -66,13 +67,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
             ))  # fmt: skip
         return started[before:]
 
-    yield begin
-    for process in started:
-        for pid in living(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
-    for page in pages(tmp_path):  # whose watchdogs were killed: the next rank of this user would remove them
-        remove(page)
+    try:
+        yield begin
+    finally:
+        for process in started:
+            for pid in living(process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.wait()
+        for page in pages(tmp_path):  # whose watchdogs were killed: the next rank of this user would remove them
+            remove(page)
 
 
 def pages(run_dir: Path) -> list[Path]:
@@ -105,7 +108,7 @@ def folder(run_dir: Path) -> Path:
     return starts.folder_of(run_dir, Identity(launcher="torchrun"), os.environ | environ, None)
 
 
-def test_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path) -> None:
+def scenario_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path) -> None:
     codes, said = end(start("spin", "n1", "n2", timeout_s=10.0))
     assert codes == [-signal.SIGKILL, -signal.SIGKILL]
     assert pages(tmp_path) == []
@@ -121,7 +124,7 @@ def test_an_endless_loop_is_named_on_whichever_host(start: Start, tmp_path: Path
     assert "in spin\n" in stacks[1]
 
 
-def test_a_stopped_rank_is_named_before_those_that_wait_for_it(start: Start, tmp_path: Path) -> None:
+def scenario_a_stopped_rank_is_named_before_those_that_wait_for_it(start: Start, tmp_path: Path) -> None:
     ranks = start("wait", "n1", "n1", "n1")
     assert ranks[1].stdout is not None
     assert ranks[1].stdout.readline() == "waits\n"
@@ -137,7 +140,7 @@ def test_a_stopped_rank_is_named_before_those_that_wait_for_it(start: Start, tmp
     assert "no stacks came" not in stacks
 
 
-def test_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
+def scenario_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
     ranks = start("wait", "n1", "n2")
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
@@ -150,7 +153,7 @@ def test_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> N
     assert "it is down or cut off; last heard of in iteration 5, phase evaluation" in said
 
 
-def test_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:
+def scenario_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:
     ranks = start("wait", "n1", "n2", timeout_s=600.0)
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
@@ -171,7 +174,7 @@ def test_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:
     assert said[0].endswith(" in iteration 5, phase evaluation")
 
 
-def test_the_first_failure_is_shown_and_its_echo_is_not(start: Start, tmp_path: Path) -> None:
+def scenario_the_first_failure_is_shown_and_its_echo_is_not(start: Start, tmp_path: Path) -> None:
     codes, said = end(start("raise", "n1", "n2"))
     assert codes == [1, 1]
     text = "\n".join(said)
@@ -186,15 +189,27 @@ def test_the_first_failure_is_shown_and_its_echo_is_not(start: Start, tmp_path: 
     ]
 
 
-def test_an_echo_is_shown_where_nobody_has_a_word_of_his_own(start: Start) -> None:
+def scenario_an_echo_is_shown_where_nobody_has_a_word_of_his_own(start: Start, tmp_path: Path) -> None:
     ranks = start("mistake", "n1", "n2")
     codes, said = end(ranks)
     assert sorted(codes) == [1, 2]
     assert "pretrain_gpt.py: the recipe is wrong" in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_what_was_asked_to_stop_may_be_killed_without_a_word(number: int, start: Start, tmp_path: Path) -> None:
+def scenario_what_heard_sigterm_may_be_killed_without_a_word(start: Start, tmp_path: Path) -> None:
+    asked_and_killed(signal.SIGTERM, start, tmp_path)
+
+
+def scenario_what_heard_sigusr2_may_be_killed_without_a_word(start: Start, tmp_path: Path) -> None:
+    asked_and_killed(signal.SIGUSR2, start, tmp_path)
+
+
+def scenario_what_heard_sigint_may_be_killed_without_a_word(start: Start, tmp_path: Path) -> None:
+    asked_and_killed(signal.SIGINT, start, tmp_path)
+
+
+def asked_and_killed(number: int, start: Start, tmp_path: Path) -> None:
+    """Of two ranks that wait."""
     ranks = start("wait", "n1", "n1", timeout_s=600.0)
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
@@ -207,13 +222,13 @@ def test_what_was_asked_to_stop_may_be_killed_without_a_word(number: int, start:
     assert record.newest(tmp_path) is None
 
 
-def test_a_slow_run_ends_without_a_word(start: Start, tmp_path: Path) -> None:
+def scenario_a_slow_run_ends_without_a_word(start: Start, tmp_path: Path) -> None:
     assert end(start("slow", "n1", "n2", timeout_s=10.0)) == ([0, 0], [])
     assert pages(tmp_path) == []
     assert not (tmp_path / "watch").exists()
 
 
-def test_what_an_earlier_start_left_is_no_verdict_on_this_one(start: Start, tmp_path: Path) -> None:
+def scenario_what_an_earlier_start_left_is_no_verdict_on_this_one(start: Start, tmp_path: Path) -> None:
     earlier = folder(tmp_path)
     earlier.mkdir(parents=True)
     old = {"kind": "hang", "rank": 0, "world_size": 2, "host": "n1", "iteration": 9, "phase": "step", "line": "old"}
@@ -228,7 +243,7 @@ def test_what_an_earlier_start_left_is_no_verdict_on_this_one(start: Start, tmp_
     assert (earlier / "stacks-n1.txt").exists()
 
 
-def test_the_verdict_of_a_second_job_on_the_same_folder_ends_only_that_one(start: Start, tmp_path: Path) -> None:
+def scenario_the_verdict_of_a_second_job_on_the_same_folder_ends_only_that_one(start: Start, tmp_path: Path) -> None:
     ranks = start("wait", "n1", "n2", timeout_s=600.0)
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
@@ -243,7 +258,7 @@ def test_the_verdict_of_a_second_job_on_the_same_folder_ends_only_that_one(start
     assert verdict(tmp_path)["host"] == "n2"
 
 
-def test_a_node_that_is_lost_is_named_and_not_who_misses_it(start: Start, tmp_path: Path) -> None:
+def scenario_a_node_that_is_lost_is_named_and_not_who_misses_it(start: Start, tmp_path: Path) -> None:
     ranks = start("lost", "n1", "n2", timeout_s=12.0)
     assert ranks[1].stdout is not None
     ranks[1].stdout.readline()
@@ -258,7 +273,7 @@ def test_a_node_that_is_lost_is_named_and_not_who_misses_it(start: Start, tmp_pa
     assert [found[key] for key in ("kind", "host", "rank")] == ["lost", "n2", 1]
 
 
-def test_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: Start, tmp_path: Path) -> None:
+def scenario_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: Start, tmp_path: Path) -> None:
     ranks = start("slow", "n1", "n1", timeout_s=600.0)
     until(lambda: [Page(path).watchdog()[2] > 0 for path in pages(tmp_path)] == [True, True])
     beside = watchdogs(ranks[1].pid)
@@ -269,3 +284,20 @@ def test_the_watchdog_goes_with_its_rank_and_takes_the_pages_along(start: Start,
     assert watchdogs(ranks[1].pid) == beside
     assert end(ranks) == ([0, 0], [])
     assert pages(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> together.Played:
+    """Three at once: they wait for timeouts, and their ranks are small."""
+
+    def run(name: str, scenario: Callable[[Start, Path], None]) -> None:
+        folder = tmp_path_factory.mktemp(name)
+        with starting(folder) as start:
+            scenario(start, folder)
+
+    return together.play(request, 3, run)
+
+
+@pytest.mark.parametrize("name", together.names(globals()))
+def test_watchdogs(name: str, played: together.Played) -> None:
+    played[name].result()
