@@ -1,15 +1,13 @@
 """``parallel.fit``: the layout that runs where the ranks do not fit the one that was asked for."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from programs import Program
 from training import cli
 from training.config import RunConfig
 from training.fitting import fit
@@ -95,11 +93,12 @@ def test_a_run_goes_on_with_fewer_ranks(tmp_path: Path, cache_dir: Path) -> None
     flags = ["--data.cache_dir", str(cache_dir), "--device", "cpu", *sizes(1, 2, 4)]
 
     def pretrain(run_dir: Path, nproc: int, iterations: int) -> str:
-        command = [sys.executable, "pretrain_gpt.py", str(DEBUG), *flags, "--parallel.fit", "True"]
-        command += ["--nproc", str(nproc), "--train.exit_interval", str(iterations), "--run_dir", str(run_dir)]
-        done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        arguments = [str(DEBUG), *flags, "--parallel.fit", "True", "--nproc", str(nproc)]
+        arguments += ["--train.exit_interval", str(iterations), "--run_dir", str(run_dir)]
+        run = Program(arguments, tmp_path / "program")
+        printed, said = run.communicate()
+        assert run.returncode == 0, said
+        return printed
 
     pretrain(tmp_path / "whole", 4, 4)
     pretrain(tmp_path / "fewer", 4, 2)

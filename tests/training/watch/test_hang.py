@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import runs
 from data.prepare import Prepared
 from parallel import launch, local_ranks, output
+from programs import Program
 from training import job
 from training.metrics.jsonl import read_jsonl
 from training.watch import record
@@ -26,27 +25,22 @@ START_S = 120.0
 
 
 @pytest.fixture
-def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Program]]:
     """Starts ``pretrain_gpt.py``; what still runs in the end is killed."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def begin(*flags: str, **environ: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS,
-                   "--data.cache_dir", str(cache_dir), *flags]  # fmt: skip
-        started.append(subprocess.Popen(
-            command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env=os.environ | environ,
-        ))  # fmt: skip
+    def begin(*flags: str, **environ: str) -> Program:
+        arguments = [str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS, "--data.cache_dir", str(cache_dir),
+                     *flags]  # fmt: skip
+        started.append(Program(arguments, tmp_path / f"program-{len(started)}", environ))
         return started[-1]
 
     yield begin
     for run in started:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
+        run.end()
 
 
-def until_it_trains(run: subprocess.Popen[str], run_dir: Path) -> None:
+def until_it_trains(run: Program, run_dir: Path) -> None:
     """Two iterations are done."""
     metrics, deadline = run_dir / "metrics.jsonl", time.monotonic() + START_S
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
@@ -55,10 +49,8 @@ def until_it_trains(run: subprocess.Popen[str], run_dir: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_stopped_rank_is_named_and_all_end(
-    start: Callable[..., subprocess.Popen[str]], prepared: Prepared, tmp_path: Path
-) -> None:
-    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2", "--fault.step_timeout_s", "10")
+def test_a_stopped_rank_is_named_and_all_end(start: Callable[..., Program], prepared: Prepared, tmp_path: Path) -> None:
+    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2", "--fault.step_timeout_s", "6")
     until_it_trains(run, tmp_path / "run")
     ranks = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(ranks[1], signal.SIGSTOP)
@@ -80,7 +72,7 @@ def test_a_stopped_rank_is_named_and_all_end(
 
 
 def test_a_killed_rank_is_named_once_where_nobody_has_started_all_ranks(
-    start: Callable[..., subprocess.Popen[str]], prepared: Prepared, tmp_path: Path
+    start: Callable[..., Program], prepared: Prepared, tmp_path: Path
 ) -> None:
     with local_ranks.socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])

@@ -13,6 +13,7 @@ import pytest
 import runs
 from data.prepare import Prepared
 from parallel.local_ranks import STOPPED
+from programs import Program
 from training.checkpoint import folders
 from training.metrics.jsonl import read_jsonl
 from training.watch.request import REPEAT_S
@@ -20,7 +21,7 @@ from training.watch.request import REPEAT_S
 FLAGS = ("--train.train_iters", "2000", "--log.log_interval", "1", "--train.eval_interval", "None")
 
 
-def until(condition: Callable[[], object], run: subprocess.Popen[str]) -> None:
+def until(condition: Callable[[], object], run: Program | subprocess.Popen[str]) -> None:
     """Wait while the run goes on."""
     while not condition():
         assert run.poll() is None, run.communicate()
@@ -28,24 +29,19 @@ def until(condition: Callable[[], object], run: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Program]]:
     """Starts ``pretrain_gpt.py`` in ``run``; what still runs in the end is killed."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Program] = []
 
-    def begin(*flags: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS,
-                   "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False", *flags]  # fmt: skip
-        started.append(subprocess.Popen(
-            command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
-        ))  # fmt: skip
+    def begin(*flags: str) -> Program:
+        arguments = [str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS, "--data.cache_dir", str(cache_dir),
+                     "--log.tensorboard", "False", *flags]  # fmt: skip
+        started.append(Program(arguments, tmp_path / f"program-{len(started)}"))
         return started[-1]
 
     yield begin
     for run in started:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGKILL)
-            run.communicate()
+        run.end()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +49,7 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., subprocess.
     [("2", [signal.SIGTERM]), ("2", [signal.SIGUSR2, signal.SIGUSR2]), ("1", [signal.SIGINT])],
 )
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
-    nproc: str, sent: list[signal.Signals], start: Callable[..., subprocess.Popen[str]], prepared: Prepared,
+    nproc: str, sent: list[signal.Signals], start: Callable[..., Program], prepared: Prepared,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     run_dir, metrics = tmp_path / "run", tmp_path / "run/metrics.jsonl"
@@ -80,8 +76,10 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
         assert not (run_dir / "requeue").exists()
 
 
-def test_before_training_there_is_nothing_to_save(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    run = start("--nproc", "2")
+def test_before_training_there_is_nothing_to_save(tmp_path: Path, cache_dir: Path) -> None:
+    command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), "--nproc", "2",
+               *FLAGS, "--data.cache_dir", str(cache_dir)]  # fmt: skip
+    run = subprocess.Popen(command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until((tmp_path / "run/logs").exists, run)  # its data is ready, torch is being imported
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate()
@@ -91,7 +89,7 @@ def test_before_training_there_is_nothing_to_save(start: Callable[..., subproces
     assert not (tmp_path / "run/checkpoints").exists()
 
 
-def test_a_second_ctrl_c_does_not_wait(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait(start: Callable[..., Program], tmp_path: Path) -> None:
     run = start("--nproc", "2")
     until((tmp_path / "run/metrics.jsonl").exists, run)
     ranks = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]

@@ -1,0 +1,80 @@
+"""``pretrain_gpt.py`` as a process of its own, to be killed and stopped, that need not import torch: it is forked.
+
+This process has imported it all and never computed, as the program itself has when it forks its ranks. What is to be
+shown of the start itself (imports, launchers) runs the command instead.
+"""
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ranks  # noqa: F401  (imports torch and megatron once)
+import runs
+import training.job  # noqa: F401
+
+ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
+
+class Program:
+    """One that runs, in a session of its own, with the part of subprocess.Popen's face that tests of it look at."""
+
+    def __init__(self, arguments: Sequence[str], output: Path, environ: Mapping[str, str] | None = None) -> None:
+        """``pretrain_gpt.py ARGUMENTS``, whose output goes to ``output`` with .out and .err behind it."""
+        self.returncode: int | None = None
+        self._files = output.with_suffix(".out"), output.with_suffix(".err")
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._run(arguments, environ or {})
+            finally:
+                os._exit(70)  # the program itself ends by os._exit
+
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        os.setsid()
+        faulthandler.disable()  # pytest's
+        for number in ENDED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for target, path in zip((1, 2), self._files, strict=True):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), target)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.chdir(runs.ROOT)
+        os.environ.update(environ)
+        sys.argv = ["pretrain_gpt.py", *arguments]
+        runpy.run_path("pretrain_gpt.py", run_name="__main__")
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal for one that was killed; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def communicate(self, timeout: float = 200.0) -> tuple[str, str]:
+        """Wait for the end: what was printed to stdout and stderr."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            assert time.monotonic() < deadline, "still running"
+            time.sleep(0.01)
+        return self._files[0].read_text(), self._files[1].read_text()
+
+    def send_signal(self, number: int) -> None:
+        """To this process alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """With SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """With SIGKILL, all of its session's first group; nothing where it has ended."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.communicate()
