@@ -1,4 +1,4 @@
-"""make bench-data: the data layer's figures against its peers'.
+"""make bench-data: the data layer's figures against its peers', in a table and in docs/benchmarks/data.json.
 
     python -m tools.benchmark_data [--megatron_lm CHECKOUT]
 
@@ -6,6 +6,8 @@ CPU-seconds, children included; ratios from one run. A missing peer is a row tha
 measured; 1: something is below its goal.
 """
 
+import dataclasses
+import json
 import sys
 import tempfile
 import time
@@ -15,7 +17,11 @@ from pathlib import Path
 
 import tyro
 
+from tools.benchmark.circumstances import ROOT, circumstances, versions
 from tools.benchmark_data import loading, tokenising
+from tools.benchmark_data.table import Row
+
+PEERS = ("megatron-core", "tokenizers", "sentencepiece", "tiktoken", "gigatoken", "mosaicml-streaming", "litdata")
 
 
 @dataclass(kw_only=True)
@@ -30,6 +36,8 @@ class Benchmark:
     """Where corpora and tokenizers are kept for the next time. None: nowhere."""
     only: str = ""
     """"tokenising" or "loading"; nothing: both."""
+    output: Path = ROOT / "docs/benchmarks/data.json"
+    """JSON with an entry for each of the two; the one that is not measured keeps its own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,13 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'measure':<58} {'ours':>10} {'peer':>10} {'unit':<14} {'ratio':>7} {'goal':>9}", flush=True)
         for name, rows in parts.items():
             if asked.only in ("", name):
+                found = []
                 for row in rows():
-                    verdicts.append(row.verdict)
+                    found.append(row)
                     print(row.text(), flush=True)
+                verdicts += [row.verdict for row in found]
+                _keep(asked.output, name, found)
         reached, all_rows = verdicts.count("yes"), len(verdicts)
         print(f"{reached} of {all_rows} goals reached, {verdicts.count('not measured')} not measured, "
               f"{time.monotonic() - start_s:.0f} s")  # fmt: skip
     return 1 if "NO" in verdicts else 0
+
+
+def _keep(output: Path, part: str, found: Sequence[Row]) -> None:
+    kept = json.loads(output.read_text()) if output.exists() else {}
+    said = [dataclasses.asdict(row) | {"ratio": row.ratio, "reached": row.verdict} for row in found]
+    kept[part] = circumstances() | {"versions": versions(PEERS), "results": said}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":
