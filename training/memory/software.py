@@ -24,7 +24,13 @@ class Software:
     all_reduces: bool = False
     """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
-    """Of a gradient element as it is held while microbatches add to it."""
+    """Of a gradient element as it is held while microbatches add to it, and of the 16-bit one beside where it stays."""
+    main_weight_bytes: int = 2
+    """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
+    keeps_outputs: bool = False
+    """A pipeline stage keeps what it sent on until its backward pass (Megatron drops it)."""
+    loss_bytes: int = 6
+    """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
     keeps_fp32_gradients: bool = True
     """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
     fp8_weights: bool = False

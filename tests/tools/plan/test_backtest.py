@@ -63,7 +63,7 @@ def test_every_row_gets_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixtu
         "all dense",
         "top-1",
         "out of memory",
-        "8 above the line by their own",
+        "4 of 4 failed runs",
         "each cluster by constants fitted without it",
     ):
         assert word in printed

@@ -6,18 +6,30 @@ from dataclasses import replace
 
 from training.memory.software import Software
 
-MEGATRON_2021 = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2)
-"""Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473)."""
-DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, splits_sends=False)
-"""Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
-MCORE = Software(tp_overlap=True, fp8_weights=True)
-"""NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped."""
-COMPOSER = Software(
-    newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False
+MEGATRON_2021 = Software(
+    flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, main_gradient_bytes=2,
+    keeps_fp32_gradients=False,
+)  # fmt: skip
+"""Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473). Its fp32 copy of the gradients
+is there when activations no longer are."""
+DEEPSPEED = Software(
+    flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, splits_sends=False, keeps_outputs=True
 )
-"""llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise."""
-TITAN = Software(newest_attention=False)
-"""torchtitan: FSDP2, torch.compile, SDPA."""
+"""Megatron-DeepSpeed: 1F1B without overlap, gradients reduced in the type of the weights."""
+MCORE = Software(
+    tp_overlap=True, fp8_weights=True, gradient_bytes=2, main_gradient_bytes=2, keeps_fp32_gradients=False,
+    accumulate_bytes=2.0,
+)  # fmt: skip
+"""NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped; their performance recipes
+set grad_reduce_in_fp32 to False."""
+COMPOSER = Software(
+    newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False,
+    main_weight_bytes=0, loss_bytes=2,
+)  # fmt: skip
+"""llm-foundry on PyTorch FSDP with Triton's flash attention, eager otherwise. Its fused loss writes the gradient over
+the 16-bit logits."""
+TITAN = Software(newest_attention=False, main_weight_bytes=0, loss_bytes=12)
+"""torchtitan: FSDP2, torch.compile, SDPA. PyTorch's loss holds its result and two gradients in fp32."""
 
 
 def program(row: Mapping[str, str]) -> Software:
@@ -37,8 +49,10 @@ def program(row: Mapping[str, str]) -> Software:
 
 
 def _noted(base: Software, notes: str, row_precision: str) -> Software:
-    if not base.splits_sends and row_precision == "bf16":  # its BF16_Optimizer adds up, and all-reduces, in fp32
-        base = replace(base, accumulate_bytes=14.0, gradient_bytes=4, all_reduces=True)
+    if not base.splits_sends and row_precision == "bf16":  # BF16_Optimizer: fp32 sums beside the gradients
+        base = replace(base, accumulate_bytes=14.0, gradient_bytes=4, main_gradient_bytes=6, all_reduces=True)
+        if (day := re.match(r"02-(\d\d)", notes)) and int(day[1]) < 28:  # the optimizer's first version
+            base = replace(base, main_gradient_bytes=4)
     elif not base.splits_sends:
         base = replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)
     if "async tp" in notes or "asynctp" in notes:
