@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from training.memory.activations import block_bytes, element_bytes, in_flight, loss_bytes
-from training.memory.cases import Column, Columns, tokens
+from training.memory.activations import block_bytes, in_flight, loss_bytes
+from training.memory.cases import Column, Columns
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 
@@ -102,9 +102,6 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
     last = stage == columns.layout.pp - 1
     loss = np.where(last, loss_bytes(columns) * (1 + columns.model.extra_heads), 0.0)
-    whole = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
-    sent = element_bytes(columns) * tokens(columns) * columns.model.hidden / whole
-    kept = kept + np.where((columns.software.keeps_outputs > 0) & ~last, sent, 0.0)
     return in_flight(columns, stage) * kept + np.maximum(working, loss)
 
 

@@ -92,7 +92,9 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         shape, cluster = shape_of(row), cluster_of(row)
         model = _sizes(shape, int(_number(row, "seq_len", 4096)))
         layout = _layout(row, model)
-        case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row))
+        case = Case(
+            model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row, model.gated)
+        )
         measured = _measured(row, case)
     except ValueError as error:
         raise UserError(
