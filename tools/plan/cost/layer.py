@@ -8,7 +8,7 @@ from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
-from training.memory.cases import Column, tokens
+from training.memory.cases import FORMATS, Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
@@ -112,7 +112,7 @@ def _last_product(columns: Columns, constants: Constants, width: Column) -> Colu
 
 
 def _expert_products(columns: Columns, constants: Constants) -> Column:
-    """The router, the local experts as one grouped product each way, and the shared experts."""
+    """The router, in 16 bits, the local experts as one grouped product each way, and the shared experts."""
     model, layout = columns.model, columns.layout
     experts = np.maximum(model.experts, 1)
     local = experts / layout.ep
@@ -122,7 +122,9 @@ def _expert_products(columns: Columns, constants: Constants) -> Column:
     grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
     grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
     shared = np.where(model.shared_ffn > 0, _mlp_products(columns, constants, model.shared_ffn), 0.0)
-    return grouped + shared + product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+    wide = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops)
+    router = wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+    return grouped + shared + router
 
 
 def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
@@ -134,8 +136,18 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
     weights = 2 * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
     share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
-    busy = alone * filled / np.maximum(tile, 1e-3) / share
+    busy = alone * filled / np.maximum(tile, 1e-3) / share * _grouped_in_fp4(columns, constants)
     return np.maximum(busy, weights) + constants.launch_s
+
+
+def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
+    """Times that experts' products in fp4 take against a single one: no less than mxfp8's (TransformerEngine #2281).
+
+    Cards have twice the fp8 FLOPS that they have in 16 bits.
+    """
+    fp4 = columns.machine.peak_flops * constants.gemm_blackwell_fp4
+    fp8 = 2 * columns.machine.attention_flops * constants.gemm_blackwell_mxfp8
+    return np.where(columns.format == FORMATS.index("fp4"), np.maximum(1.0, fp4 / fp8), 1.0)
 
 
 def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Column]:
