@@ -118,6 +118,6 @@ def loss_bytes(columns: Columns) -> Column:
     """
     model, layout, whole = columns.model, columns.layout, element_bytes(columns) == 4
     stream = np.where(columns.software.transformer_engine > 0, 6, 20) * model.hidden
-    logits = np.where(whole, 4, 6) * tokens(columns) * model.vocab
+    logits = np.where(whole, 4, columns.software.loss_bytes) * tokens(columns) * model.vocab
     weight = np.where(whole, 4 * model.hidden * model.vocab, 0.0)
     return (logits + weight + stream * tokens(columns)) / layout.tp

@@ -11,9 +11,11 @@ from training.memory.cases import Column, Columns
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 
-WORKSPACE_BYTES = 5.2e9
-"""CUDA's context, NCCL's buffers, cuBLAS workspaces and fragmentation: what published peaks hold beyond the tensors
-that are counted here (fitted to BigScience's published peaks)."""
+LIBRARY_BYTES = 1.6e9
+"""CUDA's context, cuBLAS's and cuDNN's workspaces."""
+GROUP_BYTES = 1.3e9
+"""Of each axis of parallelism: NCCL's buffers, and what its collectives' own tensors break up of the free memory. Both
+from what 72 published peaks hold beyond the tensors that are counted here."""
 SAFE_SHARE = 0.80
 """No run failed whose estimate stayed below this share of the card (arXiv:2411.06465)."""
 
@@ -35,6 +37,12 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
+def workspace_bytes(layout: Candidate) -> float:
+    """Beside the tensors, on a GPU."""
+    axes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp)
+    return LIBRARY_BYTES + GROUP_BYTES * sum(size > 1 for size in axes)
+
+
 def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
     """Looks at the first stage, the second and the last: others hold no more than these."""
     known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
@@ -53,11 +61,9 @@ def stage_memory(
 ) -> Memory:
     """Of one stage of each case."""
     software = columns.software
-    gradient = [
-        (int(size), bool(copies))
-        for size, copies in zip(software.main_gradient_bytes, software.keeps_fp32_gradients, strict=True)
-    ]
-    return _stage(columns, stacks, layouts, stages, gradient)
+    widths = zip(software.main_gradient_bytes, software.keeps_fp32_gradients, software.main_weight_bytes, strict=True)
+    held = [(int(gradient), bool(copies), int(weight)) for gradient, copies, weight in widths]
+    return _stage(columns, stacks, layouts, stages, held)
 
 
 def _stage(
@@ -65,10 +71,10 @@ def _stage(
     stacks: Sequence[Stack],
     layouts: Sequence[Candidate],
     stages: Sequence[int],
-    gradient: Sequence[tuple[int, bool]],
+    held: Sequence[tuple[int, bool, int]],
 ) -> Memory:
     fixed, plain, mixtures, held_parameters = [], [], [], []
-    for stack, layout, stage, wide in zip(stacks, layouts, stages, gradient, strict=True):
+    for stack, layout, stage, wide in zip(stacks, layouts, stages, held, strict=True):
         own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
         fixed.append(states(own, layout, *wide))
         held_parameters.append(own.dense + own.expert)
@@ -85,7 +91,7 @@ def _stage(
         gradients=np.array([own.gradients for own in fixed]),
         optimizer=np.array([own.optimizer for own in fixed]),
         activations=activations + _gathered(columns, np.array(held_parameters), np.array(plain) + np.array(mixtures)),
-        workspace=np.full(columns.count, WORKSPACE_BYTES),
+        workspace=np.array([workspace_bytes(layout) for layout in layouts]),
         stage=number,
     )
 

@@ -15,7 +15,7 @@ from parallel.stages import layers_per_chunk
 from training.config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Case, Column, Columns
 from training.memory.layouts import Candidate, Recompute
-from training.memory.peak import WORKSPACE_BYTES, Memory, memory, stage_memory
+from training.memory.peak import Memory, memory, stage_memory
 from training.memory.software import OURS, Software
 from training.memory.states import Stack
 
@@ -95,7 +95,7 @@ def _predicted(found: Memory, number: int, modules: Modules) -> Predicted:
         gradients=float(found.gradients[number]),
         optimizer=float(found.optimizer[number]),
         activations=float(found.activations[number]),
-        workspace=WORKSPACE_BYTES if modules.cuda else 0.0,
+        workspace=float(found.workspace[number]) if modules.cuda else 0.0,
     )
 
 

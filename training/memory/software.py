@@ -24,13 +24,19 @@ class Software:
     all_reduces: bool = False
     """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
-    """Of a gradient element as it is held while microbatches add to it."""
+    """Of a gradient element as it is held while microbatches add to it, and of the 16-bit one beside where it stays."""
+    main_weight_bytes: int = 2
+    """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
+    loss_bytes: int = 6
+    """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
     keeps_fp32_gradients: bool = True
     """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
     fp8_weights: bool = False
     """Weights are held in fp8 alone, not beside 16-bit ones."""
     reduces_every_microbatch: bool = False
     """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
+    stops_early: bool = False
+    """Recomputation ends when the backward pass has what it needs: a block's last product is not repeated."""
     splits_sends: bool = True
     """A stage's TP ranks send a piece each of an activation that all of them hold (arXiv:2104.04473, section 4.1)."""
     accumulate_bytes: float = 4.0
@@ -40,10 +46,14 @@ class Software:
     first_year: bool = False
     """Kernels of the first year of a card's generation, before they were tuned for it."""
     fused_experts: bool = False
-    """Experts' products, activation and casts in one kernel each way, replayed as CUDA graphs."""
+    """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
+    graphed_experts: bool = False
+    """Layers of experts run as CUDA graphs: they do not wait for the host."""
+    sends_once: bool = True
+    """A token goes once to each rank, or domain, that has experts for it; False: once for each expert."""
     balanced_experts: bool = True
     """A benchmark that forces every expert to get as many tokens."""
 
 
-OURS = Software(balanced_experts=False)
+OURS = Software(balanced_experts=False, sends_once=False)
 """pretrain_gpt.py with Transformer Engine."""

@@ -147,7 +147,7 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
     )
 
 
-def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True) -> States:
+def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True, weight_bytes: int = 2) -> States:
     """Bytes of a stage's rank; sharded parts are split over DP x CP, those of experts over what EP x ETP leaves.
 
     copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
@@ -157,7 +157,7 @@ def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool =
     """
     everywhere = layout.dp * layout.cp
     apart = max(1, layout.tp * everywhere // (layout.ep * layout.etp))
-    weight = 4 if layout.precision == "fp32" else 2
+    weight = 4 if layout.precision == "fp32" else weight_bytes
     gradient = 4 if layout.precision == "fp32" else gradient_bytes
     rest = (0 if layout.precision == "fp32" else 4) + (4 if gradient < 4 and copies else 0) + 8
     found = [0.0, 0.0, 0.0]

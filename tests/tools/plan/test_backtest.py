@@ -10,10 +10,12 @@ import pytest
 from parallel.errors import UserError
 from tools.plan.__main__ import main
 from tools.plan.backtest.fit import fit
-from tools.plan.backtest.metrics import errors, order
+from tools.plan.backtest.metrics import errors, memory_errors, order
+from tools.plan.backtest.peaks import peak_bytes
 from tools.plan.backtest.rows import PUBLISHED, Row, read
 from tools.plan.backtest.validation import by_layout, predicted_s
 from tools.plan.cost.constants import fitted, interval
+from training.memory.peak import SAFE_SHARE
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +27,21 @@ def test_errors_and_order_on_the_shipped_runs(rows: list[Row]) -> None:
     dense, experts = ([row for row in rows if row.experts is kind and row.measured_s] for kind in (False, True))
     assert len(dense) > 390 and len(experts) > 110
     found = errors(dense, predicted_s(dense, fitted()))
-    assert found.mean < 0.065 and found.median < 0.05 and abs(found.bias) < 0.02
-    assert errors(experts, predicted_s(experts, fitted())).mean < 0.23
+    assert found.mean < 0.059 and found.median < 0.048 and abs(found.bias) < 0.02
+    assert errors(experts, predicted_s(experts, fitted())).mean < 0.19
     sweeps = {word: [row for row in dense if word in row.source] for word in ("BigScience", "vTrain")}
     orders = {word: order(own, predicted_s(own, fitted())) for word, own in sweeps.items()}
     assert orders["BigScience"].right > 0.88 and orders["BigScience"].top1 < 0.02
-    assert orders["vTrain"].right > 0.75 and orders["vTrain"].top1 < 0.02
+    assert orders["vTrain"].right > 0.79 and orders["vTrain"].top1 < 0.02
+
+
+def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[Row]) -> None:
+    """Of the runs flagged wrongly, a third are above the line by their own published peak."""
+    found = memory_errors(rows, peak_bytes(rows), SAFE_SHARE)
+    assert found.failed == found.flagged_failed == 4
+    assert found.flagged_succeeded <= 33 and found.mean < 0.105 and found.median < 0.08
+    held = peak_bytes(rows) / [row.case.machine.memory_bytes for row in rows]
+    assert sum(share > 1 for row, share in zip(rows, held, strict=True) if row.measured_s) <= 1
 
 
 def test_the_shipped_constants_are_the_fit(rows: list[Row]) -> None:
@@ -44,7 +55,7 @@ def test_unseen_layouts_are_met_as_the_file_says(rows: list[Row]) -> None:
     dense = [row for row in rows if row.measured_s and not row.experts]
     predicted = by_layout(dense)
     found = errors(dense, predicted)
-    assert found.mean < 0.075 and found.median < 0.06
+    assert found.mean < 0.066 and found.median < 0.055
     known, ratio = interval("dense"), np.array([row.measured_s for row in dense]) / predicted
     assert 0.75 < np.mean((ratio >= known.low) & (ratio <= known.high)) < 0.85
 
@@ -63,7 +74,7 @@ def test_every_row_gets_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixtu
         "all dense",
         "top-1",
         "out of memory",
-        "8 above the line by their own",
+        "4 of 4 failed runs",
         "each cluster by constants fitted without it",
     ):
         assert word in printed

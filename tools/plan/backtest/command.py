@@ -14,7 +14,7 @@ from tools.plan.aligned import aligned
 from tools.plan.backtest import refit, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import peak_bytes, untold
-from tools.plan.backtest.rows import Row, read
+from tools.plan.backtest.rows import GIB, Row, read
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
@@ -95,7 +95,7 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
     filling = int((full & (held > line)).sum())
     ran = np.array([row.measured_s is not None and not row.out_of_memory for row in rows])
-    peaks = np.array([row.memory_gb or 0.0 for row in rows]) * 1e9
+    peaks = np.array([row.memory_bytes or 0.0 for row in rows])
     rightly = int((ran & (held > line) & (peaks > line)).sum())
     return [
         f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of "
@@ -120,7 +120,7 @@ def cross_validation(rows: Sequence[Row]) -> list[str]:
 
 
 def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held: Column) -> None:
-    """One line a row, with both ends of the interval and the parts of the step."""
+    """One line a row, with both ends of the interval and the parts of the step. Memory in GiB, as mem_gb is."""
     times = step_times(Columns([row.case for row in rows]), fitted())
     head = ["id", "predicted_step_s", "predicted_memory_gb", "low_s", "high_s", "measured_step_s"]
     try:
@@ -130,7 +130,7 @@ def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held:
             for number, row in enumerate(rows):
                 known, seconds = interval("experts" if row.experts else "dense"), float(predicted[number])
                 table.writerow([
-                    row.id, repr(seconds), repr(float(held[number]) / 1e9), repr(seconds * known.low),
+                    row.id, repr(seconds), repr(float(held[number]) / GIB), repr(seconds * known.low),
                     repr(seconds * known.high), "" if row.measured_s is None else repr(row.measured_s),
                     *(repr(float(getattr(times, name)[number])) for name in times.__slots__),
                 ])  # fmt: skip

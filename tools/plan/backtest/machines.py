@@ -30,6 +30,8 @@ def cluster_of(row: Mapping[str, str]) -> Cluster:
     found = clusters.load(next((file for word, file in FILES.items() if label.startswith(word)), "h100_ib"))
     if match := re.search(r"(\d+(?:\.\d+)?)\s*TB/s", row.get("notes", "")):
         gpu = dataclasses.replace(found.gpu, memory_gb_per_s=float(match[1]) * 1000)
+        if size := re.search(r"(\d+)GB HBM", row.get("notes", "")):
+            gpu = dataclasses.replace(gpu, memory_gib=float(size[1]))
         return dataclasses.replace(found, name=f"{found.name}_{match[1]}", gpu=gpu)
     return found
 

@@ -100,10 +100,10 @@ def memory_errors(rows: Sequence[Row], predicted: NDArray[np.float64], safe_shar
     """Runs that are known to have succeeded are those with a measured time or peak."""
     card = np.array([row.case.machine.memory_bytes for row in rows])
     flagged = predicted > safe_share * card
-    known = np.array([row.memory_gb is not None for row in rows])
+    known = np.array([row.memory_bytes is not None for row in rows])
     failed = np.array([row.out_of_memory for row in rows])
     succeeded = np.array([row.measured_s is not None for row in rows]) & ~failed
-    truth = np.array([(row.memory_gb or math.nan) * 1e9 for row in rows])
+    truth = np.array([row.memory_bytes or math.nan for row in rows])
     off = np.abs(predicted / truth - 1)[known & (truth > 0)]
     return MemoryErrors(
         len(off), float(off.mean()) if len(off) else math.nan, float(np.median(off)) if len(off) else math.nan,

@@ -13,11 +13,14 @@ from training.memory.peak import SAFE_SHARE, memory
 
 
 def peak_bytes(rows: Sequence[Row]) -> Column:
-    """Bytes on the fullest rank. Where a table does not tell what is recomputed: the least with which the run fits."""
+    """Bytes on the fullest rank. Where a table does not tell what is recomputed: the least with which the run fits.
+
+    A run whose card cannot hold it even then has sharded its weights, which its table left out.
+    """
     found = _total(rows, "none")
     card = np.array([row.case.machine.memory_bytes for row in rows])
-    for more in ("some", "full"):
-        over = [number for number, row in enumerate(rows) if untold(row) and found[number] > SAFE_SHARE * card[number]]
+    for more, share in (("some", SAFE_SHARE), ("full", SAFE_SHARE), ("sharded", 1.0)):
+        over = [number for number, row in enumerate(rows) if untold(row) and found[number] > share * card[number]]
         if over:
             found[over] = _total([rows[number] for number in over], more)
     return found
@@ -35,6 +38,7 @@ def _total(rows: Sequence[Row], recomputed: str) -> Column:
             layouts.append(row.case.layout)
             continue
         some: Recompute = "moe" if row.experts else "mlp"
-        layouts.append(replace(row.case.layout, recompute="full" if recomputed == "full" else some))
+        layout = replace(row.case.layout, recompute=some if recomputed == "some" else "full")
+        layouts.append(replace(layout, zero=3) if recomputed == "sharded" else layout)
     cases = [replace(row.case, layout=layout) for row, layout in zip(rows, layouts, strict=True)]
     return memory(Columns(cases), [row.shape for row in rows], layouts).total

@@ -23,6 +23,8 @@ from training.memory.layouts import Candidate, Recompute
 PUBLISHED = Path(__file__).with_name("published.csv")
 NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")
 TIMES = ("step_s", "tokens_s_gpu", "tflops_gpu")
+GIB = 2**30
+"""Of mem_gb: nvidia-smi and PyTorch's allocator, which people copy their peaks from, count in powers of two."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -36,7 +38,7 @@ class Row:
     shape: GPTShape
     cluster: Cluster
     measured_s: float | None
-    memory_gb: float | None
+    memory_bytes: float | None
     out_of_memory: bool
 
     @property
@@ -90,7 +92,9 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         shape, cluster = shape_of(row), cluster_of(row)
         model = _sizes(shape, int(_number(row, "seq_len", 4096)))
         layout = _layout(row, model)
-        case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row))
+        case = Case(
+            model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row, model.gated)
+        )
         measured = _measured(row, case)
     except ValueError as error:
         raise UserError(
@@ -99,7 +103,7 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
     notes = row.get("notes", "")
     return Row(
         id=row["id"], source=row.get("source", ""), text=row, case=case, shape=shape, cluster=cluster,
-        measured_s=measured, memory_gb=_number(row, "mem_gb", 0) or None,
+        measured_s=measured, memory_bytes=_number(row, "mem_gb", 0) * GIB or None,
         out_of_memory="OOM" in notes and "close to OOM" not in notes,
     )  # fmt: skip
 
@@ -135,7 +139,8 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
     batch = _number(row, "gbs", dp * mbs)
     zero = row.get("zero", "").lower()
     framework = row.get("framework", "").lower()
-    sharded = 3 if zero == "3" or zero.startswith("fsdp") or "fsdp" in framework or "titan" in framework else 1
+    noted = "fsdp on" in row.get("notes", "").lower()
+    sharded = 3 if noted or zero in ("3", "fsdp") or "fsdp" in framework or "titan" in framework else 1
     if zero in ("0", "2"):
         sharded = 2 if zero == "2" and "fsdp" not in framework else sharded
     old = framework in ("megatron-lm", "megatron-deepspeed")

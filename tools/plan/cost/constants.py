@@ -78,10 +78,10 @@ class Constants:
     """The same where each expert's quantisation and activation are fused into them."""
     expert_traffic: float = 1.5
     """Times the bytes that routing and permuting tokens must move."""
-    expert_launch_s: float = 1.5e-4
-    """Of a layer of experts forward: routing, permutation, host synchronisation. Seconds."""
+    expert_host_s: float = 3e-3
+    """That a host needs to launch a layer of experts forward, and to wait for the counts of tokens. Seconds."""
     fused_experts: float = 0.5
-    """What fused, graphed experts leave of that traffic and of those launches."""
+    """What fused experts leave of that traffic."""
     dispatch: float = 0.6
     """Share of the links' bandwidth that the all-to-all of tokens reaches."""
     imbalance: float = 1.15
@@ -92,7 +92,7 @@ EXPERTS_ONLY = (
     "expert_gemm",
     "expert_gemm_fused",
     "expert_traffic",
-    "expert_launch_s",
+    "expert_host_s",
     "fused_experts",
     "dispatch",
     "imbalance",

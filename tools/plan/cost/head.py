@@ -7,13 +7,15 @@ from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import product_s
 from training.memory.cases import Column, tokens
 
+PADDED = 128
+"""Megatron pads a rank's share of the vocabulary to a multiple of it (make_vocab_size_divisible_by)."""
 LOSS_BYTES = 22
 """Per logit: written in 16 bits, read and written in fp32 by softmax and its gradient, read again by two products."""
 
 
 def head_s(columns: Columns, constants: Constants) -> Column:
     """The output layer in 16 bits (never fp8) and the softmax over the vocabulary, on the last stage."""
-    local, rows = columns.model.vocab / columns.layout.tp, tokens(columns)
+    local, rows = PADDED * np.ceil(columns.model.vocab / (PADDED * columns.layout.tp)), tokens(columns)
     product = product_s(columns, constants, rows, local, columns.model.hidden)
     slower = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops * 0.85)
     loss = LOSS_BYTES * rows * local / columns.machine.memory_bytes_per_s

@@ -8,10 +8,13 @@ from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
-from training.memory.cases import Column, tokens
+from training.memory.cases import FORMATS, Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
+NARROW_HEADS = 0.75
+"""Flash attention's share of peak falls with this power of heads narrower than 128: their exponentials, as many as of
+wide ones, take the time (0.7 of the share at 64 on Hopper, arXiv:2407.08608, figure 5; 0.5 where they take it all)."""
 FLASH_BACKWARD = 2.5
 """Products of flash attention's backward pass against its forward (five against two, arXiv:2205.14135)."""
 
@@ -64,6 +67,9 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     routing = routing * lean
     forward = attend + mlp + core + moved + tp + ring + ep + routing
     again = _again(columns, forward, core, mlp, moved, mlp + routing + ep if experts else mlp * 0)
+    if not experts:
+        spared = columns.recomputes("full") & (columns.software.stops_early > 0)
+        again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
     times = Times(
         products=3 * (attend + mlp),
         attention=core + core_backward,
@@ -73,6 +79,10 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
         ep=2 * ep,
         recompute=again,
     )
+    if experts:
+        host = np.where(columns.software.graphed_experts > 0, 0.0, constants.expert_host_s)
+        times.traffic = times.traffic + np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total)
+        forward = np.maximum(forward, host)
     return times, forward
 
 
@@ -92,13 +102,17 @@ def _attention_products(columns: Columns, constants: Constants) -> Column:
 
 
 def _mlp_products(columns: Columns, constants: Constants, width: Column) -> Column:
-    rows, hidden, local = tokens(columns), columns.model.hidden, width / columns.layout.tp
-    first = (1 + columns.model.gated) * local
-    return product_s(columns, constants, rows, first, hidden) + product_s(columns, constants, rows, hidden, local)
+    first = (1 + columns.model.gated) * width / columns.layout.tp
+    last = _last_product(columns, constants, width)
+    return product_s(columns, constants, tokens(columns), first, columns.model.hidden) + last
+
+
+def _last_product(columns: Columns, constants: Constants, width: Column) -> Column:
+    return product_s(columns, constants, tokens(columns), columns.model.hidden, width / columns.layout.tp)
 
 
 def _expert_products(columns: Columns, constants: Constants) -> Column:
-    """The router, the local experts as one grouped product each way, and the shared experts."""
+    """The router, in 16 bits, the local experts as one grouped product each way, and the shared experts."""
     model, layout = columns.model, columns.layout
     experts = np.maximum(model.experts, 1)
     local = experts / layout.ep
@@ -108,7 +122,9 @@ def _expert_products(columns: Columns, constants: Constants) -> Column:
     grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
     grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
     shared = np.where(model.shared_ffn > 0, _mlp_products(columns, constants, model.shared_ffn), 0.0)
-    return grouped + shared + product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+    wide = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops)
+    router = wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+    return grouped + shared + router
 
 
 def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
@@ -120,8 +136,18 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
     weights = 2 * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
     share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
-    busy = alone * filled / np.maximum(tile, 1e-3) / share
+    busy = alone * filled / np.maximum(tile, 1e-3) / share * _grouped_in_fp4(columns, constants)
     return np.maximum(busy, weights) + constants.launch_s
+
+
+def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
+    """Times that experts' products in fp4 take against a single one: no less than mxfp8's (TransformerEngine #2281).
+
+    Cards have twice the fp8 FLOPS that they have in 16 bits.
+    """
+    fp4 = columns.machine.peak_flops * constants.gemm_blackwell_fp4
+    fp8 = 2 * columns.machine.attention_flops * constants.gemm_blackwell_mxfp8
+    return np.where(columns.format == FORMATS.index("fp4"), np.maximum(1.0, fp4 / fp8), 1.0)
 
 
 def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Column]:
@@ -135,7 +161,8 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     piece = model.seq_length / layout.cp  # a ring attends to one context rank's keys after the other
     share = np.array(by_generation)[columns.generation]
     older = (columns.software.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
-    share = np.where(older, constants.flash_2, share) * np.minimum(1.0, (model.head_dim / 128) ** 0.25)
+    narrow = np.minimum(1.0, (model.head_dim / 128) ** NARROW_HEADS)
+    share = np.where(older, constants.flash_2, share) * narrow
     share = share * columns.software.power_share * machine.sustained * piece / (piece + constants.flash_ramp)
     flash = flops / (machine.attention_flops * share) + constants.launch_s
     scores = 2.0 * model.heads * queries * model.seq_length
@@ -156,7 +183,7 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     small = (columns.format >= 1) & (columns.format <= 3)
     read = 2 * model.hidden + (model.query_width + inner) / layout.tp
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
-    moved = 2 * rows * channels * times + 2 * rows * casts
+    moved = 2 * rows * (channels * times + casts)
     return moved / columns.machine.memory_bytes_per_s + 4 * constants.launch_s
 
 
@@ -178,7 +205,7 @@ def _context_parallel(columns: Columns, constants: Constants, core: Column) -> C
 
 
 def _dispatch(columns: Columns, constants: Constants) -> tuple[Column, Column]:
-    """All-to-all of tokens to their experts and back, and the memory traffic and launches around it. Forward."""
+    """All-to-all of tokens to their experts and back, and the memory traffic around it. Forward."""
     model, layout = columns.model, columns.layout
     rows = tokens(columns) / layout.tp
     uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
@@ -187,4 +214,4 @@ def _dispatch(columns: Columns, constants: Constants) -> tuple[Column, Column]:
     there = exchange_s(columns, constants, sent, layout.ep, stride, model.topk)
     gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))
     permuted = 4 * sent * constants.expert_traffic / columns.machine.memory_bytes_per_s
-    return 2 * (there + gathered), permuted + constants.expert_launch_s
+    return 2 * (there + gathered), permuted

@@ -47,15 +47,19 @@ def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: 
 def exchange_s(
     columns: Columns, constants: Constants, rank_bytes: Column, size: Column, stride: Column, copies: Column
 ) -> Column:
-    """All-to-all of ``rank_bytes`` from every rank, in which each token goes to ``copies`` ranks.
+    """All-to-all of ``rank_bytes`` from every rank, in which each token goes to ``copies`` experts.
 
-    What leaves the domain goes through the rank's own adapter, once per domain and not once per copy (DeepSeek-V3,
-    arXiv:2412.19437, section 3.2.2; DeepEP and HybridEP do so): D (1 - (1 - 1/D)^copies) of D domains.
+    Where a program sends a token once to each place and not once per copy (DeepSeek-V3, arXiv:2412.19437, section
+    3.2.2; DeepEP and HybridEP do so), n (1 - (1 - 1/n)^copies) of n ranks, or domains, get it. What leaves the domain
+    goes through the rank's own adapter.
     """
     machine = columns.machine
     near = ranks_in_domain(columns, size, stride)
     domains, copies = np.maximum(1, size / near), np.maximum(1, copies)
-    once = domains * (1 - (1 - 1 / domains) ** copies) / copies
-    inner = rank_bytes * (near - 1) / near / (machine.scale_up_bytes_per_s * constants.dispatch)
-    outer = rank_bytes * once * (domains - 1) / domains / (machine.nic_bytes_per_s * constants.dispatch)
+    once = columns.software.sends_once > 0
+    to_ranks, to_domains = (
+        np.where(once, places * (1 - (1 - 1 / places) ** copies) / copies, 1.0) for places in (size, domains)
+    )
+    inner = rank_bytes * to_ranks * (near - 1) / near / (machine.scale_up_bytes_per_s * constants.dispatch)
+    outer = rank_bytes * to_domains * (domains - 1) / domains / (machine.nic_bytes_per_s * constants.dispatch)
     return np.where(size > 1, np.maximum(inner, outer) + latency(columns, size, stride), 0.0)

@@ -96,7 +96,7 @@ def accumulate_s(columns: Columns) -> Column:
     """Of one microbatch: its gradients are added to those of the others; sharded ones are reduced instead."""
     held = rank_parameters(columns)
     moved = columns.software.accumulate_bytes * (held.dense + held.expert)
-    return np.where(columns.layout.zero >= 3, 0.0, moved / columns.machine.memory_bytes_per_s)
+    return np.where(columns.layout.zero >= 3, 0.0, moved / (0.8 * columns.machine.memory_bytes_per_s))
 
 
 def optimizer_s(columns: Columns, constants: Constants) -> Column:
