@@ -55,18 +55,20 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
 
 
 @pytest.mark.parametrize(
-    "layout, stage",
+    "model, layout, stage",
     [
-        (TINY, 0),
-        (TINY, 1),
-        (dataclasses.replace(TINY, vpp=2), 0),
-        (dataclasses.replace(TINY, recompute="full"), 0),
-        (dataclasses.replace(TINY, cp=2), 1),
+        ("llama3_tiny", TINY, 0),
+        ("llama3_tiny", TINY, 1),
+        ("llama3_tiny", dataclasses.replace(TINY, vpp=2), 0),
+        ("llama3_tiny", dataclasses.replace(TINY, recompute="full"), 0),
+        ("llama3_tiny", dataclasses.replace(TINY, cp=2), 1),
+        ("gpt2_tiny", TINY, 0),
+        ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
     ],
-    ids=["first", "last", "interleaved", "recomputed", "context"],
+    ids=["first", "last", "interleaved", "recomputed", "context", "learned-positions", "learned-positions-last"],
 )
-def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, layout: Candidate, stage: int) -> None:
-    asked = question("llama3_tiny", layout, 128)
+def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, model: str, layout: Candidate, stage: int) -> None:
+    asked = question(model, layout, 128)
     fake, real = (traced(tmp_path, asked, layout, stage, fake=kind) for kind in (True, False))
     assert fake["activations"] == real["activations"] > 100_000
     assert fake["collectives"] == real["collectives"]
