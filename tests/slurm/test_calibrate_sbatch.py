@@ -19,7 +19,9 @@ SCRIPT = REPO / "slurm/calibrate.sbatch"
 def test_two_nodes_become_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     around = {"REPO": str(REPO), "PYTHON": sys.executable}
-    job = cluster.wait(cluster.submit(*TWO_BY_TWO, *NO_GPUS, str(SCRIPT), str(path), cwd=tmp_path, variables=around))
+    job = cluster.wait(
+        cluster.submit(*TWO_BY_TWO, *NO_GPUS, str(SCRIPT), str(path), cwd=tmp_path, variables=around), timeout_s=500
+    )
     assert job.exit_code == 0, job.output
     measured = clusters.load(str(path))
     assert (measured.measured["ranks"], measured.measured["nodes"], measured.node.gpus_per_node) == (4, 2, 2)
