@@ -26,7 +26,7 @@ def test_two_nodes_become_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     measured = clusters.load(str(path))
     assert (measured.measured["ranks"], measured.measured["nodes"], measured.node.gpus_per_node) == (4, 2, 2)
     assert {each["over"] for each in measured.measured["collectives"]} == {"node", "nodes", "one link"}
-    assert measured.fabric.latency_us > 1 and "send and receive" in job.output
+    assert "send and receive" in job.output, "the table"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,16 @@ def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
     assert found["collectives"]["alltoall_base"]["calls"] > 0
 
 
+def test_all_stages_by_one_process() -> None:
+    asked = question("llama3_tiny", TINY, 128)
+    first, last = command.trace_stages(asked, TINY, [0, 1], None)
+    for stage, found in enumerate((first, last)):
+        assert found["parameters"] == Stack(asked.shape).held(TINY, stage).dense
+    assert first["cpu_s"] > 0 and first["resident_bytes"] > 100e6
+    assert last["activations"] < first["activations"], "it holds fewer microbatches"
+
+
 def test_what_cannot_be_traced_is_said() -> None:
     asked = question("llama3_tiny", TINY, 128)
     with pytest.raises(UserError, match="cannot be traced"):
-        command.trace_stage(asked, dataclasses.replace(TINY, tp=3), 0, None)
+        command.trace_stages(asked, dataclasses.replace(TINY, tp=3), [0], None)
