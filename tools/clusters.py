@@ -100,6 +100,9 @@ class Cluster:
     slurm: Slurm = Slurm()
     env: dict[str, str] = field(default_factory=dict)
     """Variables for NCCL, torch and the network's libraries."""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What ``tools.plan --calibrate`` found, with versions, for people to read; ``constants`` in it, numbers by name,
+    take the place of the planner's own (tools/plan/cost/constants.py)."""
 
     def problems(self) -> list[str]:
         """What is wrong with the values."""
@@ -206,8 +209,8 @@ def _fields(section: str) -> tuple[Any, ...]:
 def _wrong_table(table: Mapping[str, Any]) -> Iterator[str]:
     """Unknown, missing and wrongly typed keys."""
     known = [f"{section}.{each.name}" for section in _sections() for each in _fields(section)]
-    for name in table.keys() - {*_sections(), "env"}:
-        yield f"unknown section {name}.{did_you_mean(name, [*_sections(), 'env'])}"
+    for name in table.keys() - {*_sections(), "env", "measured"}:
+        yield f"unknown section {name}.{did_you_mean(name, [*_sections(), 'env', 'measured'])}"
     for section, kind in _sections().items():
         content = table.get(section, {})
         if not isinstance(content, dict):
@@ -224,6 +227,9 @@ def _wrong_table(table: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{section}.{each.name}: expected {_type_name(hints[each.name])}, found {content[each.name]!r}."
     if not _fits(table.get("env", {}), dict[str, str]):
         yield 'env: expected strings, as in NCCL_CROSS_NIC = "0".'
+    measured = table.get("measured", {})
+    if not isinstance(measured, dict) or not _fits(measured.get("constants", {}), dict[str, float]):
+        yield "measured: expected a table, and in it constants, a table of numbers. --calibrate writes both."
 
 
 def _fits(value: object, expected: Any) -> bool:

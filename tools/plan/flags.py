@@ -87,7 +87,13 @@ class Flags:
     """Run the real program of the best so many layouts under fake tensors, for exact memory. Needs torch."""
 
     calibrate: Path | None = None
-    """Measure this machine's matrix products, memory and collectives into a cluster file. Needs torch."""
+    """Measure this machine's matrix products, memory and collectives into a cluster file; under srun or torchrun, over
+    all its ranks (slurm/calibrate.sbatch). Needs torch."""
+
+    compare: bool = False
+    """Run pretrain_gpt.py here in a few layouts (one rank, then all DP, TP or PP) of --num_gpus ranks, for 12 steps
+    each, and print predicted against measured time. --cluster: a file that --calibrate wrote here; without --model,
+    the demo's."""
 
     backtest: Path | None = None
     """CSV of published runs to hold the planner against."""

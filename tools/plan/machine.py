@@ -75,7 +75,7 @@ def machine(cluster: Cluster, precision: str) -> Machine:
         peak_flops=peak * 1e12,
         attention_flops=attention * 1e12,
         sustained=sustained(word),
-        multiprocessors=MULTIPROCESSORS.get(word, 132),
+        multiprocessors=1 if on_cpu(cluster) else MULTIPROCESSORS.get(word, 132),
         memory_bytes=cluster.gpu.memory_gib * 2**30,
         memory_bytes_per_s=cluster.gpu.memory_gb_per_s * 1e9,
         scale_up_bytes_per_s=fabric.scale_up_gb_per_s * 1e9,
@@ -93,6 +93,11 @@ def sustained(model: str) -> float:
         return 1.0
     reference = {"blackwell": "GB200", "hopper": "H100", "ampere": "A100", "volta": "T4"}[GENERATIONS[model]]
     return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** (1 / 3))
+
+
+def on_cpu(cluster: Cluster) -> bool:
+    """Whether its ranks compute on CPUs: a file that ``--calibrate`` wrote on a machine without GPUs."""
+    return cluster.gpu.name.split(" ")[0] == "CPU"
 
 
 def precisions(cluster: Cluster) -> list[str]:

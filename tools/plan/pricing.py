@@ -1,21 +1,23 @@
 """Candidates into priced plans: seconds, bytes, and what follows from them. No torch here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from models.flops import flops_per_token
 from models.sizes import sizes
+from parallel.errors import UserError
+from tools.clusters import Cluster
 from tools.plan.cases import Case, Columns
-from tools.plan.cost.constants import Interval, fitted, interval
+from tools.plan.cost.constants import Constants, Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.machine import machine
+from tools.plan.machine import machine, on_cpu
 from tools.plan.question import Question
 from training.memory.cases import Column
 from training.memory.layouts import Candidate
 from training.memory.peak import SAFE_SHARE, Memory, memory
-from training.memory.software import OURS
+from training.memory.software import OURS, Software
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -79,13 +81,32 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
         return []
     model, shape = sizes(question.shape, question.seq_length), question.shape
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
-    cases = [Case(model=model, layout=layout, machine=machines[layout.precision], software=OURS) for layout in layouts]
+    software = program(question.cluster)
+    cases = [
+        Case(model=model, layout=layout, machine=machines[layout.precision], software=software) for layout in layouts
+    ]
     columns = Columns(cases)
-    times = step_times(columns, fitted())
+    times = step_times(columns, constants(question.cluster))
     held = memory(columns, [shape] * len(layouts), layouts)
     flops = flops_per_token(shape, question.seq_length)
     chosen = range(len(cases)) if keep is None else _fastest(columns, times.total, held.total, keep)
     return [_plan(question, cases[number], number, times, held, flops) for number in chosen]
+
+
+def program(cluster: Cluster) -> Software:
+    """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little."""
+    return replace(OURS, transformer_engine=False, fused=False) if on_cpu(cluster) else OURS
+
+
+def constants(cluster: Cluster) -> Constants:
+    """The fitted ones, but for those that were measured on this very cluster. Raises UserError for unknown names."""
+    own, names = cluster.measured.get("constants", {}), [each.name for each in fields(Constants)]
+    if unknown := sorted(own.keys() - set(names)):
+        raise UserError(
+            f"cluster {cluster.name}: measured.constants.{unknown[0]}: no constant of the planner. Known: "
+            f"{', '.join(names)}. Take it out, or run --calibrate again."
+        )
+    return replace(fitted(), **own)
 
 
 def _fastest(columns: Columns, total_s: Column, total_bytes: Column, keep: int) -> list[int]:

@@ -40,6 +40,11 @@ def run(flags: Flags) -> None:
         if path is not None and not path.resolve().parent.is_dir():
             raise UserError(f"{path}: cannot be written: there is no folder {path.parent}.")
     base = load(flags.recipe) if flags.recipe is not None else None
+    if flags.compare:
+        from tools.plan.calibrate.compare import compare, filled
+
+        compare(asked(filled(flags), base), base)
+        return
     question = asked(flags, base)
     if flags.memory:
         print("\n".join(answers.memory_table(question)))

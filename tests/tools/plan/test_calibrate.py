@@ -1,26 +1,155 @@
-"""--calibrate writes a cluster file of this machine that the planner reads."""
+"""--calibrate writes a cluster file of these ranks that the planner reads; --compare holds it against real runs."""
 
+import dataclasses
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from parallel import groups
+from parallel.errors import UserError
+from parallel.launch import Identity
+from parallel.layout import Layout
+from ranks import run_ranks
 from tools import clusters
 from tools.plan.__main__ import main
+from tools.plan.calibrate import cluster_file, collectives, fit
+from tools.plan.calibrate.collectives import Collective
+from tools.plan.calibrate.measure import Product
+from tools.plan.cost.constants import Constants, fitted
+from tools.plan.pricing import constants
 
 ROOT = Path(__file__).resolve().parents[3]
+TOOL = ["-m", "tools.plan"]
 
 
-def test_this_machine_becomes_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "here.toml"
-    command = [sys.executable, "-m", "tools.plan", "--calibrate", str(path)]
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=None)
-    assert first.returncode == 0, first.stderr
-    assert "torch" in path.read_text().splitlines()[0]
-    cluster = clusters.load(str(path))
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cluster file that torchrun's two ranks write."""
+    path = tmp_path_factory.mktemp("calibrated") / "here.toml"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *torchrun, *TOOL, "--calibrate", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "reduce_scatter" in done.stdout and f"written: {path}" in done.stdout
+    return path
+
+
+def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = clusters.load(str(two_ranks))
     assert 0.001 < cluster.gpu.peak_tflops["fp32"] < 100 and cluster.gpu.memory_gb_per_s > 0.5
-    flags = f"--model gpt2 --cluster {path} --num_gpus 1 --global_batch_size 4 --seq_length 512".split()
-    assert main(flags) == 0
-    assert "gpt2 on 1 x" in capsys.readouterr().out
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2
+    assert (cluster.node.gpus_per_node, cluster.fabric.scale_up_domain) == (2, 2)
+    found = cluster.measured["collectives"]
+    assert {each["operation"] for each in found} == set(collectives.OPERATIONS)
+    assert {each["bytes"] for each in found} == set(collectives.BYTES["cpu"])
+    assert all(each["over"] == "node" and each["gb_per_s"] > 0 for each in found)
+    assert cluster.measured["torch"] and cluster.measured["ranks"] == 2
+    own = constants(cluster)
+    assert own.launch_s > 1e-5 > fitted().launch_s, "a call from Python on a CPU takes longer than a GPU's kernel"
+    assert main(f"--model gpt2 --cluster {two_ranks} --num_gpus 2 --global_batch_size 4 --seq_length 512".split()) == 0
+    assert "gpt2 on 2 x CPU" in capsys.readouterr().out
+
+
+def test_a_run_is_held_against_its_prediction(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One layout of those that are compared without --tp."""
+    assert main(f"--compare --cluster {two_ranks} --model debug --seq_length 64 --tp 2".split()) == 0
+    said = capsys.readouterr().out
+    row = re.search(r"2 +TP2 PP1 DP1 MBS1, fp32 +.+? +([\d.]+) +([\d.]+) +([\d.]+)\n", said)
+    assert row, said
+    predicted, measured, ratio = map(float, row.groups())
+    assert measured > 0 and predicted > 0 and ratio == pytest.approx(predicted / measured, abs=0.02)
+    assert "median ratio" in said
+    assert main(f"--compare --cluster {two_ranks} --global_batch_size 3 --pp 7".split()) == 2
+    assert "the constraints leave none" in capsys.readouterr().err
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    path = tmp_path / "here.toml"
+    command = [sys.executable, *TOOL, "--calibrate", str(path)]
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert first.returncode == 0, first.stderr
+    assert "no link was measured" in path.read_text()
+    assert "collectives" not in clusters.load(str(path)).measured
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 2 and "exists already" in again.stderr and "Traceback" not in again.stderr
+
+
+def test_unknown_constants_are_named(two_ranks: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text(two_ranks.read_text().replace("launch_s", "lunch_s"))
+    with pytest.raises(UserError, match="lunch_s: no constant"):
+        constants(clusters.load(str(path)))
+    path.write_text(two_ranks.read_text() + 'k_ramp = "far"\n')
+    path.write_text(re.sub(r"\nk_ramp = [\d.]+", "", path.read_text(), count=1))
+    with pytest.raises(UserError, match="measured: expected a table"):
+        clusters.load(str(path))
+
+
+def test_groups_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(collectives.BYTES, "cpu", (64, 4096))  # before the ranks are forked
+    run_ranks(4, _curves)
+
+
+def _curves(identity: Identity) -> None:
+    """Ranks 0 and 2 on node a, 1 and 3 on node b: as SLURM numbers them with --distribution=cyclic."""
+    with groups.start(Layout(dp=4), identity, device="cpu", seed=1, timeout_minutes=2) as ranks:
+        found = collectives.curves(ranks.device, "ab"[ranks.rank % 2], ranks.rank // 2)
+        mine: list[list[Collective] | None] = [None] * 4
+        dist.all_gather_object(mine, found)
+    assert all(each == found for each in mine), "the slowest rank's times, on all"
+    assert len(found) == 3 * len(collectives.OPERATIONS) * 2
+    assert [each.ranks for each in found] == [2] * len(found)
+
+
+HOST = cluster_file.Host(
+    name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, host_gib=2000, cpus=112, ranks=16, nodes=2,
+    fabric="infiniband", versions={"torch": "2.13"},
+)  # fmt: skip
+
+
+def _collective(over: collectives.Over, ranks: int, size: int, us: float) -> list[Collective]:
+    rate = size * (ranks - 1) / ranks / us / 1e3
+    names: tuple[collectives.Operation, ...] = ("all_gather", "reduce_scatter")
+    return [Collective(operation=name, over=over, ranks=ranks, bytes=size, us=us, gb_per_s=rate) for name in names]
+
+
+def test_links_are_such_that_the_planner_gives_what_was_measured() -> None:
+    """Eight adapters of 40 GB/s, each rank's own: alone, a link is as fast as beside the others."""
+    near = [*_collective("node", 8, 1000, 20.0), *_collective("node", 8, 2**28, 2**28 * 7 / 8 / 350e3)]
+    far = [*_collective("nodes", 2, 1000, 15.0), *_collective("nodes", 2, 2**28, 2**28 / 2 / 40e3)]
+    alone = _collective("one link", 2, 2**28, 2**28 / 2 / 40e3)
+    products = [Product(dtype="bf16", m=8192, n=8192, k=8192, tflops=600.0)]
+    curves = cluster_file.Curves(products=products, copy_gb_per_s=2680, collectives=[*near, *far, *alone])
+    own = Constants(scale_up=0.7, nics=0.8)
+    cluster, kept = cluster_file.fitted_cluster(HOST, curves, own, on_cpu=False)
+    assert kept == own, "what published runs have told of GPUs stands"
+    fabric = cluster.fabric
+    assert fabric.scale_up_gb_per_s == pytest.approx(350 / 0.7, rel=1e-3)
+    assert fabric.scale_up_latency_us == pytest.approx(20 / (1 + 3), rel=1e-3)
+    assert (fabric.nics_per_node, fabric.nic_gb_per_s) == (8, pytest.approx(40 / 0.8, rel=1e-3))
+    assert fabric.latency_us == pytest.approx((15 - 5) / 2, rel=1e-3)
+    assert (cluster.gpu.memory_gb_per_s, cluster.problems()) == (3350, [])
+    shared = dataclasses.replace(
+        curves, collectives=[*near, *far, *_collective("one link", 2, 2**28, 2**28 / 2 / 80e3)]
+    )
+    assert cluster_file.fitted_cluster(HOST, shared, own, on_cpu=False)[0].fabric.nics_per_node == 4
+
+
+def test_products_give_back_the_peak_and_the_ramps() -> None:
+    cluster = dataclasses.replace(clusters.load("h100_ib"), name="mine")
+    true = dataclasses.replace(fitted(), k_ramp=32.0, m_ramp=8.0)
+    shapes = [(512, 512, 512), (1024, 1024, 1024), (128, 512, 512), (512, 512, 64), (64, 512, 512)]
+    columns = fit._columns("fp32", cluster, 1)
+    made = [Product(dtype="fp32", m=m, n=n, k=k, tflops=_tflops(columns, true, m, n, k)) for m, n, k in shapes]
+    found = fit.speed(made, cluster, fitted(), ramps=True)
+    assert (found.k_ramp, found.m_ramp, found.peak_tflops) == (32.0, 8.0, pytest.approx(50.0))
+
+
+def _tflops(columns: fit.Columns, own: Constants, *dims: int) -> float:
+    """Of a card of 50 TFLOPS."""
+    m, n, k = (fit.np.array([float(dim)]) for dim in dims)
+    return float((50.0 * fit.share_of_peak(columns, own) * fit.shape_share(columns, own, m, n, k))[0])

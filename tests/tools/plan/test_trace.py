@@ -55,18 +55,20 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
 
 
 @pytest.mark.parametrize(
-    "layout, stage",
+    "model, layout, stage",
     [
-        (TINY, 0),
-        (TINY, 1),
-        (dataclasses.replace(TINY, vpp=2), 0),
-        (dataclasses.replace(TINY, recompute="full"), 0),
-        (dataclasses.replace(TINY, cp=2), 1),
+        ("llama3_tiny", TINY, 0),
+        ("llama3_tiny", TINY, 1),
+        ("llama3_tiny", dataclasses.replace(TINY, vpp=2), 0),
+        ("llama3_tiny", dataclasses.replace(TINY, recompute="full"), 0),
+        ("llama3_tiny", dataclasses.replace(TINY, cp=2), 1),
+        ("gpt2_tiny", TINY, 0),
+        ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
     ],
-    ids=["first", "last", "interleaved", "recomputed", "context"],
+    ids=["first", "last", "interleaved", "recomputed", "context", "learned-positions", "learned-positions-last"],
 )
-def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, layout: Candidate, stage: int) -> None:
-    asked = question("llama3_tiny", layout, 128)
+def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, model: str, layout: Candidate, stage: int) -> None:
+    asked = question(model, layout, 128)
     fake, real = (traced(tmp_path, asked, layout, stage, fake=kind) for kind in (True, False))
     assert fake["activations"] == real["activations"] > 100_000
     assert fake["collectives"] == real["collectives"]
@@ -104,7 +106,16 @@ def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
     assert found["collectives"]["alltoall_base"]["calls"] > 0
 
 
+def test_all_stages_by_one_process() -> None:
+    asked = question("llama3_tiny", TINY, 128)
+    first, last = command.trace_stages(asked, TINY, [0, 1], None)
+    for stage, found in enumerate((first, last)):
+        assert found["parameters"] == Stack(asked.shape).held(TINY, stage).dense
+    assert first["cpu_s"] > 0 and first["resident_bytes"] > 100e6
+    assert last["activations"] < first["activations"], "it holds fewer microbatches"
+
+
 def test_what_cannot_be_traced_is_said() -> None:
     asked = question("llama3_tiny", TINY, 128)
     with pytest.raises(UserError, match="cannot be traced"):
-        command.trace_stage(asked, dataclasses.replace(TINY, tp=3), 0, None)
+        command.trace_stages(asked, dataclasses.replace(TINY, tp=3), [0], None)

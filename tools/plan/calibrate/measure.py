@@ -1,46 +1,64 @@
-"""What one card, and the links between ranks on this node, really do. Needs torch; a GPU where there is one."""
+"""What one card really does: matrix products, and a copy. Needs torch; a GPU where there is one."""
 
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-REPEATS = 5
+REPEATS = 7
+SQUARES = {"cuda": (1024, 2048, 4096, 8192), "cpu": (128, 256, 512, 1024)}
+SHORT = {"cuda": (256, 512, 1024, 2048), "cpu": (16, 32, 64, 128, 256)}
+"""Of the one dim that is not ``WIDE``, the first or the inner one."""
+WIDE = {"cuda": 8192, "cpu": 512}
+BLOCK = {"cuda": (8192, 14336, 4096), "cpu": (512, 1376, 512)}
+"""Tokens, MLP and hidden width of a model's first MLP product (cuda: Llama 3 8B)."""
+COPIED = {"cuda": 2**28, "cpu": 2**24}
+"""Elements of fp32; far more than caches hold."""
 
 
-def products_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """TFLOPS of [size, size] x [size, size]: the best of some repetitions."""
-    first, second = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / best_s(lambda: first @ second, device) / 1e12
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Product:
+    """[m, k] x [k, n] in one number format."""
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    tflops: float
 
 
-def memory_gb_per_s(device: torch.device, elements: int) -> float:
+def shapes(kind: str) -> list[tuple[int, int, int]]:
+    """m, n, k that are measured on a "cuda" or "cpu" device."""
+    wide = WIDE[kind]
+    found = [(size, size, size) for size in SQUARES[kind]]
+    found += [(short, wide, wide) for short in SHORT[kind]] + [(wide, wide, short) for short in SHORT[kind]]
+    return [*found, BLOCK[kind]]
+
+
+def products(device: torch.device, formats: dict[str, torch.dtype]) -> list[Product]:
+    """Of every format and shape."""
+    found = []
+    for name, dtype in formats.items():
+        for m, n, k in shapes(device.type):
+            first = torch.randn(m, k, device=device).to(dtype)
+            second = torch.randn(n, k, device=device).to(dtype)  # as torch.nn.Linear keeps its weight
+            seconds = middle_s(lambda first=first, second=second: first @ second.t(), device)  # type: ignore[misc]
+            found.append(Product(dtype=name, m=m, n=n, k=k, tflops=2 * m * n * k / seconds / 1e12))
+    return found
+
+
+def memory_gb_per_s(device: torch.device) -> float:
     """GB/s of a copy, which reads and writes each byte."""
-    source = torch.ones(elements, device=device)
+    source = torch.ones(COPIED[device.type], device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / best_s(lambda: target.copy_(source), device) / 1e9
+    return 2 * source.nbytes / middle_s(lambda: target.copy_(source), device) / 1e9
 
 
-def gather_gb_per_s(device: torch.device, elements: int) -> float:
-    """GB/s that an all-gather moves into a rank, over all ranks of the process group."""
-    size = dist.get_world_size()
-    local = torch.ones(elements // size, device=device)
-    whole = torch.empty(local.numel() * size, device=device)
-    seconds = best_s(lambda: dist.all_gather_into_tensor(whole, local), device)
-    return whole.nbytes * (size - 1) / size / seconds / 1e9
-
-
-def gather_latency_us(device: torch.device) -> float:
-    """Microseconds of an all-gather of one number a rank."""
-    local = torch.ones(1, device=device)
-    whole = torch.empty(dist.get_world_size(), device=device)
-    return best_s(lambda: dist.all_gather_into_tensor(whole, local), device) * 1e6
-
-
-def best_s(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of the fastest of some repetitions, after one that warms up."""
+def middle_s(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the median of some repetitions, after one that warms up: what a long run sees of it."""
     found = []
     for _ in range(REPEATS + 1):
         wait(device)
@@ -48,7 +66,7 @@ def best_s(work: Callable[[], Any], device: torch.device) -> float:
         work()
         wait(device)
         found.append(time.perf_counter() - start)
-    return min(found[1:])
+    return statistics.median(found[1:])
 
 
 def wait(device: torch.device) -> None:

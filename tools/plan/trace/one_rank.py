@@ -1,24 +1,61 @@
-"""One rank of a recipe under fake tensors; with ``real``, under real ones, which a test compares.
+"""Ranks of a recipe, one after the other, under fake tensors; with ``fake=False`` under real ones, for a test.
 
-    python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE RANK MICROBATCHES [real]
+    python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE MICROBATCHES RANK ...
 
-Prints one JSON object: bytes of weights, gradients, optimizer and activations at the peak, and the collectives.
+Prints a JSON object for each: bytes of weights, gradients, optimizer and activations at the peak, the collectives,
+and what tracing itself took. torch and megatron are imported once, and each rank is traced in a fork of its own.
 """
 
 import contextlib
+import gc
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 
 def main() -> int:
-    """Exit code 0: traced."""
+    """Exit code 0: all are traced; 1: one could not be, and the others are left."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    recipe, world_size, rank, microbatches, *real = sys.argv[1:]
-    print(json.dumps(trace(Path(recipe), int(world_size), int(rank), int(microbatches), fake=not real)))
+    recipe, world_size, microbatches, *numbers = sys.argv[1:]
+    import torch._subclasses.fake_tensor  # noqa: F401  (all that a trace imports, once)
+
+    import tools.plan.trace.spots  # noqa: F401
+    import training.job  # noqa: F401
+
+    gc.freeze()  # a million objects of the libraries, which the collector would walk through in every child
+    for number in numbers:
+        found = _forked(Path(recipe), int(world_size), int(number), int(microbatches))
+        if found is None:
+            return 1
+        print(json.dumps(found), flush=True)
     return 0
+
+
+def _forked(recipe: Path, world_size: int, rank: int, microbatches: int) -> dict[str, Any] | None:
+    """In a child, since megatron-core's groups are a process's own; None where it failed, and said why."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.write(writing, json.dumps(trace(recipe, world_size, rank, microbatches)).encode())
+            code = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status, used = os.wait4(child, 0)
+    if status:
+        return None
+    took = {"cpu_s": used.ru_utime + used.ru_stime, "resident_bytes": used.ru_maxrss * 1024}
+    return dict(json.loads(text)) | took
 
 
 def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: bool = True) -> dict[str, Any]:

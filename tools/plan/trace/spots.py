@@ -1,6 +1,7 @@
 """Where the program looks at values, which fake tensors have not got: a closed list, patched in the traced process."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ def install() -> None:
     from models import gpt
     from tools.plan.trace import balance
 
-    torch.nn.Module.bfloat16 = _itself  # type: ignore[assignment]
-    torch.nn.Module.half = _itself  # type: ignore[assignment]
+    torch.nn.Module.bfloat16 = partialmethod(_converted, torch.bfloat16)  # type: ignore[assignment]
+    torch.nn.Module.half = partialmethod(_converted, torch.float16)  # type: ignore[assignment]
     torch.nn.Module.to = _itself  # type: ignore[assignment]
     gpt.initialise = _nothing
     dist.all_gather_object = _own  # type: ignore[assignment]
@@ -22,8 +23,25 @@ def install() -> None:
     CudaRNGStatesTracker.fork = _no_fork
 
 
+def _converted(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """New parameters with the old ones' marks: torch's own conversion would swap fake tensors, which it then refuses.
+
+    mcore makes most weights in their type, but not learned positions: in fp32 they would make all that follows so.
+    """
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is None or not old.is_floating_point() or old.dtype == dtype:
+                continue
+            if old not in made:
+                made[old] = torch.nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad)
+                made[old].__dict__.update(old.__dict__)
+            part._parameters[name] = made[old]
+    return module
+
+
 def _itself(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> torch.nn.Module:
-    """Weights are made in their type already; converting would swap fake tensors, which torch refuses."""
+    """All is made on the CPU already."""
     return module
 
 

@@ -1,0 +1,202 @@
+"""What was measured, as a cluster file and as a table for people."""
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tools.clusters import Cluster, Fabric, Gpu, Node, Price
+from tools.plan.aligned import aligned
+from tools.plan.calibrate import fit
+from tools.plan.calibrate.collectives import Collective, Over
+from tools.plan.calibrate.measure import Product
+from tools.plan.cost.constants import Constants
+
+HEAD = """\
+# Written by python -m tools.plan --calibrate; [measured] says when, by which versions, and holds the curves.
+# What the planner computes with is [gpu], [node], [fabric] and measured.constants: datasheet figures under which its
+# own formulas give what was measured, so they are above it. The curves themselves are for people.
+"""
+ONE_RANK = """\
+# One rank: no link was measured, and [fabric] is made up. Run it under srun or torchrun (slurm/calibrate.sbatch).
+"""
+ONE_NODE = """\
+# One node: nothing between nodes was measured. Write your adapters' figures into [fabric], or run it on two nodes.
+"""
+SEVERAL = """\
+# scale_up_domain is a node's ranks: where NVLink reaches further (GB200, GB300), write how far.
+"""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Host:
+    """Where it was measured."""
+
+    name: str
+    """Of the card, or "CPU" and the architecture."""
+    memory_bytes: int
+    """Of the card; of a CPU, a rank's share of the host's."""
+    host_gib: float
+    cpus: int
+    ranks: int
+    nodes: int
+    fabric: Literal["infiniband", "efa", "ethernet"]
+    versions: Mapping[str, str]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Curves:
+    """What one run of ``--calibrate`` measured."""
+
+    products: Sequence[Product]
+    copy_gb_per_s: float
+    collectives: Sequence[Collective]
+    """Empty on one rank."""
+
+    @property
+    def between_nodes(self) -> bool:
+        return any(each.over == "nodes" for each in self.collectives)
+
+
+def fitted_cluster(host: Host, curves: Curves, constants: Constants, *, on_cpu: bool) -> tuple[Cluster, Constants]:
+    """The cluster, and ``constants`` with what was measured in place of some. On GPUs all stay as they were fitted:
+    published runs tell more of sustained work than a minute of products.
+    """
+    bare = _bare(host, curves)
+    formats = list(dict.fromkeys(each.dtype for each in curves.products))
+    peaks = {}
+    for name in formats:
+        own = [each for each in curves.products if each.dtype == name]
+        found = fit.speed(own, bare, constants, ramps=on_cpu)
+        peaks[name] = found.peak_tflops
+        if on_cpu:
+            constants = dataclasses.replace(constants, k_ramp=found.k_ramp, m_ramp=found.m_ramp)
+    fabric, constants = _fabric(host, curves, bare.fabric, constants, on_cpu=on_cpu)
+    return dataclasses.replace(
+        bare, gpu=dataclasses.replace(bare.gpu, peak_tflops=_rounded(peaks)), fabric=fabric
+    ), constants  # fmt: skip
+
+
+def _bare(host: Host, curves: Curves) -> Cluster:
+    """All but the peaks and the links."""
+    per_node = max(1, host.ranks // host.nodes)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return Cluster(
+        name="measured",
+        gpu=Gpu(
+            name=host.name,
+            memory_gib=round(host.memory_bytes / 2**30, 1),
+            memory_gb_per_s=round(curves.copy_gb_per_s / 0.8, 1),  # cost/products.py takes 80 % of the datasheet's
+            peak_tflops={},
+        ),
+        node=Node(gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib),
+        fabric=Fabric(
+            scale_up_gb_per_s=1.0, scale_up_domain=per_node, scale_up_latency_us=1.0, kind=host.fabric,
+            nics_per_node=1, nic_gb_per_s=1.0, latency_us=1.0,
+        ),
+        price=Price(usd_per_gpu_hour=1.0, source="not known: write yours", date=today),
+    )  # fmt: skip
+
+
+def _fabric(
+    host: Host, curves: Curves, bare: Fabric, constants: Constants, *, on_cpu: bool
+) -> tuple[Fabric, Constants]:
+    """Inverts cost/links.py: a share of the bandwidth, and hops that grow with the logarithm of the ranks."""
+    if not curves.collectives:
+        return bare, constants
+    per_node = host.ranks // host.nodes
+    within: Over = "node" if per_node > 1 else "nodes"
+    near = fit.link(curves.collectives, within)
+    hop = near.us / (1 + (per_node - 1).bit_length())
+    fabric = dataclasses.replace(
+        bare,
+        scale_up_gb_per_s=_rounded_one(near.gb_per_s / constants.scale_up),
+        scale_up_latency_us=_rounded_one(hop),
+        nic_gb_per_s=_rounded_one(near.gb_per_s / constants.nics),
+        latency_us=_rounded_one(hop),
+    )
+    if curves.between_nodes:
+        far, alone = (fit.link(curves.collectives, over) for over in ("nodes", "one link"))
+        adapters = min(per_node, max(1, round(per_node * far.gb_per_s / alone.gb_per_s)))
+        fabric = dataclasses.replace(
+            fabric,
+            nics_per_node=adapters,
+            nic_gb_per_s=_rounded_one(per_node * far.gb_per_s / constants.nics / adapters),
+            latency_us=_rounded_one(max(0.1, (far.us - hop) / (2 * max(1, (host.nodes - 1).bit_length())))),
+        )
+    if on_cpu:
+        sends = fit.rate(curves.collectives, within, "send and receive")
+        tokens = fit.rate(curves.collectives, within, "all_to_all")
+        share = tokens * constants.scale_up / near.gb_per_s
+        constants = dataclasses.replace(constants, p2p=near.gb_per_s / sends, dispatch=share)
+    return fabric, constants
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: _rounded_one(value) for name, value in values.items()}
+
+
+def _rounded_one(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def text(cluster: Cluster, host: Host, curves: Curves, constants: Constants, before: Constants) -> str:
+    """The file. Constants: those that differ from ``before``."""
+    note = ONE_RANK if host.ranks == 1 else SEVERAL if curves.between_nodes else ONE_NODE
+    tables: dict[str, Any] = {
+        name: {each.name: getattr(getattr(cluster, name), each.name) for each in dataclasses.fields(type(section))}
+        for name in ("gpu", "node", "fabric", "price")
+        for section in (getattr(cluster, name),)
+    }
+    peaks = tables["gpu"].pop("peak_tflops")
+    own = {
+        each.name: _rounded_one(getattr(constants, each.name))
+        for each in dataclasses.fields(constants)
+        if getattr(constants, each.name) != getattr(before, each.name)
+    }
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    tables = {"gpu": tables["gpu"], "gpu.peak_tflops": peaks, **tables}
+    tables["measured"] = {"date": date, "ranks": host.ranks, "nodes": host.nodes, **host.versions}
+    lines = [HEAD + note]
+    for name, values in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        if name == "measured":
+            lines += [*_rows("products", curves.products), *_rows("collectives", curves.collectives)]
+        lines.append("")
+    if own:
+        lines += ["[measured.constants]", *(f"{key} = {value}" for key, value in own.items()), ""]
+    return "\n".join(lines)
+
+
+def _rows(name: str, measured: Sequence[Product] | Sequence[Collective]) -> list[str]:
+    """An array of inline tables, one a line."""
+    if not measured:
+        return []
+    found = [f"{name} = ["]
+    for each in measured:
+        values = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
+        cells = (f"{key} = {_cell(value)}" for key, value in values.items())
+        found.append(f"    {{ {', '.join(cells)} }},")
+    return [*found, "]"]
+
+
+def _cell(value: object) -> str:
+    return repr(_rounded_one(value)) if isinstance(value, float) else json.dumps(value)
+
+
+def table(curves: Curves) -> list[str]:
+    """The curves for people."""
+    lines = ["matrix products, TFLOPS:"]
+    rows = [("format", "m", "n", "k", "TFLOPS")]
+    rows += [(each.dtype, f"{each.m}", f"{each.n}", f"{each.k}", f"{each.tflops:.4g}") for each in curves.products]
+    lines += [*aligned(rows, left=(0,)), f"copy: {curves.copy_gb_per_s:.4g} GB/s read and written"]
+    if curves.collectives:
+        lines.append("collectives, bus bandwidth of the slowest rank:")
+        ran: list[tuple[str, ...]] = [("over", "operation", "ranks", "bytes", "us", "GB/s")]
+        for each in curves.collectives:
+            cells = (f"{each.ranks}", f"{each.bytes:,}", f"{each.us:,.0f}", f"{each.gb_per_s:.3g}")
+            ran.append((each.over, each.operation, *cells))
+        lines += aligned(ran, left=(0, 1))
+    return lines

@@ -1,0 +1,103 @@
+"""What the real program's steps take on this CPU beside what their sizes explain: kernels' calls, Python, logging.
+
+On a CPU this is most of a small model's step. It is measured with the smallest model, in one process, and put into two
+constants that the planner has already: seconds of a kernel's call, and of a step.
+"""
+
+import dataclasses
+import itertools
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from models.config import ModelConfig
+from models.families import resolve
+from models.sizes import sizes
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.layout import Layout
+from tools.clusters import Cluster
+from tools.plan.cases import Case, Columns
+from tools.plan.cost.constants import Constants
+from tools.plan.cost.step import step_times
+from tools.plan.machine import machine
+from tools.plan.pricing import program
+from training.config import RunConfig, TrainConfig
+from training.memory.layouts import Candidate
+
+SEQ_LENGTH = 64
+LAYERS = (2, 6)
+MICROBATCHES = (1, 4)
+STEPS = 7
+
+
+def measured(cluster: Cluster, constants: Constants) -> Constants:
+    """``constants`` with launch_s and fixed_s of this machine. Nothing of torch may be computed here afterwards.
+
+    A price is linear in both, so least squares of the relative errors give them.
+    """
+    seconds = steps_s()
+    none = dataclasses.replace(constants, launch_s=0.0, fixed_s=0.0)
+    bare = np.array([_priced(*at, cluster, none) for at in seconds])
+    calls = np.array([_priced(*at, cluster, dataclasses.replace(none, launch_s=1.0)) for at in seconds]) - bare
+    found = np.array(list(seconds.values()))
+    slopes = np.stack([calls, np.ones_like(calls)], axis=1) / found[:, None]
+    launch_s, fixed_s = np.linalg.lstsq(slopes, (found - bare) / found, rcond=None)[0]
+    return dataclasses.replace(none, launch_s=max(0.0, float(launch_s)), fixed_s=max(0.0, float(fixed_s)))
+
+
+def _priced(layers: int, microbatches: int, cluster: Cluster, constants: Constants) -> float:
+    config = _config(layers, microbatches)
+    model, layout = sizes(resolve(config.model, None), SEQ_LENGTH), Candidate(precision="fp32")
+    layout = dataclasses.replace(layout, microbatches=microbatches)
+    case = Case(model=model, layout=layout, machine=machine(cluster, "fp32"), software=program(cluster))
+    return float(step_times(Columns([case]), constants).total[0])
+
+
+def _config(layers: int, microbatches: int) -> RunConfig:
+    return RunConfig(
+        device="cpu",
+        model=ModelConfig(shape="debug", num_layers=layers, seq_length=SEQ_LENGTH),
+        parallel=ParallelConfig(),
+        precision=PrecisionConfig(dtype="fp32"),
+        train=TrainConfig(global_batch_size=microbatches, micro_batch_size=1),
+    )
+
+
+def steps_s() -> dict[tuple[int, int], float]:
+    """Seconds of the real program's ``train_step`` by layers and microbatches, the median of some.
+
+    Taken in turns, so that whatever else runs here slows all of them alike.
+    """
+    from parallel import groups
+    from parallel.launch import Identity
+    from training import job
+
+    with groups.pretend(Layout(), Identity()) as ranks:
+        parts = {}
+        for layers in LAYERS:
+            config = _config(layers, 1)
+            parts[layers] = job.build_parts(config, resolve(config.model, None), ranks)
+        found: dict[tuple[int, int], list[float]] = {at: [] for at in itertools.product(LAYERS, MICROBATCHES)}
+        for _ in range(STEPS + 1):
+            for (layers, microbatches), times in found.items():
+                times.append(_step_s(*parts[layers], ranks, microbatches))
+    return {at: statistics.median(times[1:]) for at, times in found.items()}
+
+
+def _step_s(chunks: Any, optimizer: Any, ranks: Any, microbatches: int) -> float:
+    import torch
+
+    from data.loader import Batch
+    from training.step import Wishes, train_step
+
+    tokens = torch.randint(256, (1, SEQ_LENGTH))
+    batch = Batch(
+        tokens=tokens, labels=tokens, loss_mask=torch.ones(1, SEQ_LENGTH), position_ids=torch.arange(SEQ_LENGTH)[None],
+        starts=None,
+    )  # fmt: skip
+    settings: dict[str, Any] = {"seq_length": SEQ_LENGTH, "micro_batch_size": 1, "learning_rate": 1e-4}
+    start = time.perf_counter()
+    train_step(chunks, optimizer, [batch] * microbatches, ranks, weight_decay=0.1, wishes=Wishes(), **settings)
+    return time.perf_counter() - start
