@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from training.memory.activations import block_bytes, in_flight, loss_bytes
+from training.memory.activations import block_bytes, in_flight, lookup_bytes, loss_bytes
 from training.memory.cases import Column, Columns
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
@@ -102,7 +102,9 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
     last = stage == columns.layout.pp - 1
     loss = np.where(last, loss_bytes(columns) * (1 + columns.model.extra_heads), 0.0)
-    return in_flight(columns, stage) * kept + np.maximum(working, loss)
+    held = in_flight(columns, stage)
+    lookup = np.where(stage == 0, (held - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
+    return np.maximum(held * kept + np.maximum(working, loss), lookup)
 
 
 def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:

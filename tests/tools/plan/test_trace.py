@@ -115,6 +115,25 @@ def test_all_stages_by_one_process() -> None:
     assert last["activations"] < first["activations"], "it holds fewer microbatches"
 
 
+@pytest.mark.parametrize(
+    "model, layout, seq",
+    [
+        ("mixtral_tiny", Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2), 128),
+        ("mixtral_8x7b", Candidate(tp=2, pp=8, ep=8, dp=8, microbatches=2), 4096),
+        ("llama32_1b", dataclasses.replace(BIG, precision="fp32", recompute="full"), 1024),
+        ("llama32_1b", dataclasses.replace(BIG, recompute="full"), 1024),
+    ],
+    ids=["experts", "one-expert-a-rank", "lookup-fp32", "lookup"],
+)
+def test_formulas_know_experts_and_the_embeddings_gradient(
+    tmp_path: Path, model: str, layout: Candidate, seq: int
+) -> None:
+    """On a first stage that keeps little, the peak is the word embeddings' gradient."""
+    asked = question(model, layout, seq)
+    found = traced(tmp_path, asked, layout, 0)
+    assert command.by_formula(asked, layout, 0) == pytest.approx(found["activations"], rel=0.05)
+
+
 def test_what_cannot_be_traced_is_said() -> None:
     asked = question("llama3_tiny", TINY, 128)
     with pytest.raises(UserError, match="cannot be traced"):
