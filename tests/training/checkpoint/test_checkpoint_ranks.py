@@ -207,6 +207,14 @@ def test_any_layout_restores_every_bit(name: str, llama: Path, tmp_path: Path) -
     on_ranks(world_size, configuration(parallel), restore_and_compare, llama, tmp_path, 1e-5)
 
 
+def test_threads_restore_every_bit_too(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of them as a machine with cores to spare would have, and every box a large one."""
+    monkeypatch.setattr(storage, "LARGE_BYTES", 1)
+    monkeypatch.setattr(storage, "MOST_THREADS", 3)
+    monkeypatch.setattr(storage.os, "cpu_count", lambda: 16)
+    on_ranks(2, configuration(sizes(tp=2)), restore_and_compare, llama, tmp_path, 1e-5)
+
+
 def deepseek_on(parallel: ParallelConfig) -> RunConfig:
     """Latent attention, experts with a bias that no gradient moves, shared experts, multi-token prediction."""
     return configuration(parallel, shape="deepseek_v3_tiny")

@@ -47,6 +47,12 @@ class Reader:
         self._descriptors = Descriptors(folder)
         self._lines: dict[tuple[int, int], list[Piece]] = {}
 
+    def beside(self) -> Self:
+        """Another reader of the same folder, for another thread: with files of its own, and this one's index."""
+        other = type(self)(self.folder)
+        other.__dict__["tensors"] = self.tensors
+        return other
+
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor. Raises DamagedError where the index cannot be read."""
