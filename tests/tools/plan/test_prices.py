@@ -81,6 +81,14 @@ def test_fp8_is_faster_where_matrices_are_large() -> None:
     assert priced(small)[0].products < 0.75 * priced(BASE)[0].products
 
 
+def test_numbers_of_four_bytes_take_twice_the_way() -> None:
+    layout = dataclasses.replace(BASE, cp=2, dp=2, overlap=False)
+    half, whole = (priced(dataclasses.replace(layout, precision=name))[0] for name in ("bf16", "fp32"))
+    for name in ("tp", "p2p", "traffic"):
+        assert 1.5 * getattr(half, name) < getattr(whole, name) <= 2 * getattr(half, name), name
+    assert whole.dp > 1.2 * half.dp, "weights gathered; gradients are fp32 in both"
+
+
 def test_columns_do_not_see_each_other() -> None:
     shape = named("llama3_8b")
     layouts = [Candidate(dp=8, microbatches=4), Candidate(tp=2, pp=2, dp=2, microbatches=16, vpp=2)]

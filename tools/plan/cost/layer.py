@@ -8,6 +8,7 @@ from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
+from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
@@ -134,7 +135,7 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     tile = np.minimum(1.0, m / (np.ceil(m / 128) * 128)) * m / (m + constants.m_ramp)
     whole = m * count
     filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
-    weights = 2 * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
+    weights = element_bytes(columns) * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
     share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
     busy = alone * filled / np.maximum(tile, 1e-3) / share * _grouped_in_fp4(columns, constants)
     return np.maximum(busy, weights) + constants.launch_s
@@ -183,14 +184,14 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     small = (columns.format >= 1) & (columns.format <= 3)
     read = 2 * model.hidden + (model.query_width + inner) / layout.tp
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
-    moved = 2 * rows * (channels * times + casts)
+    moved = element_bytes(columns) * rows * (channels * times + casts)
     return moved / columns.machine.memory_bytes_per_s + 4 * constants.launch_s
 
 
 def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
     """Two all-gathers and two reduce-scatters forward (two all-reduces without sequence parallelism)."""
     layout = columns.layout
-    whole = 2 * tokens(columns) * columns.model.hidden
+    whole = element_bytes(columns) * tokens(columns) * columns.model.hidden
     once = gather_s(columns, constants, whole, layout.tp, np.ones(columns.count))
     return 4 * once * np.where(columns.software.tp_overlap > 0, constants.tp_exposed, 1.0)
 
@@ -198,7 +199,7 @@ def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
 def _context_parallel(columns: Columns, constants: Constants, core: Column) -> Column:
     """Keys and values around the ring, as far as attention on the piece at hand does not hide them."""
     layout = columns.layout
-    piece = 2 * tokens(columns) * 2 * columns.model.kv_width / layout.tp
+    piece = 2 * element_bytes(columns) * tokens(columns) * columns.model.kv_width / layout.tp
     steps = layout.cp - 1
     hop = piece / bandwidth(columns, constants, layout.cp, layout.tp) + latency(columns, layout.cp, layout.tp)
     return np.where(layout.cp > 1, np.maximum(0.15 * steps * hop, steps * hop - core * steps / layout.cp), 0.0)
@@ -209,7 +210,7 @@ def _dispatch(columns: Columns, constants: Constants) -> tuple[Column, Column]:
     model, layout = columns.model, columns.layout
     rows = tokens(columns) / layout.tp
     uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
-    sent = 2 * rows * model.topk * model.hidden * uneven
+    sent = element_bytes(columns) * rows * model.topk * model.hidden * uneven
     stride = np.where(layout.etp > 1, layout.etp, 1)
     there = exchange_s(columns, constants, sent, layout.ep, stride, model.topk)
     gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))

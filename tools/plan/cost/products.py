@@ -4,6 +4,7 @@ import numpy as np
 
 from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
+from training.memory.activations import element_bytes
 from training.memory.cases import Column
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
@@ -37,7 +38,7 @@ def product_s(columns: Columns, constants: Constants, m: Column, n: Column, k: C
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
     share = share_of_peak(columns, constants) * shape_share(columns, constants, m, n, k)
     compute = 2 * m * n * k / (columns.machine.peak_flops * share)
-    memory = 2 * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
+    memory = element_bytes(columns) * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
     return np.where(there, np.maximum(compute, memory) + constants.launch_s, 0.0)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import gather_s
+from training.memory.activations import element_bytes
 from training.memory.cases import Column
 
 UPDATE_BYTES = 30
@@ -52,7 +53,7 @@ def _group(columns: Columns) -> tuple[Column, Column]:
 def _reduce_and_gather(columns: Columns, constants: Constants, parameters: RankParameters) -> tuple[Column, Column]:
     """Seconds to reduce all gradients, and to gather all weights, over the ranks that share them."""
     size, stride = _group(columns)
-    weight_bytes = np.where((columns.format >= 1) & (columns.format <= 3), 1, 2)
+    weight_bytes = np.where((columns.format >= 1) & (columns.format <= 3), 1, element_bytes(columns))
     wide = columns.software.gradient_bytes
     experts = np.maximum(1, columns.layout.tp * size / (columns.layout.ep * columns.layout.etp))
     apart = np.minimum(columns.layout.ep * columns.layout.etp, columns.layout.tp * size)

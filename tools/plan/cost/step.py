@@ -10,6 +10,7 @@ from tools.plan.cost.head import embedding_s, head_s
 from tools.plan.cost.layer import Times, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
+from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
 
 
@@ -87,7 +88,7 @@ def _sends(columns: Columns, constants: Constants) -> Column:
     near = within_domain(columns, np.full(columns.count, 2.0), stride)
     rate = np.where(near, machine.scale_up_bytes_per_s * constants.scale_up, machine.nic_bytes_per_s * constants.nics)
     split = np.where(columns.software.splits_sends > 0, layout.tp, 1)
-    piece = 2 * tokens(columns) * columns.model.hidden / split
+    piece = element_bytes(columns) * tokens(columns) * columns.model.hidden / split
     once = piece / rate + np.where(near, machine.scale_up_latency_s, machine.nic_latency_s)
     exposed = np.where(columns.software.p2p_overlap * (layout.vpp > 1) > 0, constants.p2p_hidden, constants.p2p)
     return np.where(layout.pp > 1, 2 * layout.vpp * once * exposed, 0.0)
