@@ -66,6 +66,8 @@ class Failure:
     """Of a ``SharedFault``, which all ranks found alike."""
     notes: str = ""
     """An exception's notes (PEP 678), which ``text`` leaves out: what to do about it, said last."""
+    place: tuple[str, int] | None = None
+    """Phase and iteration in which an exception was raised, where it tells them by an attribute of this name."""
 
 
 def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Failure | None]:
@@ -86,7 +88,8 @@ def guard(run: Callable[[Identity], int], identity: Identity) -> tuple[int, Fail
         notes = "\n".join(getattr(error, "__notes__", ()))
         text = traceback.format_exc().removesuffix(f"{notes}\n")
         echo = isinstance(error, RuntimeError) and any(mark in str(error) for mark in ECHOES)
-        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo, notes=notes)
+        place = getattr(error, "place", None)
+        return 1, Failure(rank=identity.rank, code=1, at=time.time(), text=text, echo=echo, notes=notes, place=place)
 
 
 def of_all(fault: SharedFault, identity: Identity) -> Failure:

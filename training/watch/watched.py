@@ -78,14 +78,15 @@ class Watch:
 
     def _verdict(self, failure: Failure) -> Verdict:
         at, shared = self.pulse.read(), failure.shared
+        phase, iteration = failure.place or (at.phase, at.iteration)
         rank, host = (failure.rank, self.host) if shared is None else (shared[0], shared[1] or "")
         return Verdict(
             kind="fault" if shared is not None else "echo" if failure.echo else "exception",
             rank=rank or 0,
             world_size=self.identity.world_size,
             host=host,
-            iteration=at.iteration,
-            phase=at.phase,
+            iteration=iteration,
+            phase=phase,
             line=failure.text.strip().rpartition("\n")[2],
         )
 
@@ -138,6 +139,10 @@ def watched(
         raise
     except SystemExit as stopped:
         code = int(stopped.code or 0)
+        raise
+    except Exception as error:  # for the launcher of a forked rank, too
+        at = pulse.read()
+        error.place = at.phase, at.iteration  # type: ignore[attr-defined]
         raise
     finally:
         pulse.end(code)

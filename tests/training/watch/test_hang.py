@@ -6,8 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import runs
 from data.prepare import Prepared
@@ -87,6 +89,30 @@ def test_a_killed_rank_is_named_once_where_nobody_has_started_all_ranks(
     assert said[1].startswith("pretrain_gpt.py: rank 1 of 2 on n1 ")
     assert "in iteration " in said[1]
     assert ", phase step" in said[1]
+
+
+def test_a_local_ranks_exception_is_told_with_its_iteration(
+    start: Callable[..., Program], prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher of local ranks tells it, which takes no step itself."""
+    real, taken = job.train_step, []
+
+    def third_fails(*arguments: Any, **options: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 3 and dist.get_rank() == 1:
+            raise ValueError("a wrong number")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(job, "train_step", third_fails)  # the program is forked, and has it, too
+    run = start("--nproc", "2")
+    _, said = run.communicate()
+    assert run.returncode == 1
+    assert "ValueError: a wrong number\nrank 1 of 2 on " in said
+    verdict = record.newest(tmp_path / "run")
+    assert verdict is not None
+    found = json.loads(verdict.read_text())
+    told = [found[key] for key in ("kind", "rank", "iteration", "phase", "line")]
+    assert told == ["exception", 1, 3, "step", "ValueError: a wrong number"]
 
 
 class AskedWhileEvaluating(Pulse):
