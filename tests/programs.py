@@ -16,6 +16,7 @@ from pathlib import Path
 import ranks  # noqa: F401  (imports torch and megatron once)
 import runs
 import training.job  # noqa: F401
+from training.watch.pulse import STACKS_SIGNAL
 
 ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
@@ -37,6 +38,7 @@ class Program:
     def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         os.setsid()
         faulthandler.disable()  # pytest's
+        faulthandler.unregister(STACKS_SIGNAL)  # of a test in this process: it would think that its handler is there
         for number in ENDED:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
