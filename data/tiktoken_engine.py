@@ -1,7 +1,7 @@
 """tiktoken in place of `tokenizers`, for a byte-level BPE tokenizer.json of which it can be shown to give the ids."""
 
 import re
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from parallel.errors import UserError
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What ByteLevel splits by when it does: the regular expression of GPT-2 (openai/gpt-2, src/encoder.py)."""
 
+NEVER = "\0no control token\0"
+"""tiktoken looks for control tokens wherever it makes arrays, and where it has none it looks for "", which is
+everywhere. This one it does not find; in a text that holds it, it is text, since nothing allows it."""
 _FANCY = re.compile(r"\(\?(?:<?[=!]|>)|[*+?]\+|\{[0-9,]+\}\+|\\[0-9KG]|\\k<")
 """Look-around, atomic groups, possessive repeats, references back: what no finite automaton matches."""
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]+\)")
@@ -38,14 +41,21 @@ class TiktokenEngine:
             "tokenizer.json",
             pat_str=grouped(pattern(tokenizer.content)),
             mergeable_ranks=self._ranks,
-            special_tokens={},
+            special_tokens={NEVER: max(self._ranks.values()) + 1},
         )
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the texts, and their lengths [texts] int64."""
-        rows = [self._encoding.encode_ordinary(text) for text in texts]
+        rows = [self._encode(text) for text in texts]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
+        return np.concatenate([np.empty(0, np.uint32), *rows]).view(np.int32), lengths
+
+    def _encode(self, text: str) -> np.ndarray:
+        """uint32, without a Python number for each: a quarter faster than encode_ordinary."""
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:  # half of a surrogate pair, which encode_ordinary replaces
+            return np.asarray(self._encoding.encode_ordinary(text), np.uint32)
 
 
 def pattern(content: dict[str, Any]) -> str:

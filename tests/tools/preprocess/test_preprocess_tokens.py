@@ -12,7 +12,7 @@ from data import engines
 from data.manifest import read_manifest
 from data.sentencepiece_engine import WordsEngine
 from data.shards import Shard
-from data.tiktoken_engine import TiktokenEngine
+from data.tiktoken_engine import NEVER, TiktokenEngine
 from data.tokenizers import open_tokenizer
 from parallel.errors import UserError
 from tests.tools.preprocess_program import megatron_files, results, shard_bytes
@@ -291,3 +291,15 @@ def test_pieces_that_reach_over_words_are_encoded_by_whole_texts(tmp_path, lines
     engine = engines.choose(open_tokenizer(tmp_path / "t.model", None), "auto", False, ["a b"], said.append)
     assert not isinstance(engine, WordsEngine)
     assert "reaches over the end of a word" in said[0]
+
+
+def test_tiktoken_gives_the_ids_of_odd_texts_too(tokenizer_json, texts):
+    tokenizer = open_tokenizer(tokenizer_json, None)
+    odd = ["", NEVER, f"a {NEVER} b", "<|endoftext|>", "\0", "\ud800 half a pair"]
+    engine = TiktokenEngine(tokenizer)
+    ids, lengths = engine.encode_batch(odd)
+    assert ids.dtype == np.int32 and lengths.tolist()[0] == 0
+    for text, found in zip(odd[:-1], np.split(ids, np.cumsum(lengths)[:-1])[:-1], strict=True):
+        assert found.tolist() == tokenizer.encode(text).tolist(), text
+    assert engine.encode_batch([])[0].tolist() == []
+    assert ids[-lengths[-1] :].tolist() == engine._encoding.encode_ordinary(odd[-1])
