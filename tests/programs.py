@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,9 +32,12 @@ class Program:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                self._run(arguments, environ or {})
+                self._run(arguments, environ or {})  # which ends by os._exit
+            except BaseException:
+                traceback.print_exc()
             finally:
-                os._exit(70)  # the program itself ends by os._exit
+                sys.stderr.flush()
+                os._exit(70)
 
     def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         os.setsid()

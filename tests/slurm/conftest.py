@@ -4,10 +4,12 @@ Where they must run (``TRIPLANE_NEEDS_SLURM``, which ``.ci/run`` sets), missing 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import together
 from tools.faults.private_cluster import Cluster, missing_programs, running_cluster
 
 MISSING = missing_programs()
@@ -43,3 +45,21 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     assert not MISSING, f"SLURM must be tested here, but there is no {', '.join(MISSING)}"
     with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=8, cpus_per_node=4, gpus_per_node=2) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, shared_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> together.Played:
+    """A module's ``scenario_…(cluster, tmp_path)``: four have the eight nodes, while others wait for SLURM."""
+
+    def run(name: str, scenario: Callable[[Cluster, Path], None]) -> None:
+        folder = tmp_path_factory.mktemp(name)
+        try:
+            scenario(shared_cluster, folder)
+        finally:
+            for line in shared_cluster.run("squeue", "--noheader", "--format=%i %Z").stdout.splitlines():
+                if line.partition(" ")[2] == str(folder):
+                    shared_cluster.run("scancel", line.partition(" ")[0])
+
+    return together.play(request, 6, run)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import together
 from tests.slurm.submission import REPO, SCRIPT, TWO_BY_TWO, checkout, run_job
 from tools.faults.private_cluster import Cluster
 
@@ -51,39 +52,44 @@ def test_sbatch_asks_for_eight_gpus_a_node_by_default(cluster: Cluster) -> None:
     assert done.returncode != 0, "these nodes have 2 GPUs each"
 
 
-@pytest.mark.slurm
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_each_rank_knows_its_place(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+def scenario_each_rank_of_srun_knows_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    knows_its_place(cluster, tmp_path, "srun")
+
+
+def scenario_each_rank_of_torchrun_knows_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    knows_its_place(cluster, tmp_path, "torchrun")
+
+
+def knows_its_place(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
     folder = checkout(tmp_path, PLACE)
     arguments = ("recipe.toml", "--data.paths", "a b")
     around = {"PYTHONSAFEPATH": "1", "SLURM_TMPDIR": "/tmp/of-the-job", "CLUSTER": "h100_ib"}
     job = run_job(cluster, folder, *arguments, flags=("--gpus-per-node", "2"), LAUNCHER=launcher, **around)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     seen = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    first, second = sorted({rank["node"] for rank in seen})
     assert [(rank["rank"], rank["node"], rank["local_rank"]) for rank in seen] == [
-        (0, "n1", 0), (1, "n1", 1), (2, "n2", 0), (3, "n2", 1),
+        (0, first, 0), (1, first, 1), (2, second, 0), (3, second, 1),
     ]  # fmt: skip
     for rank in seen:
         assert (rank["launcher"], rank["world_size"], rank["local_world_size"]) == (launcher, 4, 2)
         assert rank["arguments"] == list(arguments) and rank["cwd"] == str(folder)
         assert rank["cpus"] == ("2" if launcher == "srun" else "4"), "half of a node's 4 CPUs; a task is a node's agent"
         assert rank["gpus"] == "0,1", "every rank sees its node's GPUs"
-        assert rank["master"] == "127.0.0.1", "an address; the names n1 and n2 do not resolve"
+        assert rank["master"] == "127.0.0.1", "an address; names like n1 do not resolve"
         assert 20000 <= int(rank["port"]) < 30000 and rank["port"] == seen[0]["port"]
         assert not rank["safe_path"]
         assert rank["cache"].startswith("/tmp/of-the-job/"), "the node's own disk"
         assert rank["hca"] == "mlx5", "of slurm/clusters/h100_ib.toml"
 
 
-@pytest.mark.slurm
-def test_failing_rank_ends_the_others(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_failing_rank_ends_the_others(cluster: Cluster, tmp_path: Path) -> None:
     program = "import os, time\nif os.environ['SLURM_PROCID'] == '3': raise SystemExit(1)\ntime.sleep(600)"
     job = run_job(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1")
     assert (job.state, job.restarts) == ("FAILED", 0) and job.exit_code != 0, job.output
 
 
-@pytest.mark.slurm
-def test_python_and_settings_of_the_site_file_win(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_python_and_settings_of_the_site_file_win(cluster: Cluster, tmp_path: Path) -> None:
     program = "import os\nprint('fabric', os.environ['NCCL_IB_HCA'], os.environ['NCCL_CROSS_NIC'])"
     folder = checkout(tmp_path, program, interpreter="bin/python")
     (folder / "slurm").mkdir()
@@ -114,8 +120,7 @@ def test_mistake_ends_the_job_before_anything_starts(
     assert done.stdout == "" and not (folder / "run").exists()
 
 
-@pytest.mark.slurm
-def test_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_path: Path) -> None:
     """A stand-in for apptainer, which is not here: it notes its arguments and runs the command."""
     folder = checkout(tmp_path, "import os\nprint('inside', os.environ['IMAGE'])", interpreter="bin/python")
     fake = folder / "bin/apptainer"
@@ -128,14 +133,19 @@ def test_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_path:
     assert job.state == "COMPLETED" and job.output.count("inside ngc.sif\n") == 4, job.output
 
 
-@pytest.mark.slurm
-def test_job_that_may_have_one_or_two_nodes_uses_those_that_it_got(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_job_that_may_have_one_or_two_nodes_uses_those_that_it_got(cluster: Cluster, tmp_path: Path) -> None:
     program = "import os\nprint('one of', os.environ['SLURM_STEP_NUM_TASKS'])"
-    keep = cluster.submit("--nodes=7", "--exclusive", "--wrap", "sleep 600", cwd=tmp_path)
+    keep = cluster.submit("--nodelist=n8", "--exclusive", "--wrap", "sleep 600", cwd=tmp_path)
     cluster.until(keep, lambda: cluster.show(keep)["JobState"] == "RUNNING")
-    job = run_job(cluster, checkout(tmp_path, program), flags=("--nodes", "1-2"))
+    job = run_job(cluster, checkout(tmp_path, program), flags=("--nodes", "1-2", "--exclude", "n[1-6]"))
     cluster.run("scancel", str(keep))
     assert job.state == "COMPLETED" and job.output.count("one of 2\n") == 2, job.output
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", together.names(globals()))
+def test_jobs(name: str, played: together.Played) -> None:
+    played[name].result()
 
 
 def test_every_variable_is_explained() -> None:

@@ -1,7 +1,6 @@
 """slurm/pretrain.sbatch on a real SLURM: which jobs start again, and which never do. Ranks are tiny programs."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,32 @@ if rank == "0":
     (run_dir / "done").write_text("9")
 """
 """Stands in for a run that, asked to stop, saves and leaves the marker, and that is done in its second start."""
+
+
+def scenario_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster: Cluster, tmp_path: Path) -> None:
+    """The doctor is a stand-in that finds n2 bad, then n3, then nothing. The user excluded n4 to n8: n2 must serve."""
+    folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
+    (folder / "tools").mkdir()
+    (folder / "tools/doctor.py").write_text(
+        "import os, pathlib, sys\n"
+        "if os.environ['SLURM_PROCID'] != '0': sys.exit(0)\n"
+        "print('asked', *sys.argv[1:], flush=True)\n"
+        "bad = ['n2', 'n3', ''][int(os.environ.get('SLURM_RESTART_COUNT', '0'))]\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--bad_nodes') + 1]).write_text(bad)\n"
+        "sys.exit(bool(bad))\n"
+    )
+    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
+    job = submit(cluster, folder, flags=("--exclude", "n[4-8]"), **environ)
+    ended = cluster.wait(job)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 2), ended.output
+    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4,n5,n6,n7,n8\n" in ended.output
+    assert (
+        "not all of n2,n3 can be left out" in ended.output and "next time without n3,n4,n5,n6,n7,n8\n" in ended.output
+    )
+    assert ended.output.count("trained on n[1-2]") == 4 and ended.output.count("trained") == 4
+    assert cluster.show(job)["ExcNodeList"] in ("n3,n4,n5,n6,n7,n8", "n[3-8]"), "as it was given, or as SLURM folds it"
+    assert attempts(tmp_path)[1]["exclude"] == ["n2", "n3"]
+    assert ended.output.count("--time_limit_s 81 --cluster h100_ib\n") == 3, "of the doctor, which ends by itself"
 
 
 def scenario_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
@@ -143,33 +168,6 @@ raise SystemExit(1)
     assert [(attempt["exit_code"], attempt["again"]) for attempt in attempts(tmp_path)] == [(75, True), (1, False)]
 
 
-@pytest.mark.slurm
-def test_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster: Cluster, tmp_path: Path) -> None:
-    """The doctor is a stand-in that finds n2 bad, then n3, then nothing. The user excluded n4 to n8: n2 must serve."""
-    folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
-    (folder / "tools").mkdir()
-    (folder / "tools/doctor.py").write_text(
-        "import os, pathlib, sys\n"
-        "if os.environ['SLURM_PROCID'] != '0': sys.exit(0)\n"
-        "print('asked', *sys.argv[1:], flush=True)\n"
-        "bad = ['n2', 'n3', ''][int(os.environ.get('SLURM_RESTART_COUNT', '0'))]\n"
-        "pathlib.Path(sys.argv[sys.argv.index('--bad_nodes') + 1]).write_text(bad)\n"
-        "sys.exit(bool(bad))\n"
-    )
-    environ = {"DOCTOR": "1", "PYTHON": str(doctored_python(folder)), "CLUSTER": "h100_ib", "DOCTOR_TIMEOUT_S": "100"}
-    job = submit(cluster, folder, flags=("--exclude", "n[4-8]"), **environ)
-    ended = cluster.wait(job)
-    assert (ended.state, ended.restarts) == ("COMPLETED", 2), ended.output
-    assert "the doctor finds n2 bad" in ended.output and "next time without n2,n4,n5,n6,n7,n8\n" in ended.output
-    assert (
-        "not all of n2,n3 can be left out" in ended.output and "next time without n3,n4,n5,n6,n7,n8\n" in ended.output
-    )
-    assert ended.output.count("trained on n[1-2]") == 4 and ended.output.count("trained") == 4
-    assert cluster.show(job)["ExcNodeList"] in ("n3,n4,n5,n6,n7,n8", "n[3-8]"), "as it was given, or as SLURM folds it"
-    assert attempts(tmp_path)[1]["exclude"] == ["n2", "n3"]
-    assert ended.output.count("--time_limit_s 81 --cluster h100_ib\n") == 3, "of the doctor, which ends by itself"
-
-
 def scenario_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     folder = checkout(tmp_path, "print('trained')")
     (folder / "tools").mkdir()
@@ -203,24 +201,6 @@ time.sleep(2)
     assert [job.state for job in ended] == ["FAILED", "COMPLETED"], ended
     assert "SLURM did not requeue the job" in ended[0].output
     assert (folder / "run/count").read_text() == "2"
-
-
-@pytest.fixture(scope="module")
-def played(
-    request: pytest.FixtureRequest, shared_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> together.Played:
-    """Four have the eight nodes, while a fifth waits for SLURM to start it again."""
-
-    def run(name: str, scenario: Callable[[Cluster, Path], None]) -> None:
-        folder = tmp_path_factory.mktemp(name)
-        try:
-            scenario(shared_cluster, folder)
-        finally:
-            for line in shared_cluster.run("squeue", "--noheader", "--format=%i %Z").stdout.splitlines():
-                if line.partition(" ")[2] == str(folder):
-                    shared_cluster.run("scancel", line.partition(" ")[0])
-
-    return together.play(request, 5, run)
 
 
 @pytest.mark.slurm

@@ -20,8 +20,7 @@ from training.checkpoint.format.writer import DATA, FileWriter
 __all__ = ["Reader", "file_name", "grouped", "write"]
 
 MOST_THREADS, LARGE_BYTES = 2, 1 << 20
-"""Threads that read a rank's large boxes, where the machine has as many cores for it: one rank on two cores loads 1.1
-GB, verified, in 1.16 s with two and 1.45 s with one (medians of 5 in turns, 2026-11-22)."""
+"""Threads that read a rank's large boxes, where the machine has as many cores for it (`make bench-checkpoint`)."""
 _WORDS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 _STATE = re.compile(r"^optimizer\.state\.\w+\.")
 
@@ -64,9 +63,9 @@ def _bytes(tensor: Tensor) -> memoryview:
 class Reader:
     """A checkpoint's tensors, read into this rank's memory. Close it, or use it as a context."""
 
-    def __init__(self, folder: Path, ranks_here: int = 1, files: FileReader | None = None) -> None:
+    def __init__(self, folder: Path, ranks_here: int = 1) -> None:
         """ranks_here: how many read at once on this machine."""
-        self.files = files or FileReader(folder)
+        self.files = FileReader(folder)
         self._threads = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // ranks_here))
 
     @property
@@ -80,32 +79,18 @@ class Reader:
         Straight into it where it is host memory of the saved dtype; else by way of a copy of one box. Large boxes by
         several threads, which end with this: copying from the page cache costs more than finding the bytes there.
         """
-        large = [box for box in boxes if box.data.nbytes >= LARGE_BYTES and self._threads > 1]
-        alone = {id(box) for box in large}
-        self._read([box for box in boxes if id(box) not in alone])
-        if not large:
-            return
+        large = [box for box in boxes if box.data.nbytes >= LARGE_BYTES]
+        _fill(self.files, [box for box in boxes if box.data.nbytes < LARGE_BYTES])
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self.files.beside()) for _ in range(self._threads)]
             pool = stack.enter_context(ThreadPoolExecutor(self._threads))  # ended before the files are closed
-            readers = [Reader(self.files.folder, files=own) for own in files]
-            work = zip(readers, shares(large, self._threads), strict=True)
-            for done in [pool.submit(reader._read, share) for reader, share in work]:
+            work = zip(files, shares(large, self._threads), strict=True)
+            for done in [pool.submit(_fill, own, share) for own, share in work]:
                 done.result()
-
-    @torch.no_grad()
-    def _read(self, boxes: Sequence[Box]) -> None:
-        for box in boxes:
-            self.read_into(box.key, box.offset, box.data)
 
     def read_into(self, key: str, offset: tuple[int, ...], data: Tensor) -> None:
         """Fill ``data`` with the rectangle at ``offset`` of the tensor ``key``."""
-        saved: torch.dtype = getattr(torch, self.files.tensors[key].dtype)
-        direct = data.dtype == saved and data.device.type == "cpu" and data.is_contiguous()
-        host = data.detach() if direct else torch.empty(data.shape, dtype=saved)
-        self.files.read(key, offset, _words(host))
-        if not direct:
-            data.copy_(host)
+        _read_into(self.files, key, offset, data)
 
     def close(self) -> None:
         """Close the files."""
@@ -116,6 +101,21 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@torch.no_grad()  # a thread's own setting
+def _fill(files: FileReader, boxes: Sequence[Box]) -> None:
+    for box in boxes:
+        _read_into(files, box.key, box.offset, box.data)
+
+
+def _read_into(files: FileReader, key: str, offset: tuple[int, ...], data: Tensor) -> None:
+    saved: torch.dtype = getattr(torch, files.tensors[key].dtype)
+    direct = data.dtype == saved and data.device.type == "cpu" and data.is_contiguous()
+    host = data.detach() if direct else torch.empty(data.shape, dtype=saved)
+    files.read(key, offset, _words(host))
+    if not direct:
+        data.copy_(host)
 
 
 def shares(boxes: Sequence[Box], count: int) -> list[list[Box]]:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import tomli_w
 
 from tools.clusters import Cluster, Fabric, Gpu, Node, Price
 from tools.plan.aligned import aligned
@@ -146,44 +147,26 @@ def text(cluster: Cluster, host: Host, curves: Curves, constants: Constants, bef
     """The file. Constants: those that differ from ``before``."""
     note = ONE_RANK if host.ranks == 1 else SEVERAL if curves.between_nodes else ONE_NODE
     tables: dict[str, Any] = {
-        name: {each.name: getattr(getattr(cluster, name), each.name) for each in dataclasses.fields(type(section))}
-        for name in ("gpu", "node", "fabric", "price")
-        for section in (getattr(cluster, name),)
+        name: dataclasses.asdict(getattr(cluster, name)) for name in ("gpu", "node", "fabric", "price")
     }
-    peaks = tables["gpu"].pop("peak_tflops")
     own = {
         each.name: _rounded_one(getattr(constants, each.name))
         for each in dataclasses.fields(constants)
         if getattr(constants, each.name) != getattr(before, each.name)
     }
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    tables = {"gpu": tables["gpu"], "gpu.peak_tflops": peaks, **tables}
-    tables["measured"] = {"date": date, "ranks": host.ranks, "nodes": host.nodes, **host.versions}
-    lines = [HEAD + note]
-    for name, values in tables.items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-        if name == "measured":
-            lines += [*_rows("products", curves.products), *_rows("collectives", curves.collectives)]
-        lines.append("")
-    if own:
-        lines += ["[measured.constants]", *(f"{key} = {value}" for key, value in own.items()), ""]
-    return "\n".join(lines)
+    tables["measured"] = {
+        "date": date, "ranks": host.ranks, "nodes": host.nodes, **host.versions,
+        "products": [_cells(each) for each in curves.products],
+        **({"collectives": [_cells(each) for each in curves.collectives]} if curves.collectives else {}),
+        **({"constants": own} if own else {}),
+    }  # fmt: skip
+    return HEAD + note + tomli_w.dumps(tables)
 
 
-def _rows(name: str, measured: Sequence[Product] | Sequence[Collective]) -> list[str]:
-    """An array of inline tables, one a line."""
-    if not measured:
-        return []
-    found = [f"{name} = ["]
-    for each in measured:
-        values = {field.name: getattr(each, field.name) for field in dataclasses.fields(each)}
-        cells = (f"{key} = {_cell(value)}" for key, value in values.items())
-        found.append(f"    {{ {', '.join(cells)} }},")
-    return [*found, "]"]
-
-
-def _cell(value: object) -> str:
-    return repr(_rounded_one(value)) if isinstance(value, float) else json.dumps(value)
+def _cells(measured: Product | Collective) -> dict[str, Any]:
+    values = dataclasses.asdict(measured).items()
+    return {name: _rounded_one(value) if isinstance(value, float) else value for name, value in values}
 
 
 def table(curves: Curves) -> list[str]:

@@ -5,7 +5,7 @@ The cluster is one that --calibrate wrote here; ranks are started as pretrain_gp
     torchrun --nproc-per-node 2 -m tools.plan --calibrate here.toml
     python -m tools.plan --compare --cluster ./here.toml
 
-2026-11-21, 2 virtual CPUs of an x86_64 machine that others used at the same time (load 3 to 6, so that both sides moved
+2026-11-21, 2 virtual CPUs of an x86_64 machine that others used at the same time (load 5 to 6, so that both sides moved
 by a factor of two and more from minute to minute), the demo's model: predicted over measured 1.12 on one rank, DP2
 2.00, TP2 0.89, PP2 1.21; at load 11, 35 minutes before, 0.70, 0.52, 0.30, 0.39. Not run on GPUs.
 """

@@ -1,8 +1,8 @@
 """--trace: the first, a middle and the last stage of the best layouts, one process for each layout.
 
 2026-11-21, 2 virtual CPUs, load 3, the column "CPU s" of --trace: a first stage of llama3_70b TP8 PP4 16 s (VPP5
-29 s), of llama3_8b TP2 8 s, of mixtral_8x7b TP2 PP4 EP8 8 s; 0.5 GB resident. Importing torch and megatron, once for
-each layout, takes another 9 to 11 s, and the process 0.9 GB while it does.
+29 s), of llama3_8b TP2 8 to 11 s, of mixtral_8x7b TP2 PP4 EP8 8 s; 0.5 GB resident. Importing torch and megatron, once
+for each layout, takes another 9 to 13 s, and the process 0.9 GB while it does.
 """
 
 import dataclasses

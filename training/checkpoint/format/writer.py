@@ -25,6 +25,9 @@ LENGTH_BYTES = 8
 
 CHUNK_BYTES = 256 << 10  # what is hashed and then written: still in the core's own cache when it is written
 
+START_BYTES = 8 << 20
+"""Written, and the disk is told to begin with them: it works while the next bytes are hashed and copied, not after."""
+
 
 class FileWriter:
     """Writes ``folder/name.bin`` and, when closed, its table. What has no table was not finished."""
@@ -33,6 +36,7 @@ class FileWriter:
         self.path = folder / f"{name}{DATA}"
         self._file = self.path.open("wb", buffering=0)
         self._position = 0
+        self._started = 0
         self._groups: dict[Group, list[Piece]] = {}
 
     @property
@@ -88,8 +92,15 @@ class FileWriter:
             part = data[start : start + CHUNK_BYTES]
             own.update(part)
             self._write(part)
-        self._position += data.nbytes
+            self._position += part.nbytes
+            self._start_disk()
         return own.hexdigest()
+
+    def _start_disk(self) -> None:
+        """Linux begins to write back what is said not to be needed; it drops only what is on the disk already."""
+        if (size := self._position - self._started) >= START_BYTES:
+            os.posix_fadvise(self._file.fileno(), self._started, size, os.POSIX_FADV_DONTNEED)
+            self._started = self._position
 
     def _write(self, data: memoryview) -> None:
         while data.nbytes:  # a raw file may take less than it is given
