@@ -1,11 +1,13 @@
 """The doctor on several "nodes" of this machine: real processes with the environment that a launcher gives."""
 
+import contextlib
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,17 +41,20 @@ class Outcome:
         )
 
 
+_ports = iter(range(21000 + os.getpid() % 4000, 32000))  # below the range that Linux hands out
+_next_port = threading.Lock()
+
+
 def free_port() -> int:
-    """Below the range that Linux hands out."""
-    for port in range(21000 + os.getpid() % 4000, 32000):
+    """Never the same twice, for scenarios that are played side by side."""
+    while True:
+        with _next_port:
+            port = next(_ports)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+            with contextlib.suppress(OSError):
                 probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free port")
+                return port
 
 
 def srun(rank: int, nodes: int, port: int, address: str = "127.0.0.1") -> dict[str, str]:

@@ -1,5 +1,6 @@
 """tools.doctor --nodes: what is broken on one node is found, and that node is named."""
 
+import contextlib
 import socket
 import subprocess
 import time
@@ -8,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+import together
 from doctor_nodes import QUICK, can_mount, examine, free_port, left_out, srun, start
 from tools.doctor.__main__ import main
 from tools.faults.private_links import links_possible
 
-needs_mounts = pytest.mark.skipif(left_out(can_mount()), reason="needs private mounts (root)")
+
+def needs_mounts() -> None:
+    if left_out(can_mount()):
+        pytest.skip("needs private mounts (root)")
 
 
 def in_own_mounts(command: str) -> list[str]:
@@ -37,7 +42,7 @@ def test_healthy_nodes_are_measured_and_fold_into_one_line_each(tmp_path: Path) 
     assert sorted(path.name for path in (tmp_path / "run/doctor").iterdir()) == ["00000-n1.json", "00001-n2.json"]
 
 
-def test_another_library_version_on_one_node(tmp_path: Path) -> None:
+def scenario_another_library_version_on_one_node(tmp_path: Path) -> None:
     stub = tmp_path / "site/sentencepiece-9.9.9.dist-info"
     stub.mkdir(parents=True)
     (stub / "METADATA").write_text("Metadata-Version: 2.1\nName: sentencepiece\nVersion: 9.9.9\n")
@@ -50,7 +55,7 @@ def test_another_library_version_on_one_node(tmp_path: Path) -> None:
     assert "bad node n2 (versions: sentencepiece between nodes)" in outcome.text
 
 
-def test_of_two_that_differ_the_first_is_right(tmp_path: Path) -> None:
+def scenario_of_two_that_differ_the_first_is_right(tmp_path: Path) -> None:
     stub = tmp_path / "site/numpy-9.9.9.dist-info"
     stub.mkdir(parents=True)
     (stub / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n")
@@ -58,7 +63,7 @@ def test_of_two_that_differ_the_first_is_right(tmp_path: Path) -> None:
     assert outcome.bad == ["n2"]
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
+def scenario_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", free_port())) as taken:
         outcome = examine(tmp_path, 2, "--only", "port", port=taken.getsockname()[1])
     words = outcome.words("port", "wrong")
@@ -68,7 +73,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert "all 2 nodes" in outcome.text  # they have met on the next port
 
 
-def test_a_node_that_never_arrives_is_named(tmp_path: Path) -> None:
+def scenario_a_node_that_never_arrives_is_named(tmp_path: Path) -> None:
     names = {"SLURM_STEP_NODELIST": "n[1-3]", "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\nn3\\n'\n")
@@ -80,7 +85,7 @@ def test_a_node_that_never_arrives_is_named(tmp_path: Path) -> None:
     assert "2 nodes read each other's files" in outcome.words("run_dir", "ok")  # the others were examined all the same
 
 
-def test_where_the_first_node_does_not_come_the_others_say_so(tmp_path: Path) -> None:
+def scenario_where_the_first_node_does_not_come_the_others_say_so(tmp_path: Path) -> None:
     flags = ["--nodes", "--meeting_s", "0.1", "--time_limit_s", "3", "--only", "port"]
     process = start(srun(1, 2, free_port()), flags)
     _, errors = process.communicate(timeout=60)
@@ -89,8 +94,8 @@ def test_where_the_first_node_does_not_come_the_others_say_so(tmp_path: Path) ->
     assert "connection refused" in errors
 
 
-@needs_mounts
-def test_a_run_dir_that_one_node_does_not_see(tmp_path: Path) -> None:
+def scenario_a_run_dir_that_one_node_does_not_see(tmp_path: Path) -> None:
+    needs_mounts()
     (tmp_path / "run").mkdir()
     hidden = in_own_mounts(f"mount -t tmpfs none {tmp_path}/run")
     outcome = examine(tmp_path, 3, "--only", "run_dir", before={1: hidden})
@@ -98,8 +103,8 @@ def test_a_run_dir_that_one_node_does_not_see(tmp_path: Path) -> None:
     assert outcome.words("run_dir", "wrong").startswith("n2: shared by all nodes: does not see what n1, n3 wrote")
 
 
-@needs_mounts
-def test_a_host_name_that_resolves_wrongly(tmp_path: Path) -> None:
+def scenario_a_host_name_that_resolves_wrongly(tmp_path: Path) -> None:
+    needs_mounts()
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n10.99.99.99 {socket.gethostname()}\n")
     lying = in_own_mounts(f"mount --bind {tmp_path}/hosts /etc/hosts")
     outcome = examine(tmp_path, 3, "--only", "names", before={2: lying})
@@ -107,7 +112,7 @@ def test_a_host_name_that_resolves_wrongly(tmp_path: Path) -> None:
     assert "resolves to 10.99.99.99, which no interface of this machine has" in outcome.words("names", "wrong")
 
 
-def test_clocks_that_differ(tmp_path: Path) -> None:
+def scenario_clocks_that_differ(tmp_path: Path) -> None:
     outcome = examine(
         tmp_path, 3, "--only", "clocks", clocks={1: "lambda: time.time() - 90", 2: "lambda: time.time() + 5"}
     )
@@ -116,7 +121,7 @@ def test_clocks_that_differ(tmp_path: Path) -> None:
     assert "n3: between nodes: 5.0 s ahead of the first node" in outcome.words("clocks", "warning")
 
 
-def test_a_setting_that_is_wrong_everywhere_excludes_nobody(tmp_path: Path) -> None:
+def scenario_a_setting_that_is_wrong_everywhere_excludes_nobody(tmp_path: Path) -> None:
     everywhere = {rank: {"GLOO_SOCKET_IFNAME": "ib7"} for rank in range(2)}
     outcome = examine(tmp_path, 2, "--only", "interfaces", more=everywhere)
     assert (outcome.code, outcome.bad) == (1, [])
@@ -132,7 +137,7 @@ def has_carrier(network: str) -> bool:
     return any(line.split()[1] == "UP" for line in links.splitlines())
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def two_networks() -> Iterator[tuple[str, str]]:
     """Two network namespaces, joined by a cable between 10.213.9.1 and 10.213.9.2."""
     if left_out(can_mount() and links_possible()):
@@ -173,26 +178,28 @@ def machines(tmp_path: Path, networks: tuple[str, str], own: str) -> dict[int, l
     }
 
 
-def test_the_loopback_trap(tmp_path: Path, two_networks: tuple[str, str]) -> None:
-    before = machines(tmp_path, two_networks, own="127.0.1.1")
-    outcome = examine(tmp_path, 2, *QUICK, before=before, address="10.213.9.1")
+def scenario_the_loopback_trap(tmp_path: Path) -> None:
+    with two_networks() as networks:
+        before = machines(tmp_path, networks, own="127.0.1.1")
+        outcome = examine(tmp_path, 2, *QUICK, before=before, address="10.213.9.1")
+        named = examine(
+            tmp_path, 2, *QUICK, before=before, address="10.213.9.1", more={1: {"GLOO_SOCKET_IFNAME": "vb"}}
+        )
     assert (outcome.code, outcome.bad) == (1, ["n2"]), outcome.text
     assert "n2: loopback: nb resolves to 127.0.1.1: ranks here are not reachable" in outcome.words("names", "wrong")
     routes = outcome.words("interfaces", "ok") + outcome.words("interfaces", "warning")
     assert "n1: route: va, MTU 1500" in routes
     assert "n2: route: vb, MTU 1500" in routes
-    named = examine(tmp_path, 2, *QUICK, before=before, address="10.213.9.1", more={1: {"GLOO_SOCKET_IFNAME": "vb"}})
     assert (named.code, named.bad) == (0, []), named.text
 
 
-def test_a_node_whose_network_is_cut_tells_through_the_shared_folder(
-    tmp_path: Path, two_networks: tuple[str, str]
-) -> None:
-    subprocess.run(["ip", "-n", two_networks[1], "link", "set", "vb", "down"], check=True)
-    before = machines(tmp_path, two_networks, own="10.213.9.2")
-    outcome = examine(
-        tmp_path, 2, *QUICK, "--meeting_s", "5", before=before, address="10.213.9.1", first_comes_last=True
-    )
+def scenario_a_node_whose_network_is_cut_tells_through_the_shared_folder(tmp_path: Path) -> None:
+    with two_networks() as networks:
+        subprocess.run(["ip", "-n", networks[1], "link", "set", "vb", "down"], check=True)
+        before = machines(tmp_path, networks, own="10.213.9.2")
+        outcome = examine(
+            tmp_path, 2, *QUICK, "--meeting_s", "5", before=before, address="10.213.9.1", first_comes_last=True
+        )
     assert (outcome.code, outcome.bad) == (1, ["n2"])
     words = outcome.words("meeting", "wrong")
     assert "n2: network: came through the shared folder only: 10.213.9.1 port" in words
@@ -205,10 +212,21 @@ def test_nodes_need_a_launcher(capsys: pytest.CaptureFixture[str]) -> None:
     assert "found neither's variables" in capsys.readouterr().err
 
 
-def test_a_step_of_one_node_is_examined_alone(tmp_path: Path) -> None:
+def scenario_a_step_of_one_node_is_examined_alone(tmp_path: Path) -> None:
     environ = srun(0, 1, free_port())
     process = start(environ, ["--nodes", "--only", "port", "--bad_nodes", str(tmp_path / "bad")])
     text, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "is free on the first node" in text
     assert (tmp_path / "bad").read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> together.Played:
+    """Three at once: what is meant not to answer is waited for."""
+    return together.play(request, 3, lambda name, scenario: scenario(tmp_path_factory.mktemp(name)))
+
+
+@pytest.mark.parametrize("name", together.names(globals()))
+def test_nodes(name: str, played: together.Played) -> None:
+    played[name].result()
