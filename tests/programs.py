@@ -25,21 +25,26 @@ ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SI
 class Program:
     """One that runs, in a session of its own, with the part of subprocess.Popen's face that tests of it look at."""
 
-    def __init__(self, arguments: Sequence[str], output: Path, environ: Mapping[str, str] | None = None) -> None:
-        """``pretrain_gpt.py ARGUMENTS``, whose output goes to ``output`` with .out and .err behind it."""
+    def __init__(
+        self, arguments: Sequence[str], output: Path, environ: Mapping[str, str] | None = None, module: str = ""
+    ) -> None:
+        """``pretrain_gpt.py ARGUMENTS``, or ``-m module ARGUMENTS``; its output goes to ``output``.out and .err."""
         self.returncode: int | None = None
         self._files = output.with_suffix(".out"), output.with_suffix(".err")
         self.pid = os.fork()
         if self.pid == 0:
+            code: object = 70
             try:
-                self._run(arguments, environ or {})  # which ends by os._exit
+                code = self._run(arguments, environ or {}, module)
             except BaseException:
                 traceback.print_exc()
             finally:
+                sys.stdout.flush()
                 sys.stderr.flush()
-                os._exit(70)
+                os._exit(code if isinstance(code, int) else bool(code))
 
-    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str], module: str) -> object:
+        """What it exits with; pretrain_gpt.py does that by os._exit, and does not come back."""
         os.setsid()
         faulthandler.disable()  # pytest's
         faulthandler.unregister(STACKS_SIGNAL)  # of a test in this process: it would think that its handler is there
@@ -51,8 +56,15 @@ class Program:
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         os.chdir(runs.ROOT)
         os.environ.update(environ)
-        sys.argv = ["pretrain_gpt.py", *arguments]
-        runpy.run_path("pretrain_gpt.py", run_name="__main__")
+        sys.argv = [module or "pretrain_gpt.py", *arguments]
+        try:
+            if module:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path("pretrain_gpt.py", run_name="__main__")
+        except SystemExit as end:
+            return end.code
+        return 0
 
     def poll(self) -> int | None:
         """The exit code, minus the signal for one that was killed; None while it runs."""

@@ -1,11 +1,9 @@
-"""The campaigns' bookkeeping: results that are gone on from, a document made of sections, and the command. 8 s."""
+"""The campaigns' bookkeeping: results that are gone on from, a document made of sections, and the command."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tools.benchmark.circumstances import ROOT
+from programs import Program
 from tools.faults import document
 from tools.faults.results import Result, Store
 
@@ -59,12 +57,12 @@ def test_a_section_counts_what_was_seen_and_names_what_went_wrong() -> None:
 
 def test_the_command_writes_the_document_and_goes_on_where_it_was(tmp_path: Path) -> None:
     results, output = tmp_path / "results.jsonl", tmp_path / "faults.md"
-    command = [sys.executable, "-m", "tools.faults", "--only", "damages", "--count", "2"]
-    command += ["--results", str(results), "--output", str(output)]
+    flags = ["--only", "damages", "--count", "2", "--results", str(results), "--output", str(output)]
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "damages: 2 cases, 0 not as they must be" in done.stdout
+        command = Program(flags, tmp_path / "said", module="tools.faults")
+        said, errors = command.communicate()
+        assert command.returncode == 0, errors
+        assert "damages: 2 cases, 0 not as they must be" in said
         assert len(results.read_text().splitlines()) == 2
     cases = [json.loads(line)["case"] for line in results.read_text().splitlines()]
     assert sorted(cases) == ["1 rank(s), damage 0", "2 rank(s), damage 0"]
