@@ -23,8 +23,8 @@ from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE
 from tools.convert.words import cast
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import WORDS, Reader
-from training.checkpoint.format.writer import write_durably
+from training.checkpoint.format.reader import WORDS, Reader, asked_ahead
+from training.checkpoint.format.writer import WriteBack, write_durably
 from training.config import RunConfig
 from training.recipe import load
 
@@ -84,20 +84,31 @@ class Weights:
         key, shape = self.stored(entry), entry.shape
         stored = self.reader.tensors[key].dtype
         words = np.empty((count, entry.columns), dtype=WORDS[ITEM_BYTES[stored]])
-        if len(shape) == 1:
-            self.reader.read(key, (first,), words.reshape(-1))
-        elif len(shape) == 2:
-            self.reader.read(key, (first, 0), words)
-        else:
-            expert, row = divmod(first, shape[1])
-            self.reader.read(key, (expert, row, 0), words.reshape(1, count, shape[2]))
+        offset, rectangle = _rectangle(shape, first, count)
+        self.reader.read(key, offset, words.reshape(rectangle))
         return cast(words, stored, dtype)
+
+    def ask_for(self, target: Target) -> None:
+        """Have the disk fetch what ``rows`` will be asked for."""
+        for strip in target.strips:
+            rectangle = _rectangle(target.entry.shape, strip.row, strip.rows)
+            self.reader.ask_for(self.stored(target.entry), *rectangle)
 
     def __enter__(self) -> "Weights":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.reader.close()
+
+
+def _rectangle(shape: tuple[int, ...], first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offset and shape of rows of a parameter, as ``Weights.rows`` counts them."""
+    if len(shape) == 1:
+        return (first,), (count,)
+    if len(shape) == 2:
+        return (first, 0), (count, shape[1])
+    expert, row = divmod(first, shape[1])
+    return (expert, row, 0), (1, count, shape[2])
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -244,9 +255,11 @@ def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: w
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        for target in shard:
+        disk = WriteBack(file.fileno())
+        for target in asked_ahead(shard, lambda target: target.bytes, weights.ask_for):
             for words in target_words(target, weights):
                 file.write(memoryview(words.reshape(-1).view(np.uint8)))
+                disk.reached(file.tell())
                 report(words.nbytes)
         file.flush()
         os.fsync(file.fileno())

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,9 @@ from training.checkpoint.format.tables import INDEX, PIECES
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Elements travel as words of their size: numpy knows neither bfloat16 nor fp8."""
+
+AHEAD_BYTES, ASKED_BYTES = 64 << 20, 1 << 20
+"""Linux cuts a longer request to read ahead short (mm/readahead.c, force_page_cache_ra)."""
 
 SEGMENT_BYTES = 64 << 10
 """A run of wanted bytes shorter than this is read together with what lies between it and the next."""
@@ -99,6 +102,17 @@ class Reader:
                 f"{list(offset)}, {list(into.shape)}"
             )
 
+    def ask_for(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        """Have the disk fetch the rows that ``read`` of this rectangle will want. Returns at once."""
+        info = self.tensors[key]
+        for piece, inside, _ in _overlaps(self.pieces(key), offset, shape):
+            size = info.piece_bytes(piece.shape)
+            first, rows = (inside[0].start, inside[0].stop - inside[0].start) if shape else (0, 1)
+            row = size // piece.shape[0] if shape else size
+            start = piece.position + info.number * size + first * row
+            for at in range(start, start + rows * row, ASKED_BYTES):
+                os.posix_fadvise(self._descriptor(piece.file), at, ASKED_BYTES, os.POSIX_FADV_WILLNEED)
+
     def whole(self, key: str) -> np.ndarray:
         """All of a tensor, as words."""
         info = self.tensors[key]
@@ -164,6 +178,17 @@ class Reader:
             view, position = view[count:], position + count
         if direct is not target:
             target[...] = direct
+
+
+def asked_ahead[T](items: Sequence[T], size: Callable[[T], int], ask: Callable[[T], None]) -> Iterator[T]:
+    """The items, while the disk is asked for the next AHEAD_BYTES of them: they lie in the files in another order."""
+    ahead, following = 0, iter(items)
+    for item in items:
+        while ahead < AHEAD_BYTES and (next_one := next(following, None)) is not None:
+            ask(next_one)
+            ahead += size(next_one)
+        yield item
+        ahead -= size(item)
 
 
 def _overlaps(

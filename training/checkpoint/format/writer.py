@@ -25,8 +25,24 @@ LENGTH_BYTES = 8
 
 CHUNK_BYTES = 256 << 10  # what is hashed and then written: still in the core's own cache when it is written
 
-START_BYTES = 8 << 20
-"""Written, and the disk is told to begin with them: it works while the next bytes are hashed and copied, not after."""
+START_BYTES = 8 << 20  # what the disk is told to begin with at a time
+
+
+class WriteBack:
+    """Has the disk begin with a growing file, so that it works while the next bytes are made, not only at fsync.
+
+    Linux begins to write back what is said not to be needed, and drops only what is on the disk already
+    (posix_fadvise(2), POSIX_FADV_DONTNEED).
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._begun = descriptor, 0
+
+    def reached(self, size: int) -> None:
+        """The file has ``size`` bytes now."""
+        if size - self._begun >= START_BYTES:
+            os.posix_fadvise(self._descriptor, self._begun, size - self._begun, os.POSIX_FADV_DONTNEED)
+            self._begun = size
 
 
 class FileWriter:
@@ -36,7 +52,7 @@ class FileWriter:
         self.path = folder / f"{name}{DATA}"
         self._file = self.path.open("wb", buffering=0)
         self._position = 0
-        self._started = 0
+        self._disk = WriteBack(self._file.fileno())
         self._groups: dict[Group, list[Piece]] = {}
 
     @property
@@ -93,14 +109,8 @@ class FileWriter:
             own.update(part)
             self._write(part)
             self._position += part.nbytes
-            self._start_disk()
+            self._disk.reached(self._position)
         return own.hexdigest()
-
-    def _start_disk(self) -> None:
-        """Linux begins to write back what is said not to be needed; it drops only what is on the disk already."""
-        if (size := self._position - self._started) >= START_BYTES:
-            os.posix_fadvise(self._file.fileno(), self._started, size, os.POSIX_FADV_DONTNEED)
-            self._started = self._position
 
     def _write(self, data: memoryview) -> None:
         while data.nbytes:  # a raw file may take less than it is given
