@@ -12,6 +12,9 @@ from data.raw.documents import Rejects
 
 SpecialText = Literal["plain", "special", "error"]
 
+LONG = 4096
+"""Letters of a text that is searched where it is: a copy would cost more than a search of its own."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -59,9 +62,10 @@ class Encoding:
 
 
 def _holding(texts: list[str], specials: Sequence[str]) -> dict[int, str]:
-    """Which texts hold which special text. All of a batch are searched at once: nearly always none does."""
-    together = "\0".join(texts)
-    present = [special for special in specials if special in together]
+    """Which texts hold which special text. Nearly always none does, and short texts are searched at once."""
+    long = [text for text in texts if len(text) >= LONG]
+    together = "\0".join([text for text in texts if len(text) < LONG])
+    present = [one for one in specials if one in together or any(one in text for text in long)]
     if not present:
         return {}
     found = {number: next((one for one in present if one in text), None) for number, text in enumerate(texts)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data import engines
 from data.manifest import read_manifest
-from data.sentencepiece_engine import WordsEngine
+from data.sentencepiece_engine import PART, WORD, WordsEngine
 from data.shards import Shard
 from data.tiktoken_engine import NEVER, TiktokenEngine
 from data.tokenizers import open_tokenizer
@@ -268,6 +268,27 @@ def test_words_on_real_texts(models, texts):
     for tokenizer in models[:2]:
         engine = WordsEngine(tokenizer)
         assert engines.differs(engine, engines.reference(tokenizer), texts) is None
+
+
+def test_words_are_cut_further_only_where_no_piece_reaches_across(tmp_path, lines, models, texts):
+    import io
+
+    import sentencepiece
+
+    assert [WordsEngine(tokenizer)._words for tokenizer in models[:2]] == [PART, PART]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(json.loads(line)["text"][:300] for line in lines.open()), model_writer=model,
+        vocab_size=1200, model_type="bpe", byte_fallback=True, split_by_unicode_script=False, split_by_number=False,
+        minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "t.model").write_bytes(model.getvalue())
+    tokenizer = open_tokenizer(tmp_path / "t.model", None)
+    engine = WordsEngine(tokenizer)
+    assert engine._words is WORD
+    assert engines.differs(engine, engines.reference(tokenizer), texts) is None
+    engine._words = PART
+    assert engines.differs(engine, engines.reference(tokenizer), texts) is not None
 
 
 def test_a_unigram_model_is_encoded_by_whole_texts(models):
