@@ -13,7 +13,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import Contents, folders, room, save, settled
-from training.checkpoint.agreement import on_every_rank, on_first_rank
+from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.progress import Progress
@@ -57,13 +57,17 @@ class Saves(Attachment):
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
         self.folder, self.saved = root, False
+        self.committed, self.waits = "", False
 
     def start(self, progress: Progress) -> None:
         """Raises SharedMistake where the folder cannot take a checkpoint: before step 1, not hours into the run."""
         boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)
-        self.needed_bytes = self._over_all_ranks(sum(box.data.nbytes for box in boxes if box.writes))
+        self.own_bytes = sum(box.data.nbytes for box in boxes if box.writes)
+        self.needed_bytes = self._over_all_ranks(self.own_bytes)
         if (text := on_first_rank(self._problem, self.ranks)) is not None:
             raise SharedMistake(text)
+        if self.writer is not None:
+            self._has_memory(self.writer)
 
     def wishes(self) -> Wishes:
         """A save once more, where the last one failed and room was made."""
@@ -82,17 +86,17 @@ class Saves(Attachment):
                 raise OSError(text)
             if self.saved and self.ranks.rank == 0 and not self.root.is_dir():
                 self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is made anew")
-            if self.writer is None:
-                self._save(progress)
-            else:
+            if self.writer is not None and self._has_memory(self.writer):
                 self._hand_over(progress, self.writer)
+            else:
+                self._save(progress)
             self.saved = True
         except OSError as error:
             self._failed(path.name, str(error))
         stall_s = time.monotonic() - began
         self.stalled_s += stall_s
         self.stall_s = stall_s
-        if self.writer and not self.retry:
+        if self.committed != path.name and not self.retry:
             self.ranks.say(f"checkpoint {path.name} scheduled")
         self._warn_of_cost()
         return path, stall_s
@@ -110,14 +114,28 @@ class Saves(Attachment):
         self._hear(0.0)
 
     def stop(self, progress: Progress, reason: str) -> None:
-        """Wait for what is under way: a run that has ended has its last checkpoint."""
-        if self.writer is None:
-            return
+        """Wait for what is under way: a run that has ended has its last checkpoint.
+
+        One that failed is made once more, while the run waits. Raises OSError where that fails, too: a run whose last
+        state is not saved is not done, and is started again from the checkpoint before.
+        """
         self._hear(self.timeout_s)
-        if self.writer.is_busy:
+        if self.writer is not None and self.writer.is_busy:
             self.ranks.say(f"a checkpoint is still being written after {self.timeout_s:.0f} s; it goes on without us")
-        self.writer.close()
+        if self._over_all_ranks(int(self.retry and self.committed != folders.name_of(progress.iteration))):
+            self._save(progress)
+        if self.writer is not None:
+            self.writer.close()
         dist.barrier()
+
+    def _has_memory(self, writer: BackgroundWriter) -> bool:
+        """Whether all hosts can hold their ranks' copies; says where one cannot. Asked before step 1, and each time."""
+        lack = writer.lacks_memory(self.own_bytes, self.ranks.identity.local_world_size)
+        lacking = gathered([lack] if lack else [], self.ranks)
+        if lacking and not self.waits:
+            self.ranks.say(f"warning: {lacking[0]}: training waits for its checkpoints (checkpoint.async_save)")
+        self.waits = bool(lacking)
+        return not lacking
 
     def _save(self, progress: Progress) -> None:
         began = time.monotonic()
@@ -170,6 +188,7 @@ class Saves(Attachment):
             self._failed(name, outcome.error)
 
     def _committed(self, name: str, size: int, seconds: float) -> None:
+        self.committed = name
         stall_s = self.stall_s if self.writer else seconds
         self.ranks.say(
             f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s; "
@@ -177,7 +196,10 @@ class Saves(Attachment):
         )
 
     def _failed(self, name: str, text: str) -> None:
-        """Say so, make room for another attempt, and go on as long as there is something to come back to."""
+        """Say so, and go on as long as there is something to come back to, to another attempt.
+
+        Older checkpoints go only where they are in its way, and never ``latest``: what was restored or committed last.
+        """
         if self.claim is not None:
             self.claim.check()  # a run that was taken for dead finds its temporary folder gone: no room is made then
         good = folders.latest(self.root)
@@ -187,13 +209,20 @@ class Saves(Attachment):
             f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
         )
         if self.ranks.rank == 0 and not self.retried:
-            folders.prune(self.root, 1, self.contents.retain_interval)
+            if room.is_full(self.root, self.needed_bytes, self._needed_files, text):
+                for damaged in self.root.glob(f"*{folders.DAMAGED}*"):
+                    folders.remove(damaged)
+                folders.prune(self.root, 1, self.contents.retain_interval)
             self.retry = True
 
     def _problem(self) -> str | None:
         if self.claim is not None:
             self.claim.check()
-        return room.problem(self.root, self.needed_bytes, 2 * self.ranks.identity.world_size + 8)
+        return room.problem(self.root, self.needed_bytes, self._needed_files)
+
+    @property
+    def _needed_files(self) -> int:
+        return 2 * self.ranks.identity.world_size + 8
 
     def _over_all_ranks(self, count: int) -> int:
         total = torch.tensor([count], dtype=torch.int64, device=self.ranks.device)

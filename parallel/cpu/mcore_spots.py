@@ -29,8 +29,8 @@ def install() -> None:
     check_once()
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
-    buffers.dist_all_gather_func = gather_in_place
-    buffers.dist_reduce_scatter_func = reduce_in_place
+    buffers.dist_all_gather_func = all_gather_in_place
+    buffers.dist_reduce_scatter_func = reduce_scatter_in_place
     mappings._gather_along_first_dim = uneven.where_uneven(mappings._gather_along_first_dim, uneven.gather)
     mappings._reduce_scatter_along_first_dim = uneven.where_uneven(
         mappings._reduce_scatter_along_first_dim, uneven.reduce_scatter
@@ -38,7 +38,7 @@ def install() -> None:
     token_dispatcher.maybe_move_tensor_to_cpu = counts_on_host
 
 
-def gather_in_place(output: torch.Tensor, local: torch.Tensor, *, group: Any, **_: Any) -> None:
+def all_gather_in_place(output: torch.Tensor, local: torch.Tensor, *, group: Any, **_: Any) -> None:
     """``all_gather_into_tensor`` of an ``output`` [n], in which ``local`` [n / ranks] mostly lies already.
 
     A broadcast of each rank's part, several times as fast as gloo's own, which goes through fresh memory of n elements.
@@ -52,7 +52,9 @@ def gather_in_place(output: torch.Tensor, local: torch.Tensor, *, group: Any, **
             work.wait()
 
 
-def reduce_in_place(output: torch.Tensor, whole: torch.Tensor, *, op: dist.ReduceOp, group: Any, **_: Any) -> None:
+def reduce_scatter_in_place(
+    output: torch.Tensor, whole: torch.Tensor, *, op: dist.ReduceOp, group: Any, **_: Any
+) -> None:
     """``reduce_scatter_tensor`` into ``output`` [n / ranks] from ``whole`` [n], of which all is reduced in its place.
 
     gloo's own is the same reduction on a copy, and slower: bit by bit the same sums.

@@ -102,6 +102,7 @@ class World:
 
     def __init__(self, trainer: Trainer, heard: Heard, whole: Path, damaged: Path) -> None:
         self.trainer, self.heard, self.whole, self.damaged = trainer, heard, whole, damaged
+        self.as_damaged = damaged.with_name(f"{damaged.name} kept")
         self.digests: dict[str, str] = {}
         for iteration in (1, 2):
             trainer.train(iteration)
@@ -110,8 +111,14 @@ class World:
         self.older, self.newest = sorted(self.digests)
 
     def load(self, depth: Depth) -> dict[str, Any]:
-        """On every rank: what came of loading the damaged folder, and whether it holds what was saved."""
+        """On every rank: what came of loading the damaged folder, and whether it holds what was saved.
+
+        The folder is left as it was: a load sets aside what it finds damaged.
+        """
         trainer = self.trainer
+        if trainer.ranks.rank == 0:
+            fresh_copy(self.damaged, self.as_damaged)
+        dist.barrier()
         before, began = own_digest(trainer), time.monotonic()
         path, error = None, None
         try:
@@ -126,6 +133,8 @@ class World:
         own = {"path": path, "error": error, "as_saved": same, "seconds": seconds, "said": self.heard()}
         everybody: list[Any] = [None] * trainer.ranks.identity.world_size
         dist.all_gather_object(everybody, own)
+        if trainer.ranks.rank == 0:
+            fresh_copy(self.as_damaged, self.damaged)
         alike = all((rank["path"], rank["error"]) == (own["path"], own["error"]) for rank in everybody)
         as_saved = all(rank["as_saved"] for rank in everybody)
         slowest = max(rank["seconds"] for rank in everybody)

@@ -2,11 +2,13 @@
 
 RUN_DIR/checkpoints/iter_0000100/         one checkpoint; it bears this name only when it is committed
 RUN_DIR/checkpoints/iter_0000200.tmp-9f3a/    one being written by the attempt 9f3a of this run, or left by a killed one
+RUN_DIR/checkpoints/iter_0000200.damaged/ one in whose place an older one was continued
 RUN_DIR/checkpoints/latest                a text file: the name of the folder to continue from
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -18,7 +20,7 @@ from training.checkpoint.format.writer import sync_folder, write_durably
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 STATE = "state.json"
-TEMPORARY = ".tmp-"
+TEMPORARY, DAMAGED = ".tmp-", ".damaged"
 _NAME = re.compile(r"iter_(\d{7,15})")
 
 
@@ -141,6 +143,18 @@ def point_to(folder: Path) -> None:
     """Let ``latest`` name ``folder``; a reader sees the old name or the new one, never a part."""
     write_durably(folder.parent / LATEST, f"{folder.name}\n".encode())
     write_durably(folder.parent / LATEST_OF_MEGATRON, f"{iteration_of(folder)}\n".encode())
+
+
+def set_aside(folder: Path) -> Path:
+    """Take the checkpoint's name from a damaged one, so that no start and no retention counts it: its new path.
+
+    It stays on the disk, for whoever has better copies of its files and gives it its name back.
+    """
+    names = itertools.chain([DAMAGED], (f"{DAMAGED}-{number}" for number in itertools.count(2)))
+    target = next(path for name in names if not (path := folder.with_name(f"{folder.name}{name}")).exists())
+    folder.replace(target)
+    sync_folder(folder.parent)
+    return target
 
 
 def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:

@@ -1,6 +1,7 @@
 """Continue from a checkpoint, in any layout."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from parallel.layout import Layout
 from training.checkpoint import fit, folders, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box
-from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.model_state import Chunks, model_boxes
 from training.checkpoint.progress import Progress
@@ -73,13 +74,16 @@ def restore(
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
         fit.check(source.path, reader.shapes, weights + state, ranks)
+        with sound(source.path, ranks):
+            if source.optimizer:
+                reader.read([box for box in weights if not box.has_master])
+                reader.read(state)
+            else:
+                read_weights(reader, weights)
         if source.optimizer:
-            reader.read([box for box in weights if not box.has_master])
-            reader.read(state)
             optimizer_state.set_numbers(optimizer, source.state.optimizer)
             optimizer_state.weights_from_optimizer(chunks, optimizer)
         else:
-            read_weights(reader, weights)
             optimizer.reload_model_params()
         rng_restored = source.rng and restore_rng(reader, source.state, ranks)
     return Restored(
@@ -112,6 +116,9 @@ def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
     if not found:
         return None
     path = first_good(found, config.verify, ranks)
+    if own and path != found[0]:
+        aside = on_first_rank(lambda: _continue_from(path, found[: found.index(path)]), ranks)
+        ranks.say(f"set aside, and no checkpoint of this run any more: {', '.join(aside)}")
     state = on_first_rank(lambda: read_state(path), ranks)
     anew = config.finetune and not own
     return Source(
@@ -121,6 +128,13 @@ def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
         optimizer=own or not (anew or config.no_load_optim),
         rng=own or not (anew or config.no_load_rng),
     )
+
+
+def _continue_from(path: Path, damaged: Sequence[Path]) -> list[str]:
+    """In place of the damaged ones, which retention would else keep, and delete ``path`` for: their new names."""
+    aside = [folders.set_aside(folder).name for folder in damaged]
+    folders.point_to(path)
+    return aside
 
 
 def _candidates(root: Path, config: CheckpointConfig) -> tuple[bool, list[Path]]:
@@ -160,15 +174,28 @@ def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
     boxes = rng.rng_boxes(found, ranks)
     if any(reader.shapes.get(box.key) != box.global_shape for box in boxes):
         return False
-    reader.read(boxes)
+    with sound(reader.files.folder, ranks):
+        reader.read(boxes)
+        try:
+            rng.set_states(found, ranks)
+        except (RuntimeError, ValueError) as error:  # bytes that are no generator's state
+            raise DamagedError(f"a generator's state cannot be restored ({error})") from None
+    return True
+
+
+@contextlib.contextmanager
+def sound(path: Path, ranks: Ranks) -> Iterator[None]:
+    """Around a rank's own reading: damage that one rank meets, which ``sizes`` does not see, ends all of them alike.
+
+    Nothing that communicates may be in it. Raises SharedMistake.
+    """
     problems = []
     try:
-        rng.set_states(found, ranks)
-    except (RuntimeError, ValueError) as error:  # bytes that are no generator's state: `sizes` does not see them
+        yield
+    except DamagedError as error:
         problems = [f"rank {ranks.rank}: {error}"]
     if problems := gathered(problems, ranks):
         raise SharedMistake(
-            f"checkpoint {reader.files.folder} is damaged: a generator's state cannot be restored ({problems[0]}). "
-            "Use --checkpoint.verify hashes, which takes an older checkpoint then."
+            f"checkpoint {path} is damaged: {problems[0]}. Use --checkpoint.verify hashes, which takes an older "
+            "checkpoint where it finds such damage, or give another one by --checkpoint.load."
         )
-    return True

@@ -1,6 +1,7 @@
 """Whether a folder can take a checkpoint: free space, free names, permission. No torch here."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,20 @@ def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
             "files there, or use another --run_dir."
         )
     return None
+
+
+def is_full(root: Path, needed_bytes: int, needed_files: int, text: str) -> bool:
+    """Whether a save that failed with ``text`` failed for want of room, so that older checkpoints are in its way.
+
+    The text counts, too: of a quota statvfs(3) tells nothing, and what failed has been removed by now.
+    """
+    if any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    with contextlib.suppress(OSError):
+        free = os.statvfs(nearest(root))
+        lacks_files = bool(free.f_files) and free.f_favail < needed_files
+        return lacks_files or free.f_bavail * free.f_frsize < needed_bytes
+    return False
 
 
 def nearest(path: Path) -> Path:

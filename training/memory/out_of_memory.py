@@ -3,7 +3,6 @@
 import contextlib
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import torch
@@ -11,6 +10,7 @@ import torch
 from models.shapes import GPTShape
 from parallel.groups import Ranks
 from training.config import RunConfig
+from training.memory import host
 from training.memory.measured import modules_of
 from training.memory.way_out import Room, way_out
 
@@ -50,19 +50,8 @@ def own_room(ranks: Ranks) -> Room:
     if ranks.device.type == "cuda":
         return Room(bytes=torch.cuda.get_device_properties(ranks.device).total_memory, words="the card's {}")
     own = psutil.Process().memory_info()
-    share = _host_bytes() / ranks.identity.local_world_size - own.rss
+    share = host.total_bytes() / ranks.identity.local_world_size - own.rss
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit - own.vms < share:
         return Room(bytes=limit - own.vms, words="the {} that this process' limit (ulimit -v) leaves")
     return Room(bytes=share, words="the {} of this host that a rank can have")
-
-
-def _host_bytes() -> float:
-    """Of the machine, or of the control group that a container or a job runs in (cgroup v2)."""
-    found = float(psutil.virtual_memory().total)
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].split("::")[1].lstrip("/")
-        for folder in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup") / own):
-            with contextlib.suppress(OSError, ValueError):  # "max", or not there
-                found = min(found, float((folder / "memory.max").read_text()))
-    return found

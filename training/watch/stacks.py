@@ -22,7 +22,9 @@ _PIPELINE = "megatron/core/pipeline_parallel/p2p_communication.py"
 _MEETING = "torch/distributed/rendezvous.py"
 """Where rank 0 waits until all have come, and the others until it has opened its store."""
 _WAITING = (".wait(", "synchronize(")
-_FOR_THE_DEVICE = (".item()", ".tolist()", ".cpu()")
+_OURS = {"parallel/cpu/mcore_spots.py": "", "training/evaluation.py": "all_reduce of the evaluation"}
+"""Our own files that wait for a handle of torch's, and how to call that; "": as the function is called."""
+_FOR_THE_DEVICE = (".item()", ".tolist()", ".cpu()", "bool(", "int(", "float(")
 """On CUDA these wait for all kernels, and so for the collectives among them; on the CPU they wait for nothing."""
 
 
@@ -90,9 +92,12 @@ def _named(function: str, caller: str) -> str:
 def _by_line(file: str, line: int, name: str, cuda: bool) -> str | None:
     """Waiting that shows in the line only: a handle of torch's, whose C code has no Python frame."""
     code = linecache.getline(file, line)
-    passing = "torch/distributed/" in file or "megatron/core/" in file
-    if passing and any(word in code for word in _WAITING):
-        return name
+    if any(word in code for word in _WAITING):
+        if "torch/distributed/" in file or "megatron/core/" in file:
+            return name
+        for ours, called in _OURS.items():
+            if Path(file) == _ROOT / ours:
+                return called or name
     return f"the GPU ({code.strip()})" if cuda and any(word in code for word in _FOR_THE_DEVICE) else None
 
 

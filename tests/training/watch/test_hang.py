@@ -52,7 +52,7 @@ def until_it_trains(run: Program, run_dir: Path) -> None:
 
 
 def test_a_stopped_rank_is_named_and_all_end(start: Callable[..., Program], prepared: Prepared, tmp_path: Path) -> None:
-    run = start("--nproc", "2", "--parallel.pipeline_model_parallel_size", "2", "--fault.step_timeout_s", "6")
+    run = start("--nproc", "2", "--fault.step_timeout_s", "6")
     until_it_trains(run, tmp_path / "run")
     ranks = [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(ranks[1], signal.SIGSTOP)

@@ -5,15 +5,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import runs
+from parallel.cpu.mcore_spots import all_gather_in_place, reduce_scatter_in_place
+from parallel.groups import Ranks
 from parallel.launch import Identity
 from ranks import run_ranks
+from training.evaluation import Asked
 from training.watch import stacks
 
 PROGRAM = """
@@ -86,7 +92,34 @@ def test_collectives_are_told_from_all_else(lines: list[str], waits: str | None)
     assert stand.at.startswith("training/step.py:9 in unite")
 
 
-def wait_for_a_peer_that_does_not_come(identity: Identity, folder: Path) -> None:
+def reduce_scatter() -> None:
+    """As data-parallel gradients are."""
+    whole = torch.ones(2)
+    reduce_scatter_in_place(torch.empty(1), whole, op=dist.ReduceOp.SUM, group=dist.group.WORLD)
+
+
+def all_gather() -> None:
+    """As weights are."""
+    whole = torch.ones(2)
+    all_gather_in_place(whole, whole[dist.get_rank()].view(1), group=dist.group.WORLD)
+
+
+def ask_whether_to_stop() -> None:
+    """As an evaluation does."""
+    question = Asked(lambda: False, cast(Ranks, SimpleNamespace(device="cpu")))
+    question()
+    question.last()
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "all_reduce": lambda: dist.all_reduce(torch.ones(1)),
+    "reduce_scatter_in_place": reduce_scatter,
+    "all_gather_in_place": all_gather,
+    "all_reduce of the evaluation": ask_whether_to_stop,
+}
+
+
+def wait_for_a_peer_that_does_not_come(identity: Identity, folder: Path, name: str) -> None:
     """Rank 0 really waits in gloo while rank 1 asks it for its stacks."""
     path = folder / "stacks"
     store = dist.TCPStore("127.0.0.1", identity.port or 0, 2, is_master=identity.rank == 0,
@@ -95,13 +128,13 @@ def wait_for_a_peer_that_does_not_come(identity: Identity, folder: Path) -> None
     if identity.rank == 0:
         stacks.register(path)
         store.set("pid", f"{os.getpid()} {threading.main_thread().ident}")
-        dist.all_reduce(torch.ones(1))
+        CALLS[name]()
     else:
         pid, thread = map(int, store.get("pid").split())
         while (found := _asked(pid, path, thread)) is None or found.waits is None:
-            time.sleep(0.1)  # it is only on its way there
-        assert found.waits == "all_reduce"
-        dist.all_reduce(torch.ones(1))
+            time.sleep(0.1)  # it is only on its way there; what is never taken for waiting ends by pytest's limit
+        assert found.waits == name
+        CALLS[name]()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -112,5 +145,7 @@ def _asked(pid: int, path: Path, thread: int) -> stacks.Stand | None:
     return stacks.stand(path.read_text(), thread)
 
 
-def test_a_rank_that_is_blocked_in_gloo_answers(tmp_path: Path) -> None:
-    run_ranks(2, wait_for_a_peer_that_does_not_come, tmp_path)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rank_that_is_blocked_in_gloo_answers(tmp_path: Path, name: str) -> None:
+    """Who waits is not taken for who is waited for."""
+    run_ranks(2, wait_for_a_peer_that_does_not_come, tmp_path, name)

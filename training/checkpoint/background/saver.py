@@ -21,6 +21,7 @@ from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
+from training.memory import host
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARE_HOST_BYTES = 1 << 30  # left to everybody else on the host beside a copy in memory
@@ -61,7 +62,7 @@ class BackgroundWriter:
         """Begin to copy what this rank writes; the process writes it when ``finish_copy`` has seen it copied.
 
         The optimizer's state stays as it is until the next update, so it is copied by a thread, while forward and
-        backward passes run; all else is copied here. Raises OSError where the host has no memory for the copy, or the
+        backward passes run; all else is copied here. ``lacks_memory`` is to be asked before. Raises OSError where the
         last one is still being written.
         """
         if self.is_busy:
@@ -90,6 +91,16 @@ class BackgroundWriter:
         )
         self._copy, self._unsent = Copy(later), [write]
         self._copy.start()
+
+    def lacks_memory(self, total: int, ranks_here: int) -> str | None:
+        """Why a copy of ``total`` bytes for each of this host's ranks cannot be made; None where it can."""
+        available = host.available_bytes()
+        if total <= self._size or (total - self._size) * ranks_here + SPARE_HOST_BYTES <= available:
+            return None
+        return (
+            f"copies of {ranks_here} ranks' shares in host memory take {total * ranks_here:,} bytes, and "
+            f"{available:,.0f} are available on {os.uname().nodename}"
+        )
 
     def commit(self, message: Commit) -> None:
         """On one rank, behind ``hand_over``: commit when all writers are done."""
@@ -148,12 +159,6 @@ class BackgroundWriter:
         """Shared memory of at least ``total`` bytes; kept from save to save."""
         if total <= self._size:
             return
-        available = available_host_bytes()
-        if total - self._size + SPARE_HOST_BYTES > available:
-            raise OSError(
-                f"a copy of this rank's share in host memory takes {total:,} bytes, but only {available:,} are "
-                "available. Set checkpoint.async_save = false."
-            )
         os.ftruncate(self._descriptor, total)
         self._memory = torch.frombuffer(mmap.mmap(self._descriptor, total), dtype=torch.uint8)
         self._size = total
@@ -164,12 +169,6 @@ class BackgroundWriter:
         """uint8 [size], in the shared memory."""
         assert self._memory is not None or not size
         return torch.empty(0, dtype=torch.uint8) if self._memory is None else self._memory[position : position + size]
-
-
-def available_host_bytes() -> int:
-    """What the kernel says can be used without swapping (/proc/meminfo)."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 @contextlib.contextmanager

@@ -22,8 +22,12 @@ WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 AHEAD_BYTES, ASKED_BYTES = 64 << 20, 1 << 20
 """Linux cuts a longer request to read ahead short (mm/readahead.c, force_page_cache_ra)."""
 
-SEGMENT_BYTES = 64 << 10
-"""A run of wanted bytes shorter than this is read together with what lies between it and the next."""
+SEGMENT_BYTES = 4 << 10
+"""A run of wanted bytes shorter than this, a page, is read together with what lies between it and the next: the disk
+reads pages. Longer ones are read alone, so that a rank reads little more than its share, however a matrix is cut."""
+
+ROWS_BYTES = 1 << 20
+"""Rows that are read whole are so many at a time."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -159,7 +163,7 @@ class Reader:
                 at = start + number * row * item
                 self._read_dims(file, at, item, shape[1:], inside[1:], target[number - first])
         else:  # short runs: rows are read whole, a few at a time, and cut in memory
-            step = max(1, (16 * SEGMENT_BYTES) // max(1, row * item))
+            step = max(1, ROWS_BYTES // max(1, row * item))
             for number in range(first, last, step):
                 count = min(step, last - number)
                 rows = np.empty((count, *shape[1:]), dtype=target.dtype)

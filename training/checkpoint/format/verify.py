@@ -88,9 +88,13 @@ def _tensors(path: Path, expected: FileFacts) -> list[Damage]:
         ) != expected.hash or start + length + LENGTH_BYTES != expected.bytes:
             text = f"{path}: expected hash {expected.hash} of the table at its end, found {found}"
             return [Damage(path.name, text)]
+        try:
+            pieces = list(_hashed(json.loads(table)))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            return [Damage(path.name, f"{path}: its end is not the table of its pieces ({error!r})")]
         buffer = memoryview(bytearray(STEP_BYTES))
         changed = []
-        for key, position, size, wanted in _hashed(json.loads(table)):
+        for key, position, size, wanted in pieces:
             found = _hash(file.fileno(), position, size, buffer)
             if found != wanted:
                 changed.append((key, wanted, found))

@@ -115,6 +115,19 @@ def test_long_and_short_runs_are_read_alike(tmp_path: Path, monkeypatch: pytest.
         assert np.array_equal(into, part(tensor, box)), limit
 
 
+def test_columns_are_read_without_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a page and more: the share of one of eight TP ranks of a row-parallel matrix, and no byte beside it."""
+    shape = (16, 8192)
+    [tensor] = tensors(shape, np.uint32)
+    merge(tmp_path, write(tmp_path, {Group(("w",), "float32", shape): [tensor]}, 1, most=1))
+    into, read, preadv = np.zeros((16, 1024), dtype=np.uint32), [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *wanted: read.append(preadv(*wanted)) or read[-1])
+    with Reader(tmp_path) as reader:
+        reader.read("w", (0, 3072), into)
+    assert np.array_equal(into, tensor[:, 3072:4096])
+    assert sum(read) == into.nbytes
+
+
 def test_a_gap_in_what_was_asked_for_is_an_error(committed: Path) -> None:
     with Reader(committed) as reader, pytest.raises(ValueError, match=r"holds 20 of the 40 elements"):
         reader.read("weight", (10, 0), np.zeros((4, 10), dtype=np.uint16))
