@@ -18,6 +18,7 @@ from parallel.layout import Coordinates, Layout, smallest_world
 from parallel.stages import layers_per_chunk
 from training import advice, cli
 from training.config import RunConfig, batch_schedule, learning_schedule
+from training.fitting import fit
 from training.footprint import Stage, bytes_per_parameter, checkpoint_bytes, rank_bytes, stages
 
 MOST_ROWS = 16
@@ -29,12 +30,14 @@ def describe(config: RunConfig) -> str:
 
     Raises UserError with every problem that a run would have with it.
     """
-    world_size = config.world_size or config.nproc or smallest_world(config.parallel)
-    cli.check(config, world_size)
+    given = config.world_size or config.nproc or smallest_world(config.parallel)
+    fitted = fit(config, given)
+    cli.check(fitted.config, fitted.world_size)
+    config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
     parts = [
-        [f"plan for {world_size:,} ranks: {layout}"],
+        [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
         model(config, shape),
         table(stages(shape, config.parallel), config, layout),

@@ -79,9 +79,9 @@ def scenario_a_node_that_never_arrives_is_named(tmp_path: Path) -> None:
     (tmp_path / "bin/scontrol").write_text("#!/bin/sh\nprintf 'n1\\nn2\\nn3\\n'\n")
     (tmp_path / "bin/scontrol").chmod(0o755)
     more = dict.fromkeys(range(3), names)
-    outcome = examine(tmp_path, 3, *QUICK, "--meeting_s", "4", absent=[2], more=more, first_comes_last=True)
-    assert (outcome.code, outcome.bad) == (1, ["n3"])
-    assert outcome.words("meeting", "wrong") == "n3: arrived: did not arrive within 4 s"
+    outcome = examine(tmp_path, 3, *QUICK, "--meeting_s", "8", absent=[2], more=more, first_comes_last=True)
+    assert (outcome.code, outcome.bad) == (1, ["n3"]), outcome.text
+    assert outcome.words("meeting", "wrong") == "n3: arrived: did not arrive within 8 s"
     assert "2 nodes read each other's files" in outcome.words("run_dir", "ok")  # the others were examined all the same
 
 
@@ -135,6 +135,13 @@ def has_carrier(network: str) -> bool:
     """Whether the cable is up in the kernel's eyes: it tells the second end of one up to a second after the first."""
     links = subprocess.run(["ip", "-n", network, "-br", "link"], capture_output=True, text=True, check=True).stdout
     return any(line.split()[1] == "UP" for line in links.splitlines())
+
+
+def scenario_an_interface_that_one_node_lacks_is_not_waited_for(tmp_path: Path) -> None:
+    outcome = examine(tmp_path, 2, "--device", "cpu", "--skip", "gemm", more={1: {"GLOO_SOCKET_IFNAME": "nope0"}})
+    assert (outcome.code, outcome.bad) == (1, ["n2"])
+    assert "nope0" in outcome.words("interfaces", "wrong")
+    assert "the ranks of n2 would not find the others: see interfaces" in outcome.words("collectives", "not looked at")
 
 
 @contextlib.contextmanager

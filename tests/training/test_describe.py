@@ -73,6 +73,13 @@ def test_the_world_defaults_to_nproc_then_to_one_replica() -> None:
     assert "plan for 4 ranks" in plan(DEMO, "--dry_run", "--nproc", "None")
 
 
+def test_a_plan_is_fitted_as_a_run_is() -> None:
+    text = plan(
+        "--dry_run", "--world_size", "3", "--parallel.tensor_model_parallel_size", "2", "--parallel.fit", "True"
+    )
+    assert "# parallel.fit: " in text and "# plan for 2 ranks: TP 2 x PP 1 x DP 1" in text
+
+
 def test_a_plan_does_not_grow_with_the_world() -> None:
     large = plan(*LARGE.split(), "--world_size", "16384")
     assert len(large.splitlines()) < 160

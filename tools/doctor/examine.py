@@ -216,6 +216,11 @@ def _obstacle(seen: Sequence[Seen], situation: Situation, hub: Hub | None) -> st
     here = 1 + len(hub.guests) if hub else 1
     if here < situation.nodes:
         return f"{situation.nodes - here} of {situation.nodes} nodes cannot be reached"
+    cut_off = [
+        one.node for one in seen if any((of.group, of.status) == (interfaces.GROUP, "wrong") for of in one.findings)
+    ]
+    if cut_off:  # its ranks would end at once, and the others' wait for them as long as they may
+        return f"the ranks of {', '.join(cut_off)} would not find the others: see interfaces"
     counts = {one.node: one.facts.get("workers", {}).get("count", 0) for one in seen}
     if len(set(counts.values())) > 1:
         return f"unequal numbers of GPUs: {', '.join(f'{node} {count}' for node, count in counts.items())}"

@@ -127,8 +127,8 @@ def wrong_version(scene: Scene) -> Seen:
     scene.variables = {"DOCTOR": "1", "PYTHON": str(python)}
     scene.submit()
     scene.inject(lambda: None)
-    line, seconds = scene.heard(r"megatron.core.* 0\.0\.1")
-    return scene.resumed(line, seconds)
+    scene.heard(r"megatron.core.* 0\.0\.1")
+    return scene.resumed(*scene.heard("the doctor finds n2 bad"))
 
 
 def wrong_interface(scene: Scene) -> Seen:

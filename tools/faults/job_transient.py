@@ -86,7 +86,7 @@ def daemon_killed(scene: Scene) -> Seen:
     scene.submit(Fault(pace_s=5.0))
     scene.until_iteration(5)
     scene.inject(lambda: scene.cluster.kill_node("n2", ranks=False))
-    return _after_lost_node(scene, "n2")
+    return _after_lost_node(scene, "n2", "TERM: SLURM ends this job")  # who computes misses no daemon
 
 
 def node_killed(scene: Scene) -> Seen:
@@ -94,7 +94,7 @@ def node_killed(scene: Scene) -> Seen:
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
     scene.inject(lambda: scene.cluster.kill_node("n2"))
-    return _after_lost_node(scene, "n2")
+    return _after_lost_node(scene, "n2", r"node n2 \(rank 1 of 2\) does not answer")
 
 
 def link_cut(scene: Scene) -> Seen:
@@ -110,8 +110,8 @@ def link_cut(scene: Scene) -> Seen:
     return seen
 
 
-def _after_lost_node(scene: Scene, name: str) -> Seen:
-    line, seconds = scene.heard("TERM: SLURM ends this job")
+def _after_lost_node(scene: Scene, name: str, words: str) -> Seen:
+    line, seconds = scene.heard(words)
     try:
         return scene.resumed(line, seconds)
     finally:
@@ -181,7 +181,7 @@ def not_a_number(scene: Scene) -> Seen:
     scene.submit(Fault(act="nan"))
     scene.until_iteration(5)
     scene.inject(lambda: None)
-    return scene.unharmed(scene.heard("a passing fault of the hardware; first in .*rank 1")[0], None)
+    return scene.unharmed(*scene.heard("a passing fault of the hardware; first in .*rank 1"))
 
 
 def replica_changed(scene: Scene) -> Seen:
@@ -189,8 +189,7 @@ def replica_changed(scene: Scene) -> Seen:
     scene.submit(Fault(act="desync"))
     scene.until_iteration(5)
     scene.inject(lambda: None)
-    line, _ = scene.heard("differs between ranks|of rank 1 .* differs")
-    return scene.resumed(line, None)
+    return scene.resumed(*scene.heard("differs between ranks|of rank 1 .* differs"))
 
 
 def dead_owner(scene: Scene) -> Seen:

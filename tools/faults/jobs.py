@@ -39,7 +39,8 @@ injection until the words are printed, "to training" from when SLURM says that t
 iteration, imports and, in its rows, the doctor included. Transient faults must end, by themselves, with the bits of a
 run that nobody disturbed in weights and moments, and no process may be left. A kill must be told within
 {KILL_LEVEL_S:.0f} s, a hang within 1.5 times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s, but for the
-doctor's rows."""
+doctor's rows. Two are SLURM's own to notice: slurmd, which no rank misses, and after 60 s of silence the owner on
+another host."""
 COLUMNS = {
     "printed": "Printed",
     "verdict_s": "To verdict, s",
@@ -136,7 +137,7 @@ def too_slow(case: str, seen: Seen) -> str:
     level_s = float("inf")
     if "SIGSTOP" in case or "for ever" in case or "link" in case:
         level_s = 1.5 * (START_TIMEOUT_S if "data" in case else STEP_TIMEOUT_S)
-    elif "kill -9" in case:
+    elif "kill -9" in case or "whole node" in case:
         level_s = KILL_LEVEL_S
     if (seen.verdict_s or 0.0) > level_s:
         return f"told after {seen.verdict_s:.1f} s, the level is {level_s:.0f} s"
