@@ -57,7 +57,7 @@ class Saves(Attachment):
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
         self.folder, self.saved = root, False
-        self.committed, self.waits = "", False
+        self.committed, self.failed, self.waits = "", "", False
 
     def start(self, progress: Progress) -> None:
         """Raises SharedMistake where the folder cannot take a checkpoint: before step 1, not hours into the run."""
@@ -122,7 +122,8 @@ class Saves(Attachment):
         self._hear(self.timeout_s)
         if self.writer is not None and self.writer.is_busy:
             self.ranks.say(f"a checkpoint is still being written after {self.timeout_s:.0f} s; it goes on without us")
-        if self._over_all_ranks(int(self.retry and self.committed != folders.name_of(progress.iteration))):
+        is_lost = self.ranks.rank == 0 and self.failed == folders.name_of(progress.iteration) != self.committed
+        if self._over_all_ranks(int(is_lost)):
             self._save(progress)
         if self.writer is not None:
             self.writer.close()
@@ -200,6 +201,7 @@ class Saves(Attachment):
 
         Older checkpoints go only where they are in its way, and never ``latest``: what was restored or committed last.
         """
+        self.failed = name
         if self.claim is not None:
             self.claim.check()  # a run that was taken for dead finds its temporary folder gone: no room is made then
         good = folders.latest(self.root)

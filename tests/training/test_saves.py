@@ -52,13 +52,13 @@ def test_saving_that_costs_too_much_is_said_once(
 KEEP = ("--checkpoint.keep", "3")
 
 
-def killing_the_writer(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
-    """SIGKILL for every rank's writer while it has that iteration's checkpoint."""
+def killing_the_writer(monkeypatch: pytest.MonkeyPatch, *iterations: int) -> None:
+    """SIGKILL for every rank's writer while it has those iterations' checkpoints."""
     save = Saves.__call__
 
     def and_kill(self: Saves, progress: Progress) -> tuple[Path, float]:
         done = save(self, progress)
-        if progress.iteration == iteration and self.writer is not None:
+        if progress.iteration in iterations and self.writer is not None:
             self.writer._process.kill()
             self.writer._process.wait()
         return done
@@ -69,8 +69,11 @@ def killing_the_writer(monkeypatch: pytest.MonkeyPatch, iteration: int) -> None:
 def test_the_last_checkpoint_is_made_once_more_if_it_failed(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killing_the_writer(monkeypatch, 4)
-    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True"), 2)
+    killing_the_writer(monkeypatch, 3, 4)  # that of 4 is itself a second attempt
+    each = ("--checkpoint.save_interval", "None", "--checkpoint.keep", "3", "--checkpoint.async_save", "True")
+    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each, "--train.train_iters", "2"), 2)
+    capfd.readouterr()
+    runs.train(prepared, runs.configuration(tmp_path, *FLAGS, *each, "--checkpoint.save_interval", "3"), 2)
     lines = said(capfd)
     assert any(line.startswith("checkpoint iter_0000004 FAILED: the writer process of rank ") for line in lines)
     assert lines[-1].startswith("checkpoint iter_0000004 COMMITTED")

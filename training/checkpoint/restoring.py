@@ -118,7 +118,8 @@ def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
     path = first_good(found, config.verify, ranks)
     if own and path != found[0]:
         aside = on_first_rank(lambda: _continue_from(path, found[: found.index(path)]), ranks)
-        ranks.say(f"set aside, and no checkpoint of this run any more: {', '.join(aside)}")
+        if aside:
+            ranks.say(f"set aside, and no checkpoint of this run any more: {', '.join(aside)}")
     state = on_first_rank(lambda: read_state(path), ranks)
     anew = config.finetune and not own
     return Source(
@@ -131,9 +132,15 @@ def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
 
 
 def _continue_from(path: Path, damaged: Sequence[Path]) -> list[str]:
-    """In place of the damaged ones, which retention would else keep, and delete ``path`` for: their new names."""
-    aside = [folders.set_aside(folder).name for folder in damaged]
-    folders.point_to(path)
+    """In place of the damaged ones, which retention would else keep, and delete ``path`` for: their new names.
+
+    What the disk does not take is left as it is: whether it takes checkpoints is looked at before step 1.
+    """
+    aside = []
+    with contextlib.suppress(OSError):
+        for folder in damaged:
+            aside.append(folders.set_aside(folder).name)
+        folders.point_to(path)
     return aside
 
 
@@ -192,7 +199,7 @@ def sound(path: Path, ranks: Ranks) -> Iterator[None]:
     problems = []
     try:
         yield
-    except DamagedError as error:
+    except (DamagedError, ValueError) as error:  # ValueError: pieces that leave a gap
         problems = [f"rank {ranks.rank}: {error}"]
     if problems := gathered(problems, ranks):
         raise SharedMistake(
