@@ -3,6 +3,7 @@
 Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
 """
 
+import math
 from typing import Any
 
 from models.shapes import GPTShape
@@ -54,7 +55,7 @@ def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
     values.setdefault("rope_theta", 10000.0)
     kind = values.pop("rope_type", values.pop("type", None)) or "default"
     values.pop("type", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
     fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
     fields["rotary_base"] = _whole(f"{where}.rope_theta", values.pop("rope_theta"))
@@ -64,7 +65,7 @@ def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
         value = values.pop(name, default)
         if value is None:
             raise RopeError(f"{where}.{name}", None, f"a number, which rope_type {kind!r} needs")
-        fields[ours] = _whole(f"{where}.{name}", value) if ours in WHOLE else float(value)
+        fields[ours] = _whole(f"{where}.{name}", value) if ours in WHOLE else _number(f"{where}.{name}", value)
     for name, value in values.items():
         if value is not None:
             raise RopeError(f"{where}.{name}", value, f"none: rope_type {kind!r} has {', '.join(_known(kind, latent))}")
@@ -96,7 +97,7 @@ def _known(kind: str, latent: bool) -> Known:
 
 def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The keys in one place, and its name. rope_theta beside rope_parameters must say the same."""
-    new, old = config.pop("rope_parameters", None), config.pop("rope_scaling", None)
+    new, old = _parameters(config, "rope_parameters"), _parameters(config, "rope_scaling")
     theta = config.pop("rope_theta", None)
     where, values = ("rope_parameters", new) if new is not None else ("rope_scaling", old or {})
     values = dict(values)
@@ -107,7 +108,20 @@ def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return where, values
 
 
+def _parameters(config: dict[str, Any], key: str) -> dict[str, Any] | None:
+    found = config.pop(key, None)
+    if found is not None and not isinstance(found, dict):
+        raise RopeError(key, found, "parameters by name, an object in braces")
+    return found
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RopeError(key, value, "a number")
+    return float(value)
+
+
 def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if not _number(key, value).is_integer():
         raise RopeError(key, value, "a whole number")
     return int(value)

@@ -6,6 +6,7 @@ where the two shapes differ: what transformers' model would not compute is not w
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,9 @@ NO_EFFECT = frozenset("""
 """.split())  # fmt: skip
 """Keys that say nothing about what the model computes in pretraining."""
 
+WHOLE = {entry.name for entry in dataclasses.fields(GPTShape) if entry.type is int}
+"""Fields that are sizes and counts."""
+
 TRAINING_ONLY = frozenset("""
     hidden_dropout attention_dropout init_method_std make_vocab_size_divisible_by mtp_loss_scaling_factor
     moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff
@@ -69,7 +73,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     Raises UserError with everything in it that is not supported, by name.
     """
     model_type = config.get("model_type")
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise UserError(
             f"config.json: model_type {model_type!r} is not supported. Supported: {', '.join(ARCHITECTURES)}."
         )
@@ -176,11 +180,39 @@ def _read_numbers(left: Config, fields: dict[str, Any], architecture: Architectu
         value = architecture.defaults.get(key) if value is None else value
         if value is None:
             problems.append(f"{key} is missing")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            problems.append(f"{key} = {value!r}: expected a number")
+        elif ours in WHOLE and not _is_whole(value, 1):
+            problems.append(str(Unsupported(key, value, "a whole number, 1 or more")))
+        elif not _is_number(value):
+            problems.append(str(Unsupported(key, value, "a number")))
         else:
             fields[ours] = value
     return problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _take(left: Config, key: str, default: int, *, least: int) -> int:
+    """A whole number that may be left out or null. Raises Unsupported for anything else, or less than ``least``."""
+    value = left.pop(key, None)
+    if value is None:
+        return default
+    if not _is_whole(value, least):
+        raise Unsupported(key, value, f"a whole number, {least} or more")
+    return int(value)
+
+
+def _take_list(left: Config, key: str) -> list[Any]:
+    """A list that may be left out or null. Raises Unsupported for anything else."""
+    value = left.pop(key, None)
+    if value is not None and not isinstance(value, list):
+        raise Unsupported(key, value, "a list")
+    return value or []
 
 
 def _heads(may_be_missing: tuple[str, ...]) -> tuple[Read, Write]:
@@ -191,10 +223,9 @@ def _heads(may_be_missing: tuple[str, ...]) -> tuple[Read, Write]:
         heads = fields["num_attention_heads"]
         plain = {"num_key_value_heads": heads, "head_dim": fields["hidden_size"] // heads}
         for key, ours in (("num_key_value_heads", "num_query_groups"), ("head_dim", "kv_channels")):
-            value = left.pop(key, None)
-            if value is None and key not in may_be_missing:
+            if left.get(key) is None and key not in may_be_missing:
                 raise Unsupported(key, None, "a number")
-            fields[ours] = plain[key] if value is None else value
+            fields[ours] = _take(left, key, plain[key], least=1)
 
     return read, lambda shape: {"num_key_value_heads": shape.num_query_groups, "head_dim": shape.kv_channels}
 
@@ -218,7 +249,7 @@ def _read_rope(left: Config, fields: dict[str, Any]) -> None:
 def _read_window(left: Config, fields: dict[str, Any]) -> None:
     """Theirs counts the token itself."""
     window = left.pop("sliding_window", None)
-    if window is not None and (not isinstance(window, int) or window < 1):
+    if window is not None and not _is_whole(window, 1):
         raise Unsupported("sliding_window", window, "a number of tokens or null")
     fields["window_size"] = (-1, 0) if window is None else (window - 1, 0)
 
@@ -233,7 +264,7 @@ def _read_no_window(left: Config, fields: dict[str, Any]) -> None:
         raise Unsupported("use_sliding_window", True, "false: windows in some blocks only are not converted")
     left.pop("sliding_window", None)
     left.pop("max_window_layers", None)
-    kinds = left.pop("layer_types", None) or []
+    kinds = _take_list(left, "layer_types")
     if any(kind != "full_attention" for kind in kinds):
         raise Unsupported("layer_types", kinds, '"full_attention" in every block')
 
@@ -252,13 +283,13 @@ def _write_mixtral(shape: GPTShape) -> Config:
 
 def _read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
     """transformers 5 writes num_experts as num_local_experts."""
-    experts = left.pop("num_experts", None)
-    also = left.pop("num_local_experts", None)
-    if experts is not None and also is not None and experts != also:
+    experts = _take(left, "num_experts", 0, least=1)
+    also = _take(left, "num_local_experts", 0, least=1)
+    if experts and also and experts != also:
         raise Unsupported("num_local_experts", also, f"{experts}, which num_experts says")
     fields["num_moe_experts"] = experts or also or 128
     fields["moe_router_pre_softmax"] = not left.pop("norm_topk_prob", False)
-    dense, step = left.pop("mlp_only_layers", None) or [], left.pop("decoder_sparse_step", 1)
+    dense, step = _take_list(left, "mlp_only_layers"), _take(left, "decoder_sparse_step", 1, least=1)
     blocks = range(fields["num_layers"])
     fields["moe_layer_freq"] = _freq([block not in dense and (block + 1) % step == 0 for block in blocks])
 
@@ -286,7 +317,7 @@ def _freq(moe: list[bool]) -> str:
 def _read_gpt2(left: Config, fields: dict[str, Any]) -> None:
     fields["num_query_groups"] = fields["num_attention_heads"]
     fields["kv_channels"] = fields["hidden_size"] // fields["num_attention_heads"]
-    fields["ffn_hidden_size"] = left.pop("n_inner", None) or 4 * fields["hidden_size"]
+    fields["ffn_hidden_size"] = _take(left, "n_inner", 4 * fields["hidden_size"], least=1)
     embedding = left.pop("embd_pdrop", 0.1)
     if embedding != fields["hidden_dropout"]:
         raise Unsupported("embd_pdrop", embedding, f"{fields['hidden_dropout']}, the same as resid_pdrop")
@@ -303,7 +334,7 @@ def _read_latent(left: Config, fields: dict[str, Any]) -> None:
         raise Unsupported("num_key_value_heads", groups, f"{heads}, num_attention_heads")
     for key in ("head_dim", "qk_head_dim"):  # transformers writes sums and copies of the others
         left.pop(key, None)
-    fields["q_lora_rank"] = left.pop("q_lora_rank", None) or 0
+    fields["q_lora_rank"] = _take(left, "q_lora_rank", 0, least=0)
     fields["kv_channels"] = fields["qk_head_dim"]
 
 
@@ -312,13 +343,15 @@ def _write_latent(shape: GPTShape) -> Config:
 
 
 def _read_deepseek_experts(left: Config, fields: dict[str, Any]) -> None:
-    shared = left.pop("n_shared_experts", None) or 0
+    shared = _take(left, "n_shared_experts", 0, least=0)
     fields["moe_shared_expert_intermediate_size"] = shared * fields["moe_ffn_hidden_size"]
-    dense, blocks = left.pop("first_k_dense_replace", 0), fields["num_layers"]
+    dense, blocks = _take(left, "first_k_dense_replace", 0, least=0), fields["num_layers"]
     fields["moe_layer_freq"] = _freq([block >= dense for block in range(blocks)])
-    groups, chosen = left.pop("n_group", None) or 1, left.pop("topk_group", None) or 1
+    groups, chosen = _take(left, "n_group", 1, least=0) or 1, _take(left, "topk_group", 1, least=0) or 1
     fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen} if groups > 1 else {}
     coefficient = left.pop("aux_loss_alpha", None)
+    if coefficient is not None and not _is_number(coefficient):
+        raise Unsupported("aux_loss_alpha", coefficient, "a number")
     fields |= {"moe_aux_loss_coeff": coefficient} if coefficient is not None else {}
     if not left.pop("seq_aux", True):
         fields["moe_router_load_balancing_type"] = "aux_loss"
@@ -351,7 +384,7 @@ def _write_v2_choice(shape: GPTShape) -> Config:
 
 def _read_mtp(left: Config, fields: dict[str, Any]) -> None:
     """Absent, it is 1 in transformers' class, but the files decide: the importer leaves out what they lack."""
-    fields["mtp_num_layers"] = left.pop("num_nextn_predict_layers", None) or 0
+    fields["mtp_num_layers"] = _take(left, "num_nextn_predict_layers", 0, least=0)
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -363,6 +396,8 @@ def _read_quantization(left: Config, fields: dict[str, Any]) -> None:
     found = left.pop("quantization_config", None)
     if found is None:
         return
+    if not isinstance(found, dict):
+        raise Unsupported("quantization_config", found, f"{FP8}")
     differing = {key: found.get(key) for key, value in FP8.items() if found.get(key) != value}
     unknown = {key: value for key, value in found.items() if key not in {*FP8, "activation_scheme"}}
     if differing or unknown:

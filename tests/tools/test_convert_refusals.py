@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from models.families import TINY
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
+from training.checkpoint.format.manifest import read_manifest, write_manifest
 
 LLAMA, QWEN2, GPT2 = (TINY[f"{name}_tiny"] for name in ("llama3", "qwen2", "gpt2"))
 MOE, V2, V3 = (TINY[f"{name}_tiny"] for name in ("qwen3_moe", "deepseek_v2", "deepseek_v3"))
@@ -33,6 +35,17 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"rope_scaling": None, "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}},
         "partial_rotary_factor = 0.5",
     ),
+    "rope that is a list": (LLAMA, {"rope_parameters": [1]}, "rope_parameters = [1]: expected parameters by name"),
+    "older rope that is text": (LLAMA, {"rope_parameters": None, "rope_scaling": "yarn"}, "rope_scaling = 'yarn'"),
+    "rope type that is a list": (LLAMA, {"rope_scaling": None, "rope_parameters": {"rope_type": [1]}}, "e = [1]"),
+    "rope factor that is text": (
+        LLAMA,
+        {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": "two"}},
+        "rope_parameters.factor = 'two': expected a number",
+    ),
+    "rope base that is no number": (
+        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "rope_theta = nan: expected"
+    ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
     "fractional base": (
         LLAMA, {"rope_scaling": None, "rope_theta": 10000.5, "rope_parameters": None}, "rope_theta = 10000.5"
@@ -43,6 +56,16 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "soft cap": (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: unknown"),
     "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     "missing number": (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
+    "no heads": (LLAMA, {"num_attention_heads": 0}, "num_attention_heads = 0: expected a whole number, 1 or more"),
+    "no heads in GPT-2": (GPT2, {"n_head": 0}, "n_head = 0: expected a whole number, 1 or more"),
+    "no key-value heads": (LLAMA, {"num_key_value_heads": 0}, "num_key_value_heads = 0: expected a whole number"),
+    "half a block": (MOE, {"num_hidden_layers": 3.5}, "num_hidden_layers = 3.5: expected a whole number"),
+    "head width that is text": (LLAMA, {"head_dim": "64"}, "head_dim = '64': expected a whole number"),
+    "every 0th block": (MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step = 0: expected a whole number"),
+    "one dense block": (MOE, {"mlp_only_layers": 1}, "mlp_only_layers = 1: expected a list"),
+    "loss that is text": (V2, {"aux_loss_alpha": "0.1"}, "aux_loss_alpha = '0.1': expected a number"),
+    "model type that is a list": (LLAMA, {"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
+    "fp8 that is text": (V3, {"quantization_config": "fp8"}, "quantization_config = 'fp8': expected {"),
     "window in some blocks": (QWEN2, {"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window = True"),
     "layer types": (
         QWEN2, {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types = ['full_attention', 'sl"
@@ -83,6 +106,31 @@ TENSORS: dict[str, tuple[Any, dict[str, torch.Tensor | None], str]] = {
 }  # fmt: skip
 
 
+FP8_MATRIX = torch.zeros(64, 64).to(torch.float8_e4m3fn)
+Q, SCALES = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight_scale_inv"
+FP8_TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "no scales": (
+        {Q: FP8_MATRIX},
+        f"{SCALES}: expected scales [1, 1], one for each 128 x 128 block of {Q} [64, 64]; found none",
+    ),
+    "too many scales": (
+        {Q: FP8_MATRIX, SCALES: torch.ones(7, 9)},
+        f"{SCALES}: expected scales [1, 1], one for each 128 x 128 block of {Q} [64, 64]; found [7, 9]",
+    ),
+    "scales of bf16": (
+        {SCALES: torch.ones(1, 1)}, f"{SCALES}: expected scales of an fp8 matrix, but {Q} is bfloat16, which has none"
+    ),
+    "scales in fp8": (
+        {Q: FP8_MATRIX, SCALES: FP8_MATRIX[:1, :1].clone()},
+        f"{SCALES}: expected one of float64, float32, float16, bfloat16; found float8_e4m3fn",
+    ),
+    "a norm": ({"model.norm.weight": FP8_MATRIX[0].clone()}, "model.norm.weight [64]: expected fp8 in matrices only"),
+    "a copy without scales": (
+        {"lm_head.weight": torch.zeros(257, 64).to(torch.float8_e4m3fn)}, "lm_head.weight_scale_inv: expected scales"
+    ),
+}  # fmt: skip
+
+
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """What is said when hf is refused."""
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), *flags]) == 2
@@ -102,6 +150,28 @@ def test_tensors_are_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFi
     shape, tensors, expected = TENSORS[kind]
     write_folder(tmp_path / "hf", shape, tensors=tensors)
     assert expected in refused(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("flags", [(), ("--dtype", "bfloat16")])
+@pytest.mark.parametrize("kind", FP8_TENSORS)
+def test_fp8_without_its_scales_is_refused(
+    kind: str, flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name, whatever dtype is asked for: numbers without their scales are other numbers."""
+    tensors, expected = FP8_TENSORS[kind]
+    write_folder(tmp_path / "hf", TIED, tensors=dict(tensors))
+    assert expected in refused(tmp_path, capsys, *flags)
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
+def test_scales_of_128_blocks_mean_the_same_without_a_configuration(tmp_path: Path) -> None:
+    write_folder(
+        tmp_path / "hf", TIED, tensors={Q: torch.ones(64, 64).to(torch.float8_e4m3fn), SCALES: WIDE[:1, :1] + 3}
+    )
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--verify"]) == 0
+    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
+    with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
+        assert torch.equal(file.get_tensor(Q), torch.full((64, 64), 3, dtype=torch.bfloat16))
 
 
 def test_a_file_cut_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +219,8 @@ def test_a_model_that_transformers_lacks_is_not_exported(
     lines = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"]
     lines = [lines[0] if line.startswith(f"{name} = ") else line for line in path.read_text().splitlines()]
     path.write_text("\n".join(lines))
+    files = read_manifest(path.parent).files
+    write_manifest(path.parent, {name: facts for name, facts in files.items() if name.endswith(".bin")}, {})
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "again").exists()

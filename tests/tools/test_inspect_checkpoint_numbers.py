@@ -1,6 +1,7 @@
 """Statistics, differences and means of tensors made for it: dtypes, NaNs, blocks, shapes, a killed average."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,27 @@ def test_other_shapes_names_and_damages_are_refused(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     assert main(["average", str(tmp_path / "mean"), str(one), str(one)]) == 2
     assert "is damaged" in capsys.readouterr().err
+    assert not list(tmp_path.glob("mean*"))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_changed_byte_does_not_become_part_of_a_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    monkeypatch.setattr(average, "FILE_BYTES", 200)
+    moment = f"optimizer.state.exp_avg.{FC2}"
+    one, other = (written(tmp_path / name, {moment: normal(6, 4), FC2: normal(6, 4), NORM: normal(4)}) for name in "ab")
+    path, command = other / "rank_00000.bin", ["average", str(tmp_path / "mean"), str(one), str(other)]
+    good = path.read_bytes()
+    path.write_bytes(bytes([good[0] ^ 1]) + good[1:])  # of the moment, which has no part in it
+    assert main([*command, "--workers", workers]) == 0
+    shutil.rmtree(tmp_path / "mean")
+    path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    capsys.readouterr()
+    assert main([*command, "--workers", workers]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"tools.inspect_checkpoint: {other} is damaged: {path}: expected hash ")
+    assert said.endswith(f"(in {FC2}). Take another checkpoint, or bring these files back.")
     assert not list(tmp_path.glob("mean*"))
 
 

@@ -3,8 +3,10 @@
     __main__.py     the command line
     source.py       a Hugging Face folder, to read: config.json, tensors by rows, what else lies there
     checking.py     whether the tables cover all of it, before anything is written
+    scales.py       whether fp8 matrices have the scales that they need
     blocks.py       our tensors in blocks, made of rows of theirs
     importing.py    its rows into pieces of a checkpoint
+    checked.py      a checkpoint, of which no damaged byte is taken
     exporting.py    rows of a checkpoint into sharded safetensors
     verify.py       each again in the other direction, compared byte by byte
     words.py        elements of one dtype as another's

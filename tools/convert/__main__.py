@@ -21,6 +21,7 @@ from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
 from tools.convert.verify import Side, verify
+from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         job.run()
-    except UserError as error:
+    except (UserError, DamagedError) as error:
         print(f"tools.convert: {error}", file=sys.stderr)
         return 2
     except OSError as error:

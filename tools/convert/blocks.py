@@ -8,7 +8,7 @@ import numpy as np
 
 from models.hf.tables import Entry
 from parallel.errors import UserError
-from tools.convert.source import SCALE, Source
+from tools.convert.source import Source
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -82,8 +82,6 @@ def entry_dtype(entry: Entry, source: Source, names: dict[str, str], asked: str 
         return asked
     if len(found) > 1:
         raise UserError(f"{entry.name}: made of tensors in {' and '.join(found)}. Choose one: --dtype {found[0]}.")
-    if found[0] == "float8_e4m3fn":
-        raise UserError(f"{next(iter(entry.their_shapes()))}: fp8 without {SCALE}. Choose --dtype bfloat16.")
     return found[0]
 
 

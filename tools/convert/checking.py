@@ -10,6 +10,7 @@ from models.hf.tables import Entry, copies, entries, full_name, is_computed, mtp
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.scales import check_scales
 from tools.convert.source import SCALE, Source
 from training.checkpoint.format.coverage import covered_once
 
@@ -31,7 +32,8 @@ def names_in(source: Source, model_type: str) -> dict[str, str]:
 def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
     """Every tensor of theirs is used, and every row of ours filled, once: notes for the user.
 
-    Raises UserError with the tensors that are missing, left over, of another shape, or unequal where they must not be.
+    Raises UserError with the tensors that are missing, left over, of another shape, or unequal where they must not be,
+    and with fp8 matrices whose scales are not theirs.
     """
     names = names_in(source, model_type)
     wanted: dict[str, tuple[int, ...]] = {}
@@ -42,7 +44,8 @@ def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
     missing = sorted(wanted.keys() - names.keys())
     left = [name for name in names if name not in wanted and name not in equals]
     computed = [name for name in left if is_computed(model_type, name)]
-    scales = {name for name in left if name.endswith(SCALE) and name.removesuffix(SCALE) in wanted}
+    used = [name for name in names if name in wanted or name in equals]
+    scales = {name + SCALE for name in used}
     extra = sorted(set(left) - set(computed) - scales)
     reshaped = [
         f"{name} {list(source.places[names[name]].shape)}, expected {list(shape_)}"
@@ -53,6 +56,7 @@ def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
         if found:
             more = f" and {len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(f"{source.folder}: this {model_type} {what} {', '.join(found[:5])}{more}.")
+    check_scales(source, [names[name] for name in used])
     _check_copies(source, names, {name: of for name, of in equals.items() if name in names}, model_type, shape)
     return list(_notes(source, model_type, shape, computed))
 
@@ -85,12 +89,13 @@ def _check_copies(
 def same_rows(source: Source, one: str, other: str) -> bool:
     """Whether two tensors hold the same numbers, compared block by block."""
     first, second = source.places[one], source.places[other]
-    if (first.shape, first.dtype) != (second.shape, second.dtype):
+    dtype = source.dtype(one)
+    if (first.shape, dtype) != (second.shape, source.dtype(other)):
         return False
     step = max(1, BLOCK_BYTES // max(1, first.row_bytes))
     for row in range(0, first.shape[0], step):
         count = min(step, first.shape[0] - row)
-        rows = [source.rows(name, row, count, first.dtype) for name in (one, other)]
+        rows = [source.rows(name, row, count, dtype) for name in (one, other)]
         if not np.array_equal(rows[0], rows[1]):
             return False
     return True

@@ -19,11 +19,12 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.convert import work
 from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.checked import CheckedReader, check_files
 from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE
 from tools.convert.words import cast
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import WORDS, Reader, asked_ahead
+from training.checkpoint.format.reader import WORDS, asked_ahead
 from training.checkpoint.format.writer import WriteBack, write_durably
 from training.config import RunConfig
 from training.recipe import load
@@ -56,10 +57,10 @@ class Target:
 
 
 class Weights:
-    """A checkpoint's weights by row, wherever they are in it. Close it, or use it as a context."""
+    """A checkpoint's weights by row, wherever they are in it; none that is damaged. Close, or use as a context."""
 
     def __init__(self, folder: Path) -> None:
-        self.reader = Reader(folder)
+        self.reader = CheckedReader(folder)
 
     def stored(self, entry: Entry) -> str:
         """The key under which a parameter lies. Raises UserError where it does not, or has another shape."""
@@ -160,8 +161,12 @@ def export_folder(
     """Write ``target``, which transformers loads: notes for the user.
 
     like: the Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none. Raises
-    UserError for a model that transformers does not have, before anything is written.
+    UserError for a model that transformers does not have, before anything is written, and for a damaged checkpoint,
+    of which nothing is left.
     """
+    work.check_free(target)
+    check_is_checkpoint(source)
+    check_files(source)
     config = read_config(source)
     shape = resolve(config.model, vocabulary(config, source))
     model_type, theirs = write_config(shape)
@@ -198,9 +203,14 @@ def export_folder(
 
 def read_config(folder: Path) -> RunConfig:
     """A checkpoint's ``config.toml``. Raises UserError where the folder is no checkpoint."""
+    check_is_checkpoint(folder)
+    return load(folder / "config.toml")
+
+
+def check_is_checkpoint(folder: Path) -> None:
+    """Raises UserError where the folder is none, by the names in it."""
     if not (folder / MANIFEST).is_file() or not (folder / "config.toml").is_file():
         raise UserError(f"{folder}: expected a checkpoint, with {MANIFEST} and config.toml. Give the path of one.")
-    return load(folder / "config.toml")
 
 
 def default_dtype(folder: Path) -> str:

@@ -17,11 +17,16 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from parallel.errors import UserError
+from tools.convert.checked import WAY_OUT
+from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.writer import sync_folder, write_durably
 
 UNFINISHED = ".tmp-convert"
 JOB = "convert-job.partial"
 """What an unfinished folder is made from; another job starts over. (A manifest takes no notice of .partial files.)"""
+
+DAMAGED = 3
+"""Exit code of a worker that found its source damaged."""
 
 Report = Callable[[int], Any]
 """Called with the bytes that have been done since the last call."""
@@ -34,14 +39,20 @@ class Job(Protocol):
         """This worker's share of what is not done yet."""
 
 
+def check_free(target: Path) -> None:
+    """Raises UserError where there is something of this name."""
+    if target.exists():
+        raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
+
+
 @contextlib.contextmanager
 def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
     """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
 
-    Raises UserError where target exists, or another process works on it.
+    Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged,
+    too: then nothing is left of the folder, since another source starts over.
     """
-    if target.exists():
-        raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
+    check_free(target)
     folder = target.with_name(target.name + UNFINISHED)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -55,6 +66,10 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
             _clear(folder)
             write_durably(folder / JOB, wanted)
         yield folder
+    except DamagedError as error:
+        _clear(folder)
+        folder.rmdir()
+        raise UserError(f"{error}. {WAY_OUT}") from None
     finally:
         os.close(descriptor)
 
@@ -68,7 +83,8 @@ def finish(folder: Path, target: Path) -> None:
 
 
 def run(job: Job, workers: int, total_bytes: int, done_bytes: int, title: str) -> None:
-    """All of a job, by this process or by ``workers`` others. Raises UserError where one of them did, or died."""
+    """All of a job, by this process or by ``workers`` others. Raises UserError where one of them did, or died, and
+    DamagedError where one of them did."""
     bar = tqdm(
         total=total_bytes,
         initial=done_bytes,
@@ -102,6 +118,8 @@ def _run_workers(job: Job, workers: int, bar: tqdm) -> None:
             bar.update(start + counter.value - bar.n)
             if failed := [process for process in processes if process.exitcode]:
                 text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0].exitcode}"
+                if failed[0].exitcode == DAMAGED:
+                    raise DamagedError(text)
                 raise UserError(f"{text} What is done is kept: run the same command again.")
         bar.update(start + counter.value - bar.n)
     finally:
@@ -140,6 +158,9 @@ def _work(job: Job, worker: int, workers: int, counter: "Synchronized[int]", sai
 
     try:
         job.do(worker, workers, report)
+    except DamagedError as error:
+        said.put(str(error))
+        os._exit(DAMAGED)
     except UserError as error:
         said.put(str(error))
         os._exit(2)

@@ -11,6 +11,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from tools.convert import work
+from tools.convert.checked import CheckedReader, check_files
 from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
 from tools.convert.words import FLOATS, from_numbers, to_numbers
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
@@ -20,7 +21,6 @@ from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_m
 from training.checkpoint.format.pieces import ITEM_BYTES, Group
 from training.checkpoint.format.reader import Reader
 from training.checkpoint.format.tables import INDEX, PIECES, merge, remove_tables
-from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import FileWriter, write_durably
 
 DTYPE = "float32"
@@ -70,7 +70,7 @@ class Average:
 
     def do(self, worker: int, workers: int, report: work.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
-        readers = [Reader(source) for source in self.sources]
+        readers = [CheckedReader(source) for source in self.sources]
         weights = [weights_of(reader) for reader in readers]
         try:
             for number, part in list(enumerate(self.parts))[worker::workers]:
@@ -101,9 +101,10 @@ def mean(
 def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | None, workers: int) -> None:
     """Write ``target``, with configuration, state and tokenizer of the last source.
 
-    Killed and started again it goes on with the next file. Raises UserError for a target that is there, and for
-    sources that are damaged (by their sizes) or not of one shape, before anything is written.
+    Killed and started again it goes on with the next file. Raises UserError for a target that is there and sources
+    that are not of one shape, before anything is written, and for damaged ones, of which nothing is left.
     """
+    work.check_free(target)
     check(sources)
     manifests = [(source / MANIFEST).read_text() for source in sources]
     parts = normalised(shares, len(sources))
@@ -131,10 +132,9 @@ def commit(job: Average) -> None:
 
 
 def check(sources: Sequence[Path]) -> None:
-    """Raises UserError unless all are whole and hold weights of the same names and shapes."""
+    """Raises UserError unless all are whole, by their sizes, and hold weights of the same names and shapes."""
     for source in sources:
-        if found := damages(source, "sizes"):
-            raise UserError(f"{source} is damaged: {some([damage.text for damage in found])}. Bring it back first.")
+        check_files(source)
     tables = []
     for source in sources:
         with Reader(source) as reader:

@@ -1,0 +1,66 @@
+"""A checkpoint that is read only where it is what was written: a copy gets hashes of its own, which would hide damage.
+
+Sizes and small files before anything else. Tensors while they are read, piece by piece, so that bytes come from the
+disk once, and what nobody reads, such as moments that are not exported, costs nothing. No torch here.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from parallel.errors import UserError
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.pieces import Piece
+from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.verify import STEP_BYTES, damages
+
+WAY_OUT = "Take another checkpoint, or bring these files back."
+
+
+def check_files(folder: Path) -> None:
+    """Sizes of all files and every byte of the small ones, the index among them. Raises UserError."""
+    if found := damages(folder, "sizes"):
+        texts = "; ".join(damage.text for damage in found[:3])
+        raise UserError(f"{folder} is damaged: {texts}. {WAY_OUT}")
+
+
+class CheckedReader(Reader):
+    """Hashes each piece before the first bytes of it are given out. ``check_files`` comes first: the index is believed.
+
+    What is hashed lies in the page cache when it is read right after.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._good: set[tuple[str, int]] = set()
+
+    def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
+        """As ``Reader.read``. Raises DamagedError, too, where the hash of a piece is not the one that was written."""
+        number = self.tensors[key].number
+        for piece in self.pieces(key):
+            size = self.tensors[key].piece_bytes(piece.shape)
+            position = piece.position + number * size
+            if (piece.file, position) not in self._good and _touches(piece, offset, into.shape):
+                found = self._hash(piece.file, position, size)
+                if found != piece.hashes[number]:
+                    said = f"expected hash {piece.hashes[number]}, found {found} (in {key})"
+                    raise DamagedError(f"{self.folder} is damaged: {self.folder / piece.file}: {said}")
+                self._good.add((piece.file, position))
+        super().read(key, offset, into)
+
+    def _hash(self, file: str, position: int, size: int) -> str:
+        digest, end = xxhash.xxh3_64(), position + size
+        step = np.empty(min(STEP_BYTES, max(1, size)), dtype=np.uint8)
+        while position < end:
+            part = step[: end - position]
+            self._fill(file, position, part)
+            digest.update(part)
+            position += part.nbytes
+        return digest.hexdigest()
+
+
+def _touches(piece: Piece, offset: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a piece shares elements with a rectangle."""
+    sides = zip(piece.offset, piece.shape, offset, shape, strict=True)
+    return all(max(at, start) < min(at + size, start + length) for at, size, start, length in sides)
