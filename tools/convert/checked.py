@@ -34,6 +34,7 @@ class CheckedReader(Reader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._good: set[tuple[str, int]] = set()
+        self._asked: set[tuple[str, int]] = set()
 
     def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
         """As ``Reader.read``. Raises DamagedError, too, where the hash of a piece is not the one that was written."""
@@ -48,6 +49,14 @@ class CheckedReader(Reader):
                     raise DamagedError(f"{self.folder} is damaged: {self.folder / piece.file}: {said}")
                 self._good.add((piece.file, position))
         super().read(key, offset, into)
+
+    def ask_for(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        """Have the disk fetch what ``read`` of this rectangle will want: the pieces that it hashes, whole."""
+        for piece in self.pieces(key):
+            at = (piece.file, piece.position)
+            if at not in self._asked and _touches(piece, offset, shape):
+                self._asked.add(at)
+                super().ask_for(key, piece.offset, piece.shape)
 
     def _hash(self, file: str, position: int, size: int) -> str:
         digest, end = xxhash.xxh3_64(), position + size

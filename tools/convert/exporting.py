@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -266,14 +267,28 @@ def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: w
     with partial.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         disk = WriteBack(file.fileno())
-        for target in asked_ahead(shard, lambda target: target.bytes, weights.ask_for):
-            for words in target_words(target, weights):
-                file.write(memoryview(words.reshape(-1).view(np.uint8)))
-                disk.reached(file.tell())
-                report(words.nbytes)
+        for words in one_ahead(shard_words(shard, weights)):
+            file.write(memoryview(words.reshape(-1).view(np.uint8)))
+            disk.reached(file.tell())
+            report(words.nbytes)
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
+
+
+def shard_words(shard: Sequence[Target], weights: Weights) -> Iterator[np.ndarray]:
+    """All of a file's tensors, in order, in blocks of rows."""
+    for target in asked_ahead(shard, lambda target: target.bytes, weights.ask_for):
+        yield from target_words(target, weights)
+
+
+def one_ahead[T](items: Iterator[T]) -> Iterator[T]:
+    """The items, each made by a thread while the one before it is used: reading and hashing beside writing."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
 
 
 def target_words(target: Target, weights: Weights) -> Iterator[np.ndarray]:
