@@ -92,7 +92,7 @@ class GigatokenEngine:
         return flat([self._one(text) for text in texts])
 
     def _one(self, text: str) -> np.ndarray:
-        """One by one: its batches come as awkward arrays, whose import costs as much as 10 MB of text."""
+        """One by one: its batches come as awkward arrays, whose import would be a good part of a small run."""
         if any(special in text for special in self._tokenizer.special_texts):
             return np.asarray(self._tokenizer.encode(text), np.int32)
         return self._fast.encode(text).view(np.int32)

@@ -118,10 +118,12 @@ def _read(values: dict[str, Any]) -> Write | Commit | Outcome:
 
 
 def mark_failed(folder: Path, rank_file: str, text: str) -> None:
-    """Tell the committer that a data file will not come, as far as the disk takes it."""
+    """Tell the committer that a data file will not come, as far as the disk takes it. It reads all of the text."""
     with contextlib.suppress(OSError):
         (folder / f"{rank_file}.bin").unlink(missing_ok=True)  # makes room for the word about it
-        (folder / f"{rank_file}{FAILED}").write_text(text)
+        partial = folder / f"{rank_file}{FAILED}.partial"
+        partial.write_text(text)
+        partial.replace(folder / f"{rank_file}{FAILED}")
 
 
 def failure_of(folder: Path, name: str) -> str | None:
