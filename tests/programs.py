@@ -4,6 +4,7 @@ This process has imported it all and never computed, as the program itself has w
 shown of the start itself (imports, launchers) runs the command instead.
 """
 
+import contextlib
 import faulthandler
 import os
 import runpy
@@ -39,8 +40,9 @@ class Program:
             except BaseException:
                 traceback.print_exc()
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                with contextlib.suppress(OSError):  # whatever happens, this process is not to go on as pytest
+                    sys.stdout.flush()
+                    sys.stderr.flush()
                 os._exit(code if isinstance(code, int) else bool(code))
 
     def _run(self, arguments: Sequence[str], environ: Mapping[str, str], module: str) -> object:

@@ -141,7 +141,8 @@ class Saves(Attachment):
     def _save(self, progress: Progress) -> None:
         began = time.monotonic()
         path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.claim)
-        self._committed(path.name, self.needed_bytes, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._committed(path.name, self.needed_bytes, seconds, stall_s=seconds)
 
     def _hand_over(self, progress: Progress, writer: BackgroundWriter) -> None:
         folder = self.folder = begin(self.root, progress, self.ranks)
@@ -184,13 +185,12 @@ class Saves(Attachment):
         if outcome.lost:
             raise LostOwnership(f"checkpoint {name} was not committed: {outcome.error}")
         if outcome.error is None:
-            self._committed(name, outcome.bytes, outcome.seconds)
+            self._committed(name, outcome.bytes, outcome.seconds, stall_s=self.stall_s)
         else:
             self._failed(name, outcome.error)
 
-    def _committed(self, name: str, size: int, seconds: float) -> None:
+    def _committed(self, name: str, size: int, seconds: float, *, stall_s: float) -> None:
         self.committed = name
-        stall_s = self.stall_s if self.writer else seconds
         self.ranks.say(
             f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s; "
             f"training stood still for {stall_s:.2f} s)"

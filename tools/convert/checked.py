@@ -7,13 +7,11 @@ disk once, and what nobody reads, such as moments that are not exported, costs n
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from parallel.errors import UserError
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.pieces import Piece
-from training.checkpoint.format.reader import Reader
-from training.checkpoint.format.verify import STEP_BYTES, damages
+from training.checkpoint.format.reader import Reader, overlaps
+from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of
 
 WAY_OUT = "Take another checkpoint, or bring these files back."
 
@@ -39,11 +37,11 @@ class CheckedReader(Reader):
     def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
         """As ``Reader.read``. Raises DamagedError, too, where the hash of a piece is not the one that was written."""
         number = self.tensors[key].number
-        for piece in self.pieces(key):
+        for piece, *_ in overlaps(self.pieces(key), offset, into.shape):
             size = self.tensors[key].piece_bytes(piece.shape)
             position = piece.position + number * size
-            if (piece.file, position) not in self._good and _touches(piece, offset, into.shape):
-                found = self._hash(piece.file, position, size)
+            if (piece.file, position) not in self._good:
+                found = hash_of(self._descriptor(piece.file), position, size, memoryview(bytearray(STEP_BYTES)))
                 if found != piece.hashes[number]:
                     said = f"expected hash {piece.hashes[number]}, found {found} (in {key})"
                     raise DamagedError(f"{self.folder} is damaged: {self.folder / piece.file}: {said}")
@@ -52,24 +50,8 @@ class CheckedReader(Reader):
 
     def ask_for(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """Have the disk fetch what ``read`` of this rectangle will want: the pieces that it hashes, whole."""
-        for piece in self.pieces(key):
+        for piece, *_ in overlaps(self.pieces(key), offset, shape):
             at = (piece.file, piece.position)
-            if at not in self._asked and _touches(piece, offset, shape):
+            if at not in self._asked:
                 self._asked.add(at)
                 super().ask_for(key, piece.offset, piece.shape)
-
-    def _hash(self, file: str, position: int, size: int) -> str:
-        digest, end = xxhash.xxh3_64(), position + size
-        step = np.empty(min(STEP_BYTES, max(1, size)), dtype=np.uint8)
-        while position < end:
-            part = step[: end - position]
-            self._fill(file, position, part)
-            digest.update(part)
-            position += part.nbytes
-        return digest.hexdigest()
-
-
-def _touches(piece: Piece, offset: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a piece shares elements with a rectangle."""
-    sides = zip(piece.offset, piece.shape, offset, shape, strict=True)
-    return all(max(at, start) < min(at + size, start + length) for at, size, start, length in sides)

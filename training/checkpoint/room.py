@@ -14,9 +14,14 @@ def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".triplane-"):
             pass
-        free = os.statvfs(folder)
+        return lack(root, needed_bytes, needed_files)
     except OSError as error:
         return f"checkpoints cannot be written to {root}: {error.strerror}. Use another --run_dir."
+
+
+def lack(root: Path, needed_bytes: int, needed_files: int) -> str | None:
+    """The space or the names that ``root`` lacks for a checkpoint of this size; None where there are enough."""
+    free = os.statvfs(nearest(root))
     available = free.f_bavail * free.f_frsize
     if available < needed_bytes:
         return (
@@ -39,9 +44,7 @@ def is_full(root: Path, needed_bytes: int, needed_files: int, text: str) -> bool
     if any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT)):
         return True
     with contextlib.suppress(OSError):
-        free = os.statvfs(nearest(root))
-        lacks_files = bool(free.f_files) and free.f_favail < needed_files
-        return lacks_files or free.f_bavail * free.f_frsize < needed_bytes
+        return lack(root, needed_bytes, needed_files) is not None
     return False
 
 

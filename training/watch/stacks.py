@@ -24,7 +24,7 @@ _MEETING = "torch/distributed/rendezvous.py"
 _WAITING = (".wait(", "synchronize(")
 _OURS = {"parallel/cpu/mcore_spots.py": "", "training/evaluation.py": "all_reduce of the evaluation"}
 """Our own files that wait for a handle of torch's, and how to call that; "": as the function is called."""
-_FOR_THE_DEVICE = (".item()", ".tolist()", ".cpu()", "bool(", "int(", "float(")
+_FOR_THE_DEVICE = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\b(?:bool|int|float)\(")
 """On CUDA these wait for all kernels, and so for the collectives among them; on the CPU they wait for nothing."""
 
 
@@ -98,7 +98,7 @@ def _by_line(file: str, line: int, name: str, cuda: bool) -> str | None:
         for ours, called in _OURS.items():
             if Path(file) == _ROOT / ours:
                 return called or name
-    return f"the GPU ({code.strip()})" if cuda and any(word in code for word in _FOR_THE_DEVICE) else None
+    return f"the GPU ({code.strip()})" if cuda and _FOR_THE_DEVICE.search(code) else None
 
 
 def _at(frames: list[tuple[str, int, str]]) -> str:

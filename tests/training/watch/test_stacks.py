@@ -92,6 +92,20 @@ def test_collectives_are_told_from_all_else(lines: list[str], waits: str | None)
     assert stand.at.startswith("training/step.py:9 in unite")
 
 
+@pytest.mark.parametrize(
+    ("code", "waits"),
+    [("return bool(flag)", True), ("total = int(count)", True), ("x.item()", True), ("print(x)", False),
+     ("checkpoint(x)", False)],
+)  # fmt: skip
+def test_on_a_gpu_a_number_that_is_asked_for_is_waited_for(code: str, waits: bool, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"{code}\n")
+    text = frames(f'"{tmp_path}/own.py", line 1 in f')
+    stand = stacks.stand(text, 10, cuda=True)
+    assert stand is not None
+    assert stand.waits == (f"the GPU ({code})" if waits else None)
+    assert stacks.stand(text, 10) == stacks.Stand(waits=None, at=stand.at)
+
+
 def reduce_scatter() -> None:
     """As data-parallel gradients are."""
     whole = torch.ones(2)

@@ -20,7 +20,8 @@ WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Elements travel as words of their size: numpy knows neither bfloat16 nor fp8."""
 
 AHEAD_BYTES, ASKED_BYTES = 64 << 20, 1 << 20
-"""Linux cuts a longer request to read ahead short (mm/readahead.c, force_page_cache_ra)."""
+"""What ``asked_ahead`` keeps asked for, and what is asked for at once: Linux cuts longer requests short
+(mm/readahead.c, force_page_cache_ra)."""
 
 SEGMENT_BYTES = 4 << 10
 """A run of wanted bytes shorter than this, a page, is read together with what lies between it and the next: the disk
@@ -96,7 +97,7 @@ class Reader:
         if into.dtype.itemsize != ITEM_BYTES[info.dtype]:
             raise ValueError(f"{key} is {info.dtype}; found words of {into.dtype.itemsize} bytes to read it into")
         filled = 0
-        for piece, inside, outside in _overlaps(self.pieces(key), offset, into.shape):
+        for piece, inside, outside in overlaps(self.pieces(key), offset, into.shape):
             target = into[outside]
             self._read_overlap(info, piece, inside, target)
             filled += target.size
@@ -109,7 +110,7 @@ class Reader:
     def ask_for(self, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """Have the disk fetch the rows that ``read`` of this rectangle will want. Returns at once."""
         info = self.tensors[key]
-        for piece, inside, _ in _overlaps(self.pieces(key), offset, shape):
+        for piece, inside, _ in overlaps(self.pieces(key), offset, shape):
             size = info.piece_bytes(piece.shape)
             first, rows = (inside[0].start, inside[0].stop - inside[0].start) if shape else (0, 1)
             row = size // piece.shape[0] if shape else size
@@ -195,7 +196,7 @@ def asked_ahead[T](items: Sequence[T], size: Callable[[T], int], ask: Callable[[
         ahead -= size(item)
 
 
-def _overlaps(
+def overlaps(
     pieces: list[Piece], offset: tuple[int, ...], shape: tuple[int, ...]
 ) -> Iterator[tuple[Piece, tuple[slice, ...], tuple[Any, ...]]]:
     """Pieces that share elements with a rectangle: these as slices of the piece, and of the rectangle."""

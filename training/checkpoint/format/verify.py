@@ -95,7 +95,7 @@ def _tensors(path: Path, expected: FileFacts) -> list[Damage]:
         buffer = memoryview(bytearray(STEP_BYTES))
         changed = []
         for key, position, size, wanted in pieces:
-            found = _hash(file.fileno(), position, size, buffer)
+            found = hash_of(file.fileno(), position, size, buffer)
             if found != wanted:
                 changed.append((key, wanted, found))
     if not changed:
@@ -118,7 +118,8 @@ def _hashed(table: Any) -> Iterator[tuple[str, int, int, str]]:
     yield from sorted(found, key=lambda part: part[1])
 
 
-def _hash(descriptor: int, position: int, size: int, buffer: memoryview) -> str:
+def hash_of(descriptor: int, position: int, size: int, buffer: memoryview) -> str:
+    """xxh3_64 of a stretch of a file, read through ``buffer``; of what there is, where the file is shorter."""
     digest, end = xxhash.xxh3_64(), position + size
     while position < end:
         os.posix_fadvise(descriptor, position + STEP_BYTES, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
