@@ -39,8 +39,8 @@ injection until the words are printed, "to training" from when SLURM says that t
 iteration, imports and, in its rows, the doctor included. Transient faults must end, by themselves, with the bits of a
 run that nobody disturbed in weights and moments, and no process may be left. A kill must be told within
 {KILL_LEVEL_S:.0f} s, a hang within 1.5 times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s, but for the
-doctor's rows. Two are SLURM's own to notice: slurmd, which no rank misses, and after 60 s of silence the owner on
-another host."""
+doctor's rows. Two take longer by their nature: a killed slurmd, which no rank misses and SLURM alone notices, and an
+owner on another host, taken for dead after 60 s of silence."""
 COLUMNS = {
     "printed": "Printed",
     "verdict_s": "To verdict, s",
