@@ -17,12 +17,14 @@ def exit_note(environ: Mapping[str, str]) -> Iterator[None]:
 
     All mistakes come this way, those of local ranks by their parent, flags by tyro's own SystemExit. The one exception
     is a rank that waits for another one to show what both have found, and is ended meanwhile (``training.cli.fail``):
-    the one that left before it has left the note.
+    the one that left before it has left the note. It is added to: a rank that is ended between emptying a file and
+    writing to it would take away what another one has written.
     """
     try:
         yield
     except SystemExit as stopped:
         if stopped.code == 2 and EXIT_NOTE in environ:
             with contextlib.suppress(OSError):
-                Path(environ[EXIT_NOTE]).write_text("2\n")
+                with Path(environ[EXIT_NOTE]).open("a") as file:
+                    file.write("2\n")
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.submission import REPO
-from training.exit_note import EXIT_NOTE
+from training.exit_note import EXIT_NOTE, exit_note
 
 QUIET_RANK = {
     "SLURM_STEP_ID": "0",
@@ -45,3 +45,12 @@ def test_what_is_no_mistake_leaves_none(tmp_path: Path) -> None:
     command = [sys.executable, "pretrain_gpt.py", "--help"]
     subprocess.run(command, cwd=REPO, env={**os.environ, EXIT_NOTE: str(note)}, capture_output=True, check=True)
     assert not note.exists()
+
+
+def test_a_rank_takes_nothing_away_from_the_note_of_another(tmp_path: Path) -> None:
+    """Ended between emptying the file and writing to it, it would: the batch script found an empty note once."""
+    note = tmp_path / "note"
+    note.write_text("2\n")
+    with pytest.raises(SystemExit), exit_note({EXIT_NOTE: str(note)}):
+        sys.exit(2)
+    assert note.read_text() == "2\n2\n"
