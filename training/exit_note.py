@@ -24,7 +24,6 @@ def exit_note(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     except SystemExit as stopped:
         if stopped.code == 2 and EXIT_NOTE in environ:
-            with contextlib.suppress(OSError):
-                with Path(environ[EXIT_NOTE]).open("a") as file:
-                    file.write("2\n")
+            with contextlib.suppress(OSError), Path(environ[EXIT_NOTE]).open("a") as file:
+                file.write("2\n")
         raise

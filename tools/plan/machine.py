@@ -19,6 +19,8 @@ WATTS_PER_TFLOPS = {
 }  # fmt: skip
 FP4_OVER_FP8 = {"GB300": 3.0, "B300": 3.0}
 """NVIDIA's product pages: dense NVFP4 is twice dense FP8 on GB200 and B200, three times on GB300 and B300."""
+FAST_EXPONENTIALS = ("GB300", "B300")
+"""NVIDIA's technical blog, "Inside NVIDIA Blackwell Ultra": twice the throughput of attention's exponentials."""
 GENERATIONS: dict[str, Generation] = {
     "GB300": "blackwell", "B300": "blackwell", "GB200": "blackwell", "B200": "blackwell", "GH200": "hopper",
     "H200": "hopper", "H100": "hopper", "A100": "ampere", "L4": "ampere", "T4": "volta",
@@ -34,6 +36,8 @@ class Machine:
     """Dense, of the format that matrices are multiplied in."""
     attention_flops: float
     """Dense, of the 16-bit format that attention computes in whatever the precision."""
+    fast_exponentials: bool
+    """Twice as many exponentials per FLOP as the rest of its generation."""
     sustained: float
     """Clock that power leaves, against the other cards of the generation."""
     multiprocessors: int
@@ -74,6 +78,7 @@ def machine(cluster: Cluster, precision: str) -> Machine:
         generation=generation(cluster.gpu.name),
         peak_flops=peak * 1e12,
         attention_flops=attention * 1e12,
+        fast_exponentials=word in FAST_EXPONENTIALS,
         sustained=sustained(word),
         multiprocessors=1 if on_cpu(cluster) else MULTIPROCESSORS.get(word, 132),
         memory_bytes=cluster.gpu.memory_gib * 2**30,
@@ -88,11 +93,15 @@ def machine(cluster: Cluster, precision: str) -> Machine:
 
 
 def sustained(model: str) -> float:
-    """Dense products run at the clock that the power limit allows, about the cube root of watts per peak FLOPS."""
+    """Dense products run at the clock that the power limit allows.
+
+    Power grows with the cube of a clock that brings its voltage along, and in proportion where the voltage stays:
+    about the square between the two. Published runs agree better with it than with the cube.
+    """
     if model not in WATTS_PER_TFLOPS:
         return 1.0
     reference = {"blackwell": "GB200", "hopper": "H100", "ampere": "A100", "volta": "T4"}[GENERATIONS[model]]
-    return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** (1 / 3))
+    return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** 0.5)
 
 
 def on_cpu(cluster: Cluster) -> bool:

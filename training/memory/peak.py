@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from training.memory.activations import block_bytes, in_flight, lookup_bytes, loss_bytes
-from training.memory.cases import Column, Columns
+from training.memory.activations import block_bytes, element_bytes, in_flight, lookup_bytes, loss_bytes
+from training.memory.cases import Column, Columns, tokens
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 
@@ -91,7 +91,7 @@ def _stage(
         gradients=np.array([own.gradients for own in fixed]),
         optimizer=np.array([own.optimizer for own in fixed]),
         activations=activations + _gathered(columns, np.array(held_parameters), np.array(plain) + np.array(mixtures)),
-        workspace=np.array([workspace_bytes(layout) for layout in layouts]),
+        workspace=np.array([workspace_bytes(layout) for layout in layouts]) + columns.software.bucket_bytes,
         stage=number,
     )
 
@@ -103,6 +103,8 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     last = stage == columns.layout.pp - 1
     loss = np.where(last, loss_bytes(columns) * (1 + columns.model.extra_heads), 0.0)
     held = in_flight(columns, stage)
+    ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
+    kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
     lookup = np.where(stage == 0, (held - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
     return np.maximum(held * kept + np.maximum(working, loss), lookup)
 

@@ -25,6 +25,10 @@ class Software:
     """Gradients are all-reduced although each rank needs its shard only."""
     main_gradient_bytes: int = 4
     """Of a gradient element as it is held while microbatches add to it, and of the 16-bit one beside where it stays."""
+    keeps_stage_ends: bool = False
+    """A stage keeps what it took and what it sent of each microbatch in flight, beside what its blocks keep."""
+    bucket_bytes: float = 0.0
+    """That collectives of gradients and weights are collected in, beside both."""
     main_weight_bytes: int = 2
     """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
     loss_bytes: int = 6
@@ -41,6 +45,10 @@ class Software:
     """A stage's TP ranks send a piece each of an activation that all of them hold (arXiv:2104.04473, section 4.1)."""
     accumulate_bytes: float = 4.0
     """Moved per parameter and microbatch to add gradients up, beyond what the products themselves write."""
+    waits_for_kernels: bool = False
+    """Every kernel is waited for before the next is launched (CUDA_LAUNCH_BLOCKING=1)."""
+    slow_host: float = 1.0
+    """Times the step takes where its host is badly set up, as its owners found later."""
     power_share: float = 1.0
     """Clock that is left under a power limit below the card's own."""
     first_year: bool = False
@@ -48,12 +56,20 @@ class Software:
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
     graphed_experts: bool = False
-    """Layers of experts run as CUDA graphs: they do not wait for the host."""
-    sends_once: bool = True
+    """Attention, at least, runs as CUDA graphs: layers of experts do not wait for the host's launches."""
+    waits_for_counts: bool = True
+    """The host reads how many tokens each expert has got; False: whole iterations run as one CUDA graph."""
+    fused_dispatch: bool = False
+    """Tokens are sorted by expert while they are sent (DeepEP, HybridEP), not by kernels before and after."""
+    sends_once: bool = False
     """A token goes once to each rank, or domain, that has experts for it; False: once for each expert."""
+    overlaps_dispatch: bool = False
+    """Tokens of a microbatch travel while another one computes."""
+    fp8_attention: bool = False
+    """Attention multiplies in fp8, too."""
     balanced_experts: bool = True
     """A benchmark that forces every expert to get as many tokens."""
 
 
-OURS = Software(balanced_experts=False, sends_once=False)
+OURS = Software(balanced_experts=False)
 """pretrain_gpt.py with Transformer Engine."""

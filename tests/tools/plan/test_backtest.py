@@ -27,20 +27,25 @@ def test_errors_and_order_on_the_shipped_runs(rows: list[Row]) -> None:
     dense, experts = ([row for row in rows if row.experts is kind and row.measured_s] for kind in (False, True))
     assert len(dense) > 390 and len(experts) > 110
     found = errors(dense, predicted_s(dense, fitted()))
-    assert found.mean < 0.059 and found.median < 0.048 and abs(found.bias) < 0.02
-    assert errors(experts, predicted_s(experts, fitted())).mean < 0.19
+    assert found.mean < 0.054 and found.median < 0.042 and abs(found.bias) < 0.02
+    assert errors(experts, predicted_s(experts, fitted())).mean < 0.16
     sweeps = {word: [row for row in dense if word in row.source] for word in ("BigScience", "vTrain")}
     orders = {word: order(own, predicted_s(own, fitted())) for word, own in sweeps.items()}
-    assert orders["BigScience"].right > 0.88 and orders["BigScience"].top1 < 0.02
+    assert orders["BigScience"].right > 0.84 and orders["BigScience"].top1 < 0.025
     assert orders["vTrain"].right > 0.79 and orders["vTrain"].top1 < 0.02
 
 
 def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[Row]) -> None:
-    """Of the runs flagged wrongly, a third are above the line by their own published peak."""
+    """Of those that ran and tell their peak, what is flagged was above the line, but for one that was on it."""
     found = memory_errors(rows, peak_bytes(rows), SAFE_SHARE)
     assert found.failed == found.flagged_failed == 4
-    assert found.flagged_succeeded <= 33 and found.mean < 0.105 and found.median < 0.08
+    assert found.flagged_succeeded <= 41 and found.mean < 0.082 and found.median < 0.045
     held = peak_bytes(rows) / [row.case.machine.memory_bytes for row in rows]
+    told = [(row, share) for row, share in zip(rows, held, strict=True) if row.memory_bytes and not row.out_of_memory]
+    below = [
+        row.id for row, share in told if share > SAFE_SHARE and row.memory_bytes < 0.79 * row.case.machine.memory_bytes
+    ]
+    assert len(told) > 70 and not below
     assert sum(share > 1 for row, share in zip(rows, held, strict=True) if row.measured_s) <= 1
 
 
@@ -55,7 +60,7 @@ def test_unseen_layouts_are_met_as_the_file_says(rows: list[Row]) -> None:
     dense = [row for row in rows if row.measured_s and not row.experts]
     predicted = by_layout(dense)
     found = errors(dense, predicted)
-    assert found.mean < 0.066 and found.median < 0.055
+    assert found.mean < 0.061 and found.median < 0.05
     known, ratio = interval("dense"), np.array([row.measured_s for row in dense]) / predicted
     assert 0.75 < np.mean((ratio >= known.low) & (ratio <= known.high)) < 0.85
 

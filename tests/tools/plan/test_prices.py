@@ -10,6 +10,8 @@ from models.sizes import sizes
 from tools import clusters
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, fitted
+from tools.plan.cost.experts import routed_products
+from tools.plan.cost.links import gather_s
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.machine import machine
 from training.memory.layouts import Candidate
@@ -74,6 +76,107 @@ def test_experts_pay_for_their_tokens_way() -> None:
     far = dataclasses.replace(near, ep=16)
     assert priced(far, "qwen3_235b_a22b", seq=4096)[0].ep > 1.2 * priced(near, "qwen3_235b_a22b", seq=4096)[0].ep > 0
     assert priced(near, "llama3_8b")[0].ep == 0
+
+
+EXPERTS = Candidate(tp=1, pp=4, ep=8, dp=16, microbatches=16)
+LARGE, SMALL = ("qwen3_235b_a22b", 4096), ("qwen3_30b_a3b", 512)
+
+
+@pytest.mark.parametrize(
+    "change, part, case",
+    [
+        ({"fused_dispatch": True}, "traffic", LARGE),
+        ({"sends_once": True}, "ep", LARGE),
+        ({"overlaps_dispatch": True}, "ep", LARGE),
+        ({"waits_for_counts": False}, "traffic", LARGE),
+        ({"fused_experts": True}, "products", LARGE),
+        ({"fused_experts": True}, "traffic", LARGE),
+        ({"fp8_attention": True}, "attention", LARGE),
+        ({"graphed_experts": True}, "traffic", SMALL),
+    ],
+)
+def test_what_a_program_does_for_experts_saves_its_part(
+    change: dict[str, bool], part: str, case: tuple[str, int]
+) -> None:
+    model, seq = case
+    plain = priced(EXPERTS, model, seq=seq)[0]
+    better = priced(EXPERTS, model, seq=seq, software=dataclasses.replace(OURS, **change))[0]
+    assert getattr(better, part) < 0.97 * getattr(plain, part)
+
+
+def test_hosts_hold_up_small_layers_of_experts_only() -> None:
+    """Of 4,096 tokens a layer takes longer than its launches: graphs save nothing."""
+    graphed = dataclasses.replace(OURS, graphed_experts=True)
+    small, large = (
+        [priced(EXPERTS, model, seq=seq, software=own)[0].traffic for own in (OURS, graphed)]
+        for model, seq in (SMALL, LARGE)
+    )
+    assert small[1] < 0.5 * small[0] and large[1] == pytest.approx(large[0], rel=0.3)
+
+
+def test_each_expert_is_a_launch_but_where_one_kernel_does_all() -> None:
+    """16 of 128 experts are on a rank, with a product each way; the router is one more."""
+    own, shape = machine(clusters.load("b200_ib"), "bf16"), sizes(named("qwen3_235b_a22b"), 4096)
+    for software, launches in ((OURS, 33), (dataclasses.replace(OURS, fused_experts=True), 3)):
+        columns = Columns([Case(model=shape, layout=EXPERTS, machine=own, software=software)])
+        slow, fast = (
+            routed_products(columns, dataclasses.replace(fitted(), launch_s=launch_s)) for launch_s in (1.0, 0.0)
+        )
+        assert slow - fast == pytest.approx(launches)
+
+
+def test_waiting_for_each_kernel_costs_small_microbatches_most() -> None:
+    blocked = dataclasses.replace(OURS, waits_for_kernels=True, fused=False)
+    plain = dataclasses.replace(OURS, fused=False)
+    share = {}
+    for mbs in (1, 8):
+        layout = dataclasses.replace(BASE, mbs=mbs, microbatches=64 // mbs)
+        slow, fast = (priced(layout, seq=2048, software=own)[0].total[0] for own in (blocked, plain))
+        share[mbs] = slow / fast - 1
+    assert share[1] > 3 * share[8] > 0
+
+
+def test_a_badly_set_up_host_costs_its_share() -> None:
+    slow, fast = (priced(BASE, software=dataclasses.replace(OURS, slow_host=own))[0].total for own in (1.03, 1.0))
+    assert slow / fast == pytest.approx(1.03, abs=0.002)
+
+
+def test_heads_without_tensor_cores_are_slow() -> None:
+    """108 channels are 216 bytes: no multiple of 16."""
+    shape, unfused = named("gpt3_175b"), dataclasses.replace(OURS, flash_attention=False)
+    own = machine(clusters.load("a100_ib"), "bf16")
+    layout, found = dataclasses.replace(BASE, tp=8), []
+    for channels in (104, 108):
+        model = sizes(dataclasses.replace(shape, kv_channels=channels), 2048)
+        columns = Columns([Case(model=model, layout=layout, machine=own, software=unfused)])
+        found.append(step_times(columns, fitted()).attention)
+    assert found[1] > 2 * found[0]
+
+
+def test_exponentials_of_blackwell_ultra_speed_attention_up() -> None:
+    ultra, first = (priced(BASE, cluster=name)[0] for name in ("gb300", "gb200"))
+    assert ultra.attention < 0.85 * first.attention and ultra.products > 0.85 * first.products
+
+
+def test_collectives_cost_their_start() -> None:
+    own = machine(clusters.load("h100_ib"), "bf16")
+    columns = Columns([Case(model=sizes(named("llama3_8b"), 256), layout=BASE, machine=own, software=OURS)])
+    one, none, eight = np.ones(1), np.zeros(1), np.full(1, 8.0)
+    begun, given = (dataclasses.replace(fitted(), collective_s=seconds) for seconds in (1.0, 0.0))
+    for whole in (none, 1e9 * one):
+        slow, fast = (gather_s(columns, constants, whole, eight, one) for constants in (begun, given))
+        assert slow - fast == pytest.approx(1.0)
+    assert gather_s(columns, begun, one, one, one) == 0, "alone there is nothing to collect"
+
+
+def test_deepspeed_holds_ends_of_stages_and_buckets() -> None:
+    ends, buckets = (dataclasses.replace(OURS, **own) for own in ({"keeps_stage_ends": True}, {"bucket_bytes": 2e9}))
+    plain = priced(BASE)[1]
+    assert priced(BASE, software=buckets)[1].workspace == plain.workspace + 2e9
+    piece = 2 * 8192 * named("llama3_70b").hidden_size
+    assert priced(BASE, software=ends)[1].activations == pytest.approx(plain.activations + 2 * 4 * piece)
+    alone = dataclasses.replace(BASE, pp=1)
+    assert priced(alone, software=ends)[1].total == priced(alone)[1].total
 
 
 def test_fp8_is_faster_where_matrices_are_large() -> None:

@@ -17,7 +17,8 @@ def _like(name: str, **changes: object) -> GPTShape:
 
 # The three Nemotron 3: hybrids of state-space layers and few attention layers. Experts of Super and Ultra (512, of
 # which a token sees 22) work in a latent space of a quarter of the hidden size: here a quarter of them, which send as
-# many bytes and compute as much.
+# many bytes and compute as much. Both are trained with two depths of multi-token prediction, and their state-space
+# layers are twice as wide as their attention: 8,192 keys.
 BENCHMARKED: dict[str, GPTShape] = {
     # Architectures that this project does not train, by the config.json of each model card. State-space layers are
     # counted as attention to 4,096 keys: their scans outrun FlashAttention 2 from 2,048 on (arXiv:2405.21060, figure
@@ -39,12 +40,14 @@ BENCHMARKED: dict[str, GPTShape] = {
     "nemotron_3_super": _like(
         "qwen3_235b_a22b", num_layers=44, hidden_size=4096, num_attention_heads=32, num_query_groups=2,
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=2496,
-        moe_shared_expert_intermediate_size=17024, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="5",
+        moe_shared_expert_intermediate_size=17024, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
+        mtp_num_layers=2,
     ),
     "nemotron_3_ultra": _like(
         "qwen3_235b_a22b", num_layers=54, hidden_size=8192, num_attention_heads=64, num_query_groups=2,
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=4672,
-        moe_shared_expert_intermediate_size=28672, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="5",
+        moe_shared_expert_intermediate_size=28672, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
+        mtp_num_layers=2,
     ),
     "deepseekv4_flash": _like(
         "deepseek_v3", num_layers=43, hidden_size=4096, num_attention_heads=64, num_query_groups=64,
@@ -82,6 +85,8 @@ def shape_of(row: Mapping[str, str]) -> GPTShape:
         base = _plain(name)
     elif given.get("num_attention_heads", base.num_attention_heads) != base.num_attention_heads:
         given.setdefault("num_query_groups", given["num_attention_heads"])
+    if _predicts_more(name, row):
+        base = dataclasses.replace(base, mtp_num_layers=1)
     if "num_layers" in given and given["num_layers"] != base.num_layers and base.num_moe_experts:
         given["moe_layer_freq"] = 1
     changes = {key: str(value) if key == "moe_layer_freq" else value for key, value in given.items()}
@@ -92,6 +97,15 @@ def shape_of(row: Mapping[str, str]) -> GPTShape:
         changes["num_query_groups"] = heads
     found = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
     return found if _named(name) is not None else _as_large(found, _billions(row))
+
+
+def _predicts_more(name: str, row: Mapping[str, str]) -> bool:
+    """Megatron-Bridge trains DeepSeek-V3 with its depth of multi-token prediction, but for rows that deny it.
+
+    Its tables' FLOPs per token tell: 260e9 with, 249e9 without.
+    """
+    bridge = "bridge" in row.get("framework", "").lower()
+    return name == "deepseek_v3" and bridge and "w/o mtp" not in row.get("notes", "").lower()
 
 
 def _as_large(shape: GPTShape, billions: float) -> GPTShape:

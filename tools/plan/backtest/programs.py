@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tools.plan.backtest.recipes import recipe
 from training.memory.software import Software
 
 MEGATRON_2021 = Software(
@@ -12,9 +13,13 @@ MEGATRON_2021 = Software(
 )  # fmt: skip
 """Megatron-LM before flash attention and the distributed optimizer (arXiv:2104.04473). Its fp32 copy of the gradients
 is there when activations no longer are."""
-DEEPSPEED = Software(flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2)
+DEEPSPEED = Software(
+    flash_attention=False, fused=False, p2p_overlap=False, gradient_bytes=2, keeps_stage_ends=True
+)  # fmt: skip
 """Megatron-DeepSpeed: 1F1B without overlap, sends split over TP (its pipe_partitioned), gradients reduced in the type
 of the weights."""
+DEEPSPEED_BUCKETS = 2 * 5e8 * 2
+"""Bytes: its reduce_bucket_size and allgather_bucket_size, of 5e8 16-bit elements each by default, where it shards."""
 MCORE = Software(
     tp_overlap=True, fp8_weights=True, gradient_bytes=2, main_gradient_bytes=2, keeps_fp32_gradients=False,
     accumulate_bytes=2.0,
@@ -32,38 +37,57 @@ TITAN = Software(newest_attention=False, main_weight_bytes=0, loss_bytes=12, sto
 
 
 def program(row: Mapping[str, str], gated: bool) -> Software:
-    """By the framework, its year and what the notes say of how it ran. gated: the model's activation."""
+    """By the framework, its year, its recipe and what the notes say of how it ran. gated: the model's activation."""
     framework, notes = row.get("framework", "").lower(), row.get("notes", "").lower()
     known = {"composer": COMPOSER, "deepspeed": DEEPSPEED, "torchtitan": TITAN}
     base = next((found for word, found in known.items() if word in framework), None)
     if base is None:
         old = framework == "megatron-lm" and int(float(row.get("year", "") or 2025)) < 2023
-        base = MEGATRON_2021 if old else MCORE
+        base = MEGATRON_2021 if old else _with_experts(MCORE, row, gated)
     year = int(float(row.get("year", "") or 2026))
     blackwell, hopper = (any(word in row.get("gpu", "") for word in words) for words in (("B200", "B300"), ("H100",)))
     early = (blackwell and year <= 2025) or (hopper and year <= 2023)
-    release = re.search(r"summary (\d\d)\.(\d\d)", row.get("source", ""))  # from 26.06: its release notes
-    fused = release is not None and (int(release[1]), int(release[2])) >= (26, 6)
-    fused = fused and gated and row.get("precision", "") == "mxfp8"
-    graphed = base is MCORE and (row.get("gpu", "").startswith("GB") or "tokendrop" in notes)
-    base = replace(base, first_year=early, fused_experts=fused, graphed_experts=graphed)
+    base = replace(base, first_year=early)
     if "deepspeed" in framework:
         base = _deepspeed(base, notes, row.get("precision", ""))
     return _noted(base, notes)
 
 
+def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Software:
+    """Fused experts are a kernel of gated activations. Where tokens are dropped, their counts are known beforehand."""
+    notes, found = row.get("notes", "").lower(), recipe(row)
+    if found is None:
+        deepep = "deepep" in notes
+        return replace(base, fused_dispatch=deepep, sends_once=deepep, graphed_experts="tokendrop" in notes)
+    return replace(
+        base,
+        fused_dispatch=found.dispatcher != "alltoall",
+        sends_once=found.dispatcher != "alltoall",
+        overlaps_dispatch=found.overlaps_dispatch,
+        graphed_experts=found.cuda_graphs != "none" or "tokendrop" in notes,
+        waits_for_counts=found.cuda_graphs != "full",
+        fused_experts=found.fused_experts and gated,
+        fp8_attention=found.fp8_attention,
+    )
+
+
 def _deepspeed(base: Software, notes: str, precision: str) -> Software:
     """Its BF16_Optimizer sums, and all-reduces, in fp32.
 
-    Per parameter and microbatch 16-bit gradients are added up (6 bytes), converted (2 + 4), added (12) and cleared (2).
-    They stay beside the sums; not so in the version of before 28 February 2022: the same layout held 44 GB a day
-    before, and 65 GB then.
+    Per parameter and microbatch 16-bit gradients are converted (2 + 4 bytes) and added (12). They stay beside the sums.
+    The runs of before 28 February 2022 had no such optimizer (chronicles-prequel, "Rebalancing layers"): they summed in
+    16 bits, and the same layout held 44 GB a day before, and 65 GB then. All of them waited for each kernel, against
+    hangs ("dealing with JZ hanging"), and until 25 February their hosts were set up badly, which cost 1 to 5 %
+    ("GBS Variations").
     """
     if precision != "bf16":
         return replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)
-    early = (day := re.match(r"02-(\d\d)", notes)) is not None and int(day[1]) < 28
-    held = 4 if early else 6
-    return replace(base, gradient_bytes=4, main_gradient_bytes=held, accumulate_bytes=26.0, all_reduces=True)
+    day = int(found[1]) if (found := re.match(r"02-(\d\d)", notes)) else 29
+    base = replace(base, bucket_bytes=DEEPSPEED_BUCKETS)
+    base = replace(base, all_reduces=True, waits_for_kernels=found is not None, slow_host=1.03 if day < 25 else 1.0)
+    if day < 28:
+        return replace(base, main_gradient_bytes=2, accumulate_bytes=6.0)
+    return replace(base, gradient_bytes=4, main_gradient_bytes=6, accumulate_bytes=18.0)
 
 
 def _noted(base: Software, notes: str) -> Software:
@@ -71,8 +95,8 @@ def _noted(base: Software, notes: str) -> Software:
         base = replace(base, tp_overlap=True)
     if "eager" in notes:
         base = replace(base, fused=False)
-    if "500w" in notes:  # of a card's 700 W: the clock falls with about the cube root of power
-        base = replace(base, power_share=(500 / 700) ** (1 / 3))
-    if "dropless" in notes:
+    if "500w" in notes:  # of a card's 700 W: the clock falls with about the root of power
+        base = replace(base, power_share=(500 / 700) ** 0.5)
+    if "dropless" in notes and "force-balanced" not in notes:
         base = replace(base, balanced_experts=False)
     return base

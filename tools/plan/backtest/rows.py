@@ -146,13 +146,31 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
     old = framework in ("megatron-lm", "megatron-deepspeed")
     words = row.get("seq_parallel", "")
     precision = row.get("precision", "").strip("?") or "bf16"
+    vpp = _virtual(row, model, pp)
+    first, last = (0, 0) if old or sharded == 3 else _ends(model.layers, pp, vpp)
     return Candidate(
-        tp=tp, pp=pp, cp=cp, ep=ep, etp=1, dp=dp, mbs=mbs, vpp=_virtual(row, model, pp),
+        tp=tp, pp=pp, cp=cp, ep=ep, etp=1, dp=dp, mbs=mbs, vpp=vpp, first_layers=first, last_layers=last,
         microbatches=max(1, round(batch / (mbs * dp))),
         recompute=_recompute(row.get("recompute", "")),
         zero=cast("Literal[0, 1, 2, 3]", sharded if not (old and zero == "") else 0),
         overlap=not old, sequence_parallel=words == "1" or (words == "" and not old), precision=precision,
     )  # fmt: skip
+
+
+def _ends(layers: int, pp: int, vpp: int) -> tuple[int, int]:
+    """Layers of the first and of the last stage where chunks cannot hold as many each; 0 where they can.
+
+    Recipes of Megatron-Bridge count embedding and head as a layer each where that makes chunks equal; others fill all
+    chunks but the last, which has the head and the depths of multi-token prediction.
+    """
+    chunks = pp * vpp
+    if pp == 1 or layers % chunks == 0:
+        return 0, 0
+    if (layers + 2) % chunks == 0:
+        return (layers + 2) // pp - 1, (layers + 2) // pp - 1
+    chunk = -(-layers // chunks)
+    last = layers - chunk * vpp * (pp - 1)
+    return (chunk * vpp, last) if last > 0 else (0, 0)
 
 
 def _virtual(row: Mapping[str, str], model: ModelSizes, pp: int) -> int:

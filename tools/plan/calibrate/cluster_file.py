@@ -132,7 +132,7 @@ def _fabric(
         tokens = fit.rate(curves.collectives, within, "all_to_all")
         share = tokens * constants.scale_up / near.gb_per_s
         constants = dataclasses.replace(constants, p2p=near.gb_per_s / sends, dispatch=share)
-    return fabric, constants
+    return fabric, dataclasses.replace(constants, collective_s=0.0)  # in the hops: a measured time has both
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -36,6 +36,8 @@ class Constants:
     """Share left where a local dim is no multiple of 64."""
     launch_s: float = 6e-6
     """Between two kernels, seconds."""
+    blocked_s: float = 50e-6
+    """The same where the host waits for each kernel before it launches the next."""
     traffic_fused: float = 1.2
     """Times the bytes that norms, activations and residuals must move."""
     traffic_plain: float = 2.0
@@ -46,6 +48,10 @@ class Constants:
     """Flash attention, forward: share of the 16-bit peak."""
     flash_hopper: float = 0.58
     flash_blackwell: float = 0.55
+    flash_ultra: float = 1.4
+    """Times as fast where exponentials are: NVIDIA promises up to 2 for GB300 and B300 against GB200 and B200."""
+    fp8_attention: float = 1.3
+    """Times as fast where attention multiplies in fp8 (Transformer Engine's fp8_dot_product_attention)."""
     flash_2: float = 0.38
     """FlashAttention 2's kind of kernels on Hopper and later."""
     flash_ramp: float = 512.0
@@ -56,8 +62,11 @@ class Constants:
     """Share of NVLink's bandwidth that collectives reach."""
     nics: float = 0.75
     """Share of the adapters' bandwidth that collectives reach."""
+    collective_s: float = 20e-6
+    """Of a collective beside its bytes and hops: kernels start on all ranks, and wait for each other. Seconds. An
+    all-reduce, which is two, took 46 to 79 us within 2 to 8 A100 (vTrain's tables, trace/a100)."""
     tp_exposed: float = 0.6
-    """Share of TP's collectives that overlapping leaves exposed."""
+    """Share of TP's collectives, and of tokens' ways to experts, that overlapping leaves exposed."""
     contention: float = 0.15
     """Share of a hidden collective's time that it costs what runs beside it."""
     dp_plain: float = 1.0
@@ -72,16 +81,18 @@ class Constants:
     """Of every step: logging, data, host synchronisation. Seconds."""
     jitter: float = 0.005
     """More time for each doubling of the GPUs beyond 8: the slowest sets the pace."""
-    expert_gemm: float = 0.75
-    """Grouped products of experts against a single one of the same rows."""
+    expert_gemm: float = 0.85
+    """An expert's products against a dense layer's of the same shape."""
     expert_gemm_fused: float = 0.9
-    """The same where each expert's quantisation and activation are fused into them."""
-    expert_traffic: float = 1.5
-    """Times the bytes that routing and permuting tokens must move."""
-    expert_host_s: float = 3e-3
-    """That a host needs to launch a layer of experts forward, and to wait for the counts of tokens. Seconds."""
+    """Instead of both: one kernel for all experts, with their quantisation and activation."""
+    expert_traffic: float = 3.0
+    """Times the bytes that experts' activations and casts must move: each expert's are a kernel of their own."""
     fused_experts: float = 0.5
-    """What fused experts leave of that traffic."""
+    """What one kernel for all leaves of that, and of sorting tokens."""
+    expert_host_s: float = 3e-3
+    """That a host needs to launch a layer of experts forward: no layer is faster. Seconds."""
+    expert_wait_s: float = 4e-4
+    """That a GPU idles in each such layer while the host learns the counts of tokens. Seconds."""
     dispatch: float = 0.6
     """Share of the links' bandwidth that the all-to-all of tokens reaches."""
     imbalance: float = 1.15
@@ -89,14 +100,9 @@ class Constants:
 
 
 EXPERTS_ONLY = (
-    "expert_gemm",
-    "expert_gemm_fused",
-    "expert_traffic",
-    "expert_host_s",
-    "fused_experts",
-    "dispatch",
-    "imbalance",
-)
+    "fp8_attention", "expert_gemm", "expert_gemm_fused", "expert_traffic", "fused_experts", "expert_host_s",
+    "expert_wait_s", "dispatch", "imbalance",
+)  # fmt: skip
 """Those that only models with experts can tell."""
 
 

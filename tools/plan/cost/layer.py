@@ -6,10 +6,11 @@ import numpy as np
 
 from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
-from tools.plan.cost.links import bandwidth, exchange_s, gather_s, latency
+from tools.plan.cost.experts import dispatch_s, host_s, routed_products, routed_traffic
+from tools.plan.cost.links import bandwidth, gather_s, latency
 from tools.plan.cost.products import product_s
 from training.memory.activations import element_bytes
-from training.memory.cases import FORMATS, Column, tokens
+from training.memory.cases import Column, tokens
 
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
@@ -18,6 +19,12 @@ NARROW_HEADS = 0.75
 wide ones, take the time (0.7 of the share at 64 on Hopper, arXiv:2407.08608, figure 5; 0.5 where they take it all)."""
 FLASH_BACKWARD = 2.5
 """Products of flash attention's backward pass against its forward (five against two, arXiv:2205.14135)."""
+
+FUSED_KERNELS, PLAIN_KERNELS = 4, 20
+"""Beside products and attention, of a block forward: norms, residuals, biases, activations, transpositions."""
+WITHOUT_TENSOR_CORES = 8.0
+"""Times that products of scores take where a head's 16-bit rows are no multiple of 16 bytes: cuBLAS then leaves the
+tensor cores out, and an A100 has 39 TFLOPS in bf16 beside their 312 (its datasheet)."""
 
 
 @dataclass(slots=True)
@@ -56,23 +63,24 @@ def mean_block(columns: Columns, constants: Constants) -> tuple[Times, Column]:
 
 def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Times, Column]:
     attend = _attention_products(columns, constants)
-    width = columns.model.ffn
-    mlp = _expert_products(columns, constants) if experts else _mlp_products(columns, constants, width)
+    width = columns.model.shared_ffn if experts else columns.model.ffn
+    mlp = _mlp_products(columns, constants, width)
     core, core_backward = _core_attention(columns, constants)
-    inner = columns.model.topk * columns.model.expert_ffn + columns.model.shared_ffn if experts else width
-    lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0) if experts else 1.0
-    moved = _traffic(columns, constants, inner) * lean
+    moved = _traffic(columns, constants, width)
     tp = _tensor_parallel(columns, constants) * (0.5 + 0.5 * (columns.layout.etp > 1) if experts else 1.0)
     ring = _context_parallel(columns, constants, core)
-    ep, routing = _dispatch(columns, constants) if experts else (tp * 0, tp * 0)
-    routing = routing * lean
-    forward = attend + mlp + core + moved + tp + ring + ep + routing
-    again = _again(columns, forward, core, mlp, moved, mlp + routing + ep if experts else mlp * 0)
+    none = np.zeros(columns.count)
+    routed, routing, ep = none, none, none
+    if experts:
+        routed, routing = routed_products(columns, constants), routed_traffic(columns, constants)
+        ep = dispatch_s(columns, constants)
+    forward = attend + mlp + routed + core + moved + routing + tp + ring + ep
+    again = _again(columns, forward, core, mlp, moved, mlp + routed + routing + ep if experts else none)
     if not experts:
         spared = columns.recomputes("full") & (columns.software.stops_early > 0)
         again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
     times = Times(
-        products=3 * (attend + mlp),
+        products=3 * (attend + mlp + routed),
         attention=core + core_backward,
         traffic=(1 + BACKWARD_TRAFFIC) * (moved + routing),
         tp=2 * tp,
@@ -81,9 +89,10 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
         recompute=again,
     )
     if experts:
-        host = np.where(columns.software.graphed_experts > 0, 0.0, constants.expert_host_s)
-        times.traffic = times.traffic + np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total)
-        forward = np.maximum(forward, host)
+        host, wait = host_s(columns, constants)
+        idle = np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total) + (1 + BACKWARD_TRAFFIC) * wait
+        times.traffic = times.traffic + idle
+        forward = np.maximum(forward, host) + wait
     return times, forward
 
 
@@ -112,45 +121,6 @@ def _last_product(columns: Columns, constants: Constants, width: Column) -> Colu
     return product_s(columns, constants, tokens(columns), columns.model.hidden, width / columns.layout.tp)
 
 
-def _expert_products(columns: Columns, constants: Constants) -> Column:
-    """The router, in 16 bits, the local experts as one grouped product each way, and the shared experts."""
-    model, layout = columns.model, columns.layout
-    experts = np.maximum(model.experts, 1)
-    local = experts / layout.ep
-    each = tokens(columns) / layout.tp * model.topk * layout.ep * layout.etp / experts
-    each = each * np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
-    width, hidden = model.expert_ffn / layout.etp, model.hidden
-    grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
-    grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
-    shared = np.where(model.shared_ffn > 0, _mlp_products(columns, constants, model.shared_ffn), 0.0)
-    wide = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops)
-    router = wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
-    return grouped + shared + router
-
-
-def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
-    """``count`` products of the same shape in one launch: they fill the multiprocessors together."""
-    m = np.maximum(m, 1e-3)  # models without experts
-    alone = product_s(columns, constants, m * count, n, k) - constants.launch_s
-    tile = np.minimum(1.0, m / (np.ceil(m / 128) * 128)) * m / (m + constants.m_ramp)
-    whole = m * count
-    filled = (whole / (np.ceil(whole / 128) * 128)) * whole / (whole + constants.m_ramp)
-    weights = element_bytes(columns) * count * n * k / (0.8 * columns.machine.memory_bytes_per_s)
-    share = np.where(columns.software.fused_experts > 0, constants.expert_gemm_fused, constants.expert_gemm)
-    busy = alone * filled / np.maximum(tile, 1e-3) / share * _grouped_in_fp4(columns, constants)
-    return np.maximum(busy, weights) + constants.launch_s
-
-
-def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
-    """Times that experts' products in fp4 take against a single one: no less than mxfp8's (TransformerEngine #2281).
-
-    Cards have twice the fp8 FLOPS that they have in 16 bits.
-    """
-    fp4 = columns.machine.peak_flops * constants.gemm_blackwell_fp4
-    fp8 = 2 * columns.machine.attention_flops * constants.gemm_blackwell_mxfp8
-    return np.where(columns.format == FORMATS.index("fp4"), np.maximum(1.0, fp4 / fp8), 1.0)
-
-
 def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Column]:
     """Forward and backward seconds of scores, softmax and weighted values."""
     model, layout, machine = columns.model, columns.layout, columns.machine
@@ -164,11 +134,14 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     older = (columns.software.newest_attention == 0) & (columns.generation >= GENERATIONS.index("hopper"))
     narrow = np.minimum(1.0, (model.head_dim / 128) ** NARROW_HEADS)
     share = np.where(older, constants.flash_2, share) * narrow
+    share = share * np.where(machine.fast_exponentials > 0, constants.flash_ultra, 1.0)
+    share = share * np.where(columns.software.fp8_attention > 0, constants.fp8_attention, 1.0)
     share = share * columns.software.power_share * machine.sustained * piece / (piece + constants.flash_ramp)
     flash = flops / (machine.attention_flops * share) + constants.launch_s
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
-    plain = 2 * flops / (machine.attention_flops * constants.gemm_ampere * short)
+    slower = np.where(np.mod(model.head_dim, 8) > 0, WITHOUT_TENSOR_CORES, 1.0)
+    plain = 2 * slower * flops / (machine.attention_flops * constants.gemm_ampere * short)
     plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * constants.launch_s
     kept = columns.software.flash_attention > 0
     return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
@@ -185,7 +158,9 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     read = 2 * model.hidden + (model.query_width + inner) / layout.tp
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
     moved = element_bytes(columns) * rows * (channels * times + casts)
-    return moved / columns.machine.memory_bytes_per_s + 4 * constants.launch_s
+    kernels = np.where(columns.software.fused > 0, FUSED_KERNELS, PLAIN_KERNELS)
+    gap = np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
+    return moved / columns.machine.memory_bytes_per_s + kernels * gap
 
 
 def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
@@ -201,18 +176,6 @@ def _context_parallel(columns: Columns, constants: Constants, core: Column) -> C
     layout = columns.layout
     piece = 2 * element_bytes(columns) * tokens(columns) * columns.model.kv_width / layout.tp
     steps = layout.cp - 1
-    hop = piece / bandwidth(columns, constants, layout.cp, layout.tp) + latency(columns, layout.cp, layout.tp)
+    hop = piece / bandwidth(columns, constants, layout.cp, layout.tp)
+    hop = hop + latency(columns, constants, layout.cp, layout.tp)
     return np.where(layout.cp > 1, np.maximum(0.15 * steps * hop, steps * hop - core * steps / layout.cp), 0.0)
-
-
-def _dispatch(columns: Columns, constants: Constants) -> tuple[Column, Column]:
-    """All-to-all of tokens to their experts and back, and the memory traffic around it. Forward."""
-    model, layout = columns.model, columns.layout
-    rows = tokens(columns) / layout.tp
-    uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
-    sent = element_bytes(columns) * rows * model.topk * model.hidden * uneven
-    stride = np.where(layout.etp > 1, layout.etp, 1)
-    there = exchange_s(columns, constants, sent, layout.ep, stride, model.topk)
-    gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))
-    permuted = 4 * sent * constants.expert_traffic / columns.machine.memory_bytes_per_s
-    return 2 * (there + gathered), permuted

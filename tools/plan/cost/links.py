@@ -29,19 +29,20 @@ def ranks_in_domain(columns: Columns, size: Column, stride: Column) -> Column:
     return np.clip(np.floor(columns.machine.domain / stride), 1, size)
 
 
-def latency(columns: Columns, size: Column, stride: Column) -> Column:
-    """Seconds that a collective takes beside its bytes: trees (log2 n) within and between domains."""
+def latency(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+    """Seconds that a collective takes beside its bytes: its start, and trees (log2 n) within and between domains."""
     machine = columns.machine
     near = ranks_in_domain(columns, size, stride)
     far = size / near
     hops = machine.scale_up_latency_s * (1 + np.log2(near)) + machine.nic_latency_s * 2 * np.log2(np.maximum(far, 1))
-    return np.where(size > 1, hops, 0.0)
+    return np.where(size > 1, constants.collective_s + hops, 0.0)
 
 
 def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
     """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank."""
     moved = whole_bytes * (size - 1) / size
-    return np.where(size > 1, moved / bandwidth(columns, constants, size, stride) + latency(columns, size, stride), 0.0)
+    seconds = moved / bandwidth(columns, constants, size, stride) + latency(columns, constants, size, stride)
+    return np.where(size > 1, seconds, 0.0)
 
 
 def exchange_s(
@@ -62,4 +63,4 @@ def exchange_s(
     )
     inner = rank_bytes * to_ranks * (near - 1) / near / (machine.scale_up_bytes_per_s * constants.dispatch)
     outer = rank_bytes * to_domains * (domains - 1) / domains / (machine.nic_bytes_per_s * constants.dispatch)
-    return np.where(size > 1, np.maximum(inner, outer) + latency(columns, size, stride), 0.0)
+    return np.where(size > 1, np.maximum(inner, outer) + latency(columns, constants, size, stride), 0.0)

@@ -59,7 +59,8 @@ def step_times(columns: Columns, constants: Constants) -> StepTimes:
     found = _assemble(parts, count * (steady - layers * block.total), count * sent, idle + _fill(columns, sent), dp)
     found.optimizer = optimizer_s(columns, constants)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
-    found.other = constants.fixed_s + jitter * (found.total + constants.fixed_s)
+    more = jitter + columns.software.slow_host - 1
+    found.other = constants.fixed_s + more * (found.total + constants.fixed_s)
     return found
 
 

@@ -1,0 +1,103 @@
+"""What is known of how published runs ran, beyond their tables."""
+
+import csv
+
+import pytest
+
+from tools.plan.backtest.models import shape_of
+from tools.plan.backtest.programs import program
+from tools.plan.backtest.recipes import RECIPES, recipe, release
+from tools.plan.backtest.rows import PUBLISHED, Row, read
+
+
+def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:
+    """A row of Megatron-Bridge's tables, as far as a program is told by it."""
+    source = f"Megatron-Bridge performance summary {at}"
+    return {
+        "source": source, "model": model, "gpu": gpu, "precision": precision, "notes": notes, "year": "2026",
+        "framework": "Megatron-Bridge",
+    }  # fmt: skip
+
+
+def test_a_recipe_holds_until_the_next_release_that_changes_it() -> None:
+    found = {
+        at: recipe(summary(at, "GPT OSS 120B", "GB200", "mxfp8")) for at in ("26.04", "26.04.01", "26.06", "26.08")
+    }
+    before, same, after, last = found.values()
+    assert before == same and after == last and before and after
+    assert (before.fused_experts, before.cuda_graphs) == (False, "none")
+    assert (after.fused_experts, after.cuda_graphs, after.fp8_attention) == (True, "full", True)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        summary("25.11", "Kimi_K2", "GB300", "mxfp8"),  # later only
+        summary("26.04", "Mixtral-8x7B", "H100", "bf16"),
+        {"source": "NVIDIA/dgxc-benchmarking README", "model": "DeepSeek-V3", "gpu": "GB200", "precision": "bf16"},
+    ],
+)
+def test_no_recipe_is_made_up(row: dict[str, str]) -> None:
+    assert recipe(row) is None
+
+
+def test_releases() -> None:
+    assert [release({"source": f"Megatron-Bridge performance summary {at}"}) for at in ("26.04", "26.04.01")] == [
+        (26, 4, 0),
+        (26, 4, 1),
+    ]
+    assert release({"source": "vTrain data 26.04"}) is None
+
+
+def test_the_table_is_whole() -> None:
+    with RECIPES.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 150
+    assert {row["dispatcher"] for row in rows} == {"alltoall", "deepep", "hybridep"}
+    assert {row["cuda_graphs"] for row in rows} == {"none", "part", "full"}
+    keys = [(row["model"], row["gpu"], row["precision"], row["since"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_program_does_what_its_recipe_says() -> None:
+    plain = program(summary("26.02", "Qwen3-235B-A22B", "H100", "fp8"), gated=True)
+    assert plain.overlaps_dispatch and not plain.sends_once and not plain.fused_dispatch and plain.waits_for_counts
+    fused = program(summary("26.06", "DeepSeek-V3", "GB300", "mxfp8"), gated=True)
+    assert fused.fused_experts and fused.fp8_attention and fused.sends_once and not fused.waits_for_counts
+    ungated = program(summary("26.08", "Nemotron_3_Nano", "GB300", "mxfp8"), gated=False)
+    assert not ungated.fused_experts and ungated.fp8_attention
+    dropped = program(summary("25.09", "Qwen3_30B_a3B", "GB200", "fp8", "(tokendrop)"), gated=True)
+    assert dropped.graphed_experts and not dropped.sends_once
+
+
+@pytest.mark.parametrize(
+    "day, slow_host, accumulated, reduced, held",
+    [("02-20", 1.03, 6.0, 2, 2), ("02-26", 1.0, 6.0, 2, 2), ("02-28", 1.0, 18.0, 4, 6)],
+)
+def test_jean_zay_before_and_after_what_its_chronicle_tells(
+    day: str, slow_host: float, accumulated: float, reduced: int, held: int
+) -> None:
+    found = program({"framework": "Megatron-DeepSpeed", "precision": "bf16", "notes": f"{day} line 1"}, gated=False)
+    assert found.waits_for_kernels and found.bucket_bytes == 2e9
+    assert (found.slow_host, found.accumulate_bytes) == (slow_host, accumulated)
+    assert (found.gradient_bytes, found.main_gradient_bytes) == (reduced, held)
+    other = program({"framework": "Megatron-DeepSpeed", "precision": "fp16", "notes": "1F1B"}, gated=False)
+    assert not other.waits_for_kernels and not other.bucket_bytes
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {row.id: row for row in read(PUBLISHED)}
+
+
+def test_stages_are_balanced_as_recipes_balance_them(rows: dict[str, Row]) -> None:
+    """61 layers in 16 chunks: four each, and the last one with the head. 94 in 24, 126 in 64: a slot for each end."""
+    ends = {name: (rows[name].case.layout.first_layers, rows[name].case.layout.last_layers) for name in rows}
+    assert ends["r0687"] == (32, 29) and ends["r0851"] == (4, 1) and ends["r0702"] == (11, 11)
+    assert ends["r0513"] == (15, 15) and ends["r0455"] == (0, 0)  # 126 layers; 96 on 8 x 12 chunks
+    assert ends["r0125"] == (0, 0), "Megatron-DeepSpeed deals as it always did"
+
+
+def test_deepseek_predicts_one_token_more_in_megatron_bridge(rows: dict[str, Row]) -> None:
+    depths = {name: shape_of(rows[name].text).mtp_num_layers for name in ("r0687", "r0844", "r0575")}
+    assert depths == {"r0687": 1, "r0844": 0, "r0575": 0}
