@@ -50,6 +50,10 @@ class ModelSizes:
     """Instead of LayerNorm."""
     rotary: bool
     """Queries and keys are turned by their position."""
+    query_norms: bool
+    """Queries and keys are normalised, head by head."""
+    hidden_dropout: bool
+    attention_dropout: bool
     experts: int
     topk: int
     expert_ffn: int
@@ -82,6 +86,9 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         gated=shape.gated,
         rms_norm=shape.normalization == "RMSNorm",
         rotary=shape.position_embedding_type == "rope",
+        query_norms=shape.qk_layernorm,
+        hidden_dropout=shape.hidden_dropout > 0,
+        attention_dropout=shape.attention_dropout > 0,
         experts=shape.num_moe_experts,
         topk=shape.moe_router_topk if shape.num_moe_experts else 0,
         expert_ffn=shape.expert_ffn_hidden_size if shape.num_moe_experts else 0,

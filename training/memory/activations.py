@@ -8,6 +8,7 @@ activation after it. Two bytes an element, four in fp32.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training.memory.cases import FORMATS, Column, Columns, tokens
 
@@ -47,7 +48,9 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
         0.0,
     )
     # gate, value and product each have a gradient of their own
-    wide = np.where(own, _own_expert_working(columns) if experts else 2.5 * wide, wide)
+    mine = _own_expert_working(columns) if experts else 2.5 * wide
+    turned = np.where(_writes_scores(columns) & (element_bytes(columns) == 2), 4, 0) * _scores(columns)  # into fp32
+    wide = np.where(own, np.maximum(mine, turned), wide)
     gathered = width * rows * model.hidden  # a sequence piece of each TP rank, gathered for a product's weight gradient
     return BlockBytes(kept=whole + scores - again, working=again + wide + gathered)
 
@@ -55,15 +58,52 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
 def _own_bytes(columns: Columns) -> Column:
     """But for the MLP, of this project's own modules: RMS norms in fp32, rotary tables of each block, rotated copies.
 
-    Counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21): bytes per token
-    and channel.
+    Counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21; norms of queries,
+    dropout and latent attention 2026-11-22): bytes per token and channel. Dropout keeps its masks in the type of what
+    it drops.
     """
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
-    norms = np.where(model.rms_norm > 0, 2 * width + 16, 4 * width)
+    norms = np.where(model.rms_norm > 0, 2 * width + 16, 4 * width) + 2 * width * model.hidden_dropout
     pieces = np.where(layout.sequence_parallel > 0, layout.tp, 1)
-    turned = width * (2 + model.rotary) * (model.query_width + model.kv_width)
-    split = norms * model.hidden / pieces + (turned + SOFTMAX_BYTES * model.heads) / layout.tp
-    return tokens(columns) * (split + 4 * width * model.rotary * model.head_dim)
+    attention = np.where(columns.matrices[3][0] > 0, _own_latent_bytes(columns), _own_grouped_bytes(columns))
+    return tokens(columns) * norms * model.hidden / pieces + attention + _own_score_bytes(columns)
+
+
+def _own_grouped_bytes(columns: Columns) -> Column:
+    """Queries, keys and values, what norms of heads and rotation keep of them, and what attention returns."""
+    model, width = columns.model, element_bytes(columns)
+    turned = width * (2 + model.rotary) + 8 * model.query_norms
+    copies = (4 + width) * model.attention_dropout * model.query_width
+    split = turned * (model.query_width + model.kv_width) + copies + SOFTMAX_BYTES * model.heads
+    return tokens(columns) * (split / columns.layout.tp + 4 * width * model.rotary * model.head_dim)
+
+
+def _own_latent_bytes(columns: Columns) -> Column:
+    """Of latent attention: both latents with their norms, queries, keys and values head by head, rotary tables."""
+    model, width = columns.model, element_bytes(columns)
+    values = model.attention_width - model.query_width
+    plain = _writes_scores(columns)
+    heads = np.where(plain, 4, width) * (2 * model.query_width + values) + width * values
+    heads = heads + np.where(plain, 0, SOFTMAX_BYTES) * model.heads
+    compressed, ranks = columns.matrices[0][0], columns.matrices[1][1] + columns.matrices[2][0]
+    rotary = compressed - columns.matrices[1][1]
+    return tokens(columns) * (heads / columns.layout.tp + (8 + width) * ranks + 6 * width * rotary)
+
+
+def _writes_scores(columns: Columns) -> NDArray[np.bool_]:
+    """PyTorch's attention on CPUs has a kernel for heads as wide in values as in queries, and without dropout."""
+    model = columns.model
+    uneven = (columns.matrices[3][0] > 0) & (model.attention_width != 2 * model.query_width)
+    return np.asarray(uneven | (model.attention_dropout > 0))
+
+
+def _own_score_bytes(columns: Columns) -> Column:
+    """In fp32 where they are written down: what softmax makes of them; with dropout its mask, and what that leaves."""
+    return np.where(_writes_scores(columns), 4 + 8 * columns.model.attention_dropout, 0.0) * _scores(columns)
+
+
+def _scores(columns: Columns) -> Column:
+    return np.asarray(columns.model.heads / columns.layout.tp * columns.model.seq_length * tokens(columns))
 
 
 def _own_mlp_bytes(columns: Columns, inner: Column) -> Column:
@@ -106,14 +146,14 @@ def _attention_bytes(columns: Columns) -> Column:
     latent = np.where(columns.matrices[3][0] > 0, 2 * width * latent, 0.0)
     values = np.minimum(model.query_width, model.attention_width / 2) * width
     through = width * (model.query_width + 2 * model.kv_width) + values
+    through = through + width * (model.query_width + model.kv_width) * model.query_norms  # what the norms have read
     return rows * (through / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
 
 
 def _score_bytes(columns: Columns) -> Column:
     """Scores and probabilities that attention without flash keeps: 5 a s^2 b of 16 bits with its dropout mask."""
-    model, layout = columns.model, columns.layout
-    scores = model.heads / layout.tp * model.seq_length * tokens(columns)
-    return np.where(columns.software.flash_attention > 0, 0.0, (2 * element_bytes(columns) + 1) * scores)
+    each = 2 * element_bytes(columns) + 1
+    return np.where(columns.software.flash_attention > 0, 0.0, each * _scores(columns))
 
 
 def _expert_bytes(columns: Columns) -> Column:
