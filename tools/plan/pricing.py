@@ -106,7 +106,8 @@ def constants(cluster: Cluster) -> Constants:
             f"cluster {cluster.name}: measured.constants.{unknown[0]}: no constant of the planner. Known: "
             f"{', '.join(names)}. Take it out, or run --calibrate again."
         )
-    return replace(fitted(), **own)
+    begun = {"collective_s": 0.0} if cluster.measured.get("collectives") else {}  # in the measured hops
+    return replace(fitted(), **begun | own)
 
 
 def _fastest(columns: Columns, total_s: Column, total_bytes: Column, keep: int) -> list[int]:

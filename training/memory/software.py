@@ -55,8 +55,8 @@ class Software:
     """Kernels of the first year of a card's generation, before they were tuned for it."""
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
-    graphed_experts: bool = False
-    """Attention, at least, runs as CUDA graphs: layers of experts do not wait for the host's launches."""
+    graphed: bool = False
+    """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
     waits_for_counts: bool = True
     """The host reads how many tokens each expert has got; False: whole iterations run as one CUDA graph."""
     fused_dispatch: bool = False

@@ -92,7 +92,7 @@ LARGE, SMALL = ("qwen3_235b_a22b", 4096), ("qwen3_30b_a3b", 512)
         ({"fused_experts": True}, "products", LARGE),
         ({"fused_experts": True}, "traffic", LARGE),
         ({"fp8_attention": True}, "attention", LARGE),
-        ({"graphed_experts": True}, "traffic", SMALL),
+        ({"graphed": True}, "traffic", SMALL),
     ],
 )
 def test_what_a_program_does_for_experts_saves_its_part(
@@ -104,9 +104,23 @@ def test_what_a_program_does_for_experts_saves_its_part(
     assert getattr(better, part) < 0.97 * getattr(plain, part)
 
 
+@pytest.mark.parametrize("pp", [1, 4])
+def test_depths_of_prediction_are_blocks_and_heads(pp: int) -> None:
+    """A block each, beside the head, wherever the last stage is: no part of a step is left negative."""
+    shape, layout = named("deepseek_v3"), Candidate(pp=pp, ep=64, dp=64, microbatches=8)
+    own, found = machine(clusters.load("gb300"), "bf16"), []
+    for depths in (0, 1, 2):
+        model = sizes(dataclasses.replace(shape, mtp_num_layers=depths), 4096)
+        times = step_times(Columns([Case(model=model, layout=layout, machine=own, software=OURS)]), fitted())
+        assert all(getattr(times, name) >= 0 for name in times.__slots__)
+        found.append(times.total[0])
+    assert found[2] - found[1] == pytest.approx(found[1] - found[0], rel=0.3 if pp > 1 else 0.02)
+    assert found[1] - found[0] > 0.9 * found[0] / (shape.num_layers + 5) / pp
+
+
 def test_hosts_hold_up_small_layers_of_experts_only() -> None:
     """Of 4,096 tokens a layer takes longer than its launches: graphs save nothing."""
-    graphed = dataclasses.replace(OURS, graphed_experts=True)
+    graphed = dataclasses.replace(OURS, graphed=True)
     small, large = (
         [priced(EXPERTS, model, seq=seq, software=own)[0].traffic for own in (OURS, graphed)]
         for model, seq in (SMALL, LARGE)

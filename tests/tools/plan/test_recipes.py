@@ -67,7 +67,7 @@ def test_a_program_does_what_its_recipe_says() -> None:
     ungated = program(summary("26.08", "Nemotron_3_Nano", "GB300", "mxfp8"), gated=False)
     assert not ungated.fused_experts and ungated.fp8_attention
     dropped = program(summary("25.09", "Qwen3_30B_a3B", "GB200", "fp8", "(tokendrop)"), gated=True)
-    assert dropped.graphed_experts and not dropped.sends_once
+    assert dropped.graphed and not dropped.sends_once and not dropped.waits_for_counts
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,12 @@ def test_stages_are_balanced_as_recipes_balance_them(rows: dict[str, Row]) -> No
     """61 layers in 16 chunks: four each, and the last one with the head. 94 in 24, 126 in 64: a slot for each end."""
     ends = {name: (rows[name].case.layout.first_layers, rows[name].case.layout.last_layers) for name in rows}
     assert ends["r0687"] == (32, 29) and ends["r0851"] == (4, 1) and ends["r0702"] == (11, 11)
+    assert ends["r0872"] == (7, 6)  # "Et|(tt|)*30mL"
     assert ends["r0513"] == (15, 15) and ends["r0455"] == (0, 0)  # 126 layers; 96 on 8 x 12 chunks
     assert ends["r0125"] == (0, 0), "Megatron-DeepSpeed deals as it always did"
+    for row in rows.values():
+        chunks, layout = row.case.layout.chunk_layers, row.case.layout
+        assert not chunks or (sum(chunks) == row.shape.num_layers and len(chunks) == layout.pp * layout.vpp)
 
 
 def test_deepseek_predicts_one_token_more_in_megatron_bridge(rows: dict[str, Row]) -> None:

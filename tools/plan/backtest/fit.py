@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tools.plan.backtest.rows import Row
 from tools.plan.cases import Columns
-from tools.plan.cost.constants import EXPERTS_ONLY, Constants
+from tools.plan.cost.constants import ASSUMED, EXPERTS_ONLY, Constants
 from tools.plan.cost.step import step_times
 
 SPREAD = 0.035
@@ -34,7 +34,7 @@ LOOSE = {
 def fit(rows: Sequence[Row], start: Constants | None = None) -> Constants:
     """Constants of dense models from dense rows; then those of experts from the rest."""
     prior = Constants()
-    names = [field.name for field in fields(Constants) if field.name not in EXPERTS_ONLY]
+    names = [field.name for field in fields(Constants) if field.name not in EXPERTS_ONLY + ASSUMED]
     dense = [row for row in rows if not row.experts and row.measured_s]
     experts = [row for row in rows if row.experts and row.measured_s]
     found = _fit(dense, names, start or prior, prior) if dense else prior

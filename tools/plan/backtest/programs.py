@@ -56,16 +56,17 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
 def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Software:
     """Fused experts are a kernel of gated activations. Where tokens are dropped, their counts are known beforehand."""
     notes, found = row.get("notes", "").lower(), recipe(row)
+    base = replace(base, waits_for_counts="tokendrop" not in notes)
     if found is None:
         deepep = "deepep" in notes
-        return replace(base, fused_dispatch=deepep, sends_once=deepep, graphed_experts="tokendrop" in notes)
+        return replace(base, fused_dispatch=deepep, sends_once=deepep)
     return replace(
         base,
         fused_dispatch=found.dispatcher != "alltoall",
         sends_once=found.dispatcher != "alltoall",
         overlaps_dispatch=found.overlaps_dispatch,
-        graphed_experts=found.cuda_graphs != "none" or "tokendrop" in notes,
-        waits_for_counts=found.cuda_graphs != "full",
+        graphed=found.cuda_graphs != "none",
+        waits_for_counts=base.waits_for_counts and found.cuda_graphs != "full",
         fused_experts=found.fused_experts and gated,
         fp8_attention=found.fp8_attention,
     )
@@ -77,8 +78,8 @@ def _deepspeed(base: Software, notes: str, precision: str) -> Software:
     Per parameter and microbatch 16-bit gradients are converted (2 + 4 bytes) and added (12). They stay beside the sums.
     The runs of before 28 February 2022 had no such optimizer (chronicles-prequel, "Rebalancing layers"): they summed in
     16 bits, and the same layout held 44 GB a day before, and 65 GB then. All of them waited for each kernel, against
-    hangs ("dealing with JZ hanging"), and until 25 February their hosts were set up badly, which cost 1 to 5 %
-    ("GBS Variations").
+    hangs ("dealing with JZ hanging": 6 % slower on 80 GPUs, no slower on 160). Until 25 February their hosts were set
+    up badly, which cost 1 to 5 % ("GBS Variations").
     """
     if precision != "bf16":
         return replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)

@@ -147,9 +147,10 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
     words = row.get("seq_parallel", "")
     precision = row.get("precision", "").strip("?") or "bf16"
     vpp = _virtual(row, model, pp)
-    first, last = (0, 0) if old or sharded == 3 else _ends(model.layers, pp, vpp)
+    chunks = () if old or sharded == 3 else _chunks(model.layers, pp, vpp)
     return Candidate(
-        tp=tp, pp=pp, cp=cp, ep=ep, etp=1, dp=dp, mbs=mbs, vpp=vpp, first_layers=first, last_layers=last,
+        tp=tp, pp=pp, cp=cp, ep=ep, etp=1, dp=dp, mbs=mbs, vpp=vpp,
+        chunk_layers=chunks, first_layers=sum(chunks[::pp]), last_layers=sum(chunks[pp - 1 :: pp]),
         microbatches=max(1, round(batch / (mbs * dp))),
         recompute=_recompute(row.get("recompute", "")),
         zero=cast("Literal[0, 1, 2, 3]", sharded if not (old and zero == "") else 0),
@@ -157,20 +158,22 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
     )  # fmt: skip
 
 
-def _ends(layers: int, pp: int, vpp: int) -> tuple[int, int]:
-    """Layers of the first and of the last stage where chunks cannot hold as many each; 0 where they can.
+def _chunks(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of each chunk, first to last, where chunks cannot hold as many each; empty where they can.
 
-    Recipes of Megatron-Bridge count embedding and head as a layer each where that makes chunks equal; others fill all
-    chunks but the last, which has the head and the depths of multi-token prediction.
+    As Megatron-Bridge's recipes deal them: embedding and head count as a layer each where that makes chunks equal; else
+    all are filled but the last, which has the head and the depths of multi-token prediction, and then the first
+    (pp_layout "Et*4|(t*4|)*14tmL", "Et|(tt|)*30mL").
     """
-    chunks = pp * vpp
-    if pp == 1 or layers % chunks == 0:
-        return 0, 0
-    if (layers + 2) % chunks == 0:
-        return (layers + 2) // pp - 1, (layers + 2) // pp - 1
-    chunk = -(-layers // chunks)
-    last = layers - chunk * vpp * (pp - 1)
-    return (chunk * vpp, last) if last > 0 else (0, 0)
+    count = pp * vpp
+    if pp == 1 or layers % count == 0:
+        return ()
+    if (layers + 2) % count == 0:
+        each = (layers + 2) // count
+        return (each - 1, *[each] * (count - 2), each - 1)
+    each = -(-layers // count)
+    missing = each * count - layers
+    return (each - max(0, missing - each), *[each] * (count - 2), each - min(each, missing))
 
 
 def _virtual(row: Mapping[str, str], model: ModelSizes, pp: int) -> int:

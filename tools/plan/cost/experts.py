@@ -1,4 +1,4 @@
-"""Seconds of a layer's experts: grouped products, the memory traffic of routed tokens, their way over the links.
+"""Seconds of a layer's experts: products, the memory traffic of routed tokens, their way over the links.
 
 No torch here.
 """
@@ -14,7 +14,7 @@ from training.memory.cases import FORMATS, Column, tokens
 
 
 def routed_products(columns: Columns, constants: Constants) -> Column:
-    """Forward: the router, in 16 bits, and the local experts as one grouped product each way."""
+    """Forward: the router, in 16 bits, and a product each way of each local expert."""
     model, layout = columns.model, columns.layout
     experts = np.maximum(model.experts, 1)
     local = experts / layout.ep
@@ -36,10 +36,10 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     """``count`` products of the same shape: one after the other, or one kernel for all where experts are fused."""
     m = np.maximum(m, 1e-3)  # models without experts
     fused = columns.software.fused_experts > 0
-    each = product_s(columns, constants, m, n, k) - constants.launch_s
+    kernels = np.where(fused, 1.0, count)
+    each = product_s(columns, constants, m * count / kernels, n, k) - constants.launch_s
     share = np.where(fused, constants.expert_gemm_fused, constants.expert_gemm)
-    gaps = np.where(fused, constants.launch_s, count * constants.launch_s)
-    return count * each / share * _grouped_in_fp4(columns, constants) + gaps
+    return kernels * (each / share * _grouped_in_fp4(columns, constants) + constants.launch_s)
 
 
 def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
@@ -79,5 +79,5 @@ def dispatch_s(columns: Columns, constants: Constants) -> Column:
 
 def host_s(columns: Columns, constants: Constants) -> tuple[Column, Column]:
     """Forward: what a layer takes at least where the host launches each kernel, and waiting for counts of tokens."""
-    launches = np.where(columns.software.graphed_experts > 0, 0.0, constants.expert_host_s)
+    launches = np.where(columns.software.graphed > 0, 0.0, constants.expert_host_s)
     return launches, np.where(columns.software.waits_for_counts > 0, constants.expert_wait_s, 0.0)

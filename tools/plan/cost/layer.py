@@ -22,9 +22,10 @@ FLASH_BACKWARD = 2.5
 
 FUSED_KERNELS, PLAIN_KERNELS = 4, 20
 """Beside products and attention, of a block forward: norms, residuals, biases, activations, transpositions."""
-WITHOUT_TENSOR_CORES = 8.0
-"""Times that products of scores take where a head's 16-bit rows are no multiple of 16 bytes: cuBLAS then leaves the
-tensor cores out, and an A100 has 39 TFLOPS in bf16 beside their 312 (its datasheet)."""
+MISALIGNED_HEADS = 8.0
+"""Times that products of scores take where a head's 16-bit rows are no multiple of 16 bytes, as without tensor cores
+(an A100's datasheet: 39 TFLOPS in bf16 beside 312). Seen on Jean Zay: a step of the 13824 channels wide model took
+104 s with heads of 216 channels, and 147 s with heads of 108 (chronicles-prequel, "Another round of NHEADS")."""
 
 
 @dataclass(slots=True)
@@ -90,7 +91,8 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     )
     if experts:
         host, wait = host_s(columns, constants)
-        idle = np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total) + (1 + BACKWARD_TRAFFIC) * wait
+        reads = 1 + (columns.recomputes("full") | columns.recomputes("moe"))
+        idle = np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total) + reads * wait
         times.traffic = times.traffic + idle
         forward = np.maximum(forward, host) + wait
     return times, forward
@@ -140,7 +142,7 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     flash = flops / (machine.attention_flops * share) + constants.launch_s
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
-    slower = np.where(np.mod(model.head_dim, 8) > 0, WITHOUT_TENSOR_CORES, 1.0)
+    slower = np.where(np.mod(model.head_dim, 8) > 0, MISALIGNED_HEADS, 1.0)
     plain = 2 * slower * flops / (machine.attention_flops * constants.gemm_ampere * short)
     plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * constants.launch_s
     kept = columns.software.flash_attention > 0

@@ -48,7 +48,7 @@ def step_times(columns: Columns, constants: Constants) -> StepTimes:
     slow_is_last = last * block.total + head > ends
     slowest = np.maximum(last * block.total + head, ends) + np.where(alone, lookup, 0.0)
     layers = np.where(slow_is_last, last, np.maximum(first, middle))
-    whole = columns.model.layers * block.total + head + lookup
+    whole = (columns.model.layers + columns.model.extra_heads) * block.total + head + lookup
     idle = np.where(alone, 0.0, (whole - slowest) / layout.vpp)
     steady = np.where(alone, whole, slowest)
     parts = block.times(layers * count)
