@@ -85,7 +85,7 @@ class Constants:
     expert_gemm: float = 0.85
     """An expert's products against a dense layer's of the same shape."""
     expert_gemm_fused: float = 0.9
-    """Instead of both: one kernel for all experts, with their quantisation and activation."""
+    """The same of one kernel for all experts, with their quantisation and activation."""
     expert_traffic: float = 3.0
     """Times the bytes that experts' activations and casts must move: each expert's are a kernel of their own."""
     fused_experts: float = 0.5

@@ -38,6 +38,8 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     fused = columns.software.fused_experts > 0
     kernels = np.where(fused, 1.0, count)
     each = product_s(columns, constants, m * count / kernels, n, k) - constants.launch_s
+    weights = element_bytes(columns) * count / kernels * n * k / (0.8 * columns.machine.memory_bytes_per_s)
+    each = np.maximum(each, weights)
     share = np.where(fused, constants.expert_gemm_fused, constants.expert_gemm)
     return kernels * (each / share * _grouped_in_fp4(columns, constants) + constants.launch_s)
 
