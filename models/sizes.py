@@ -57,6 +57,8 @@ class ModelSizes:
     experts: int
     topk: int
     expert_ffn: int
+    expert_hidden: int
+    """Channels that experts take and give: the hidden size, but where they work in a smaller space."""
     shared_ffn: int
     vocab: int
     extra_heads: int
@@ -92,6 +94,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         experts=shape.num_moe_experts,
         topk=shape.moe_router_topk if shape.num_moe_experts else 0,
         expert_ffn=shape.expert_ffn_hidden_size if shape.num_moe_experts else 0,
+        expert_hidden=shape.hidden_size,
         shared_ffn=shape.moe_shared_expert_intermediate_size,
         vocab=shape.padded_vocab_size,
         extra_heads=shape.mtp_num_layers,

@@ -162,7 +162,7 @@ def _expert_bytes(columns: Columns) -> Column:
     sent = tokens(columns) / layout.tp * model.topk * layout.etp
     inner = (2 + model.gated) * model.expert_ffn / layout.etp
     width = element_bytes(columns)
-    own = width * sent * (2 * model.hidden + inner)
+    own = width * sent * (2 * model.expert_hidden + inner)
     shared = width * tokens(columns) * (2 + model.gated) * model.shared_ffn / layout.tp
     return own + shared + 4 * tokens(columns) / layout.tp * 2 * model.experts
 

@@ -4,7 +4,9 @@ import csv
 
 import pytest
 
-from tools.plan.backtest.models import shape_of
+from models.flops import flops_per_token
+from models.sizes import sizes
+from tools.plan.backtest.models import BENCHMARKED, shape_of
 from tools.plan.backtest.programs import program
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, Row, read
@@ -100,6 +102,29 @@ def test_stages_are_balanced_as_recipes_balance_them(rows: dict[str, Row]) -> No
     for row in rows.values():
         chunks, layout = row.case.layout.chunk_layers, row.case.layout
         assert not chunks or (sum(chunks) == row.shape.num_layers and len(chunks) == layout.pp * layout.vpp)
+
+
+@pytest.mark.parametrize(
+    "model, seq, published",
+    [
+        ("gpt_oss_120b", 4096, 32.6), ("nemotron_3_nano", 8192, 22.3), ("nemotron_3_5_lightning", 8192, 28.1),
+        ("nemotron_3_super", 8192, 84.8), ("nemotron_3_ultra", 8192, 363), ("deepseekv4_flash", 4096, 90.8),
+    ],
+)  # fmt: skip
+def test_models_that_are_not_trained_here_compute_what_tables_say(model: str, seq: int, published: float) -> None:
+    """Megatron-Bridge's, of 26.08: TFLOPS per GPU over tokens per second and GPU; 1e9 per token."""
+    assert flops_per_token(BENCHMARKED[model], seq) / 1e9 == pytest.approx(published, rel=0.015)
+
+
+def test_experts_in_a_latent_space_are_as_many_and_as_small_as_they_are(rows: dict[str, Row]) -> None:
+    """As many FLOPs in all, within 2 %, and four times the activations between the products."""
+    row = rows["r0640"]
+    assert row.text["model"] == "Nemotron_3_Super"
+    real, stood_for = row.case.model, sizes(row.shape, 8192)
+    assert (real.experts, real.topk, real.expert_hidden) == (512, 22, 1024) and real.hidden == 4096
+    computed = [each.topk * each.expert_hidden * each.expert_ffn for each in (real, stood_for)]
+    assert computed[0] == pytest.approx(computed[1], rel=0.02)
+    assert real.topk * real.expert_ffn > 3.5 * stood_for.topk * stood_for.expert_ffn
 
 
 def test_deepseek_predicts_one_token_more_in_megatron_bridge(rows: dict[str, Row]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from models.families import ALIASES, SHAPES
 from models.parameters import block_parameters, num_parameters
 from models.shapes import GPTShape
+from models.sizes import ModelSizes, sizes
 
 GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "kimi", "gpt_oss", "gemma", "olmo")
 
@@ -15,10 +16,11 @@ def _like(name: str, **changes: object) -> GPTShape:
     return dataclasses.replace(SHAPES[name], **changes)  # type: ignore[arg-type]
 
 
-# The three Nemotron 3: hybrids of state-space layers and few attention layers. Experts of Super and Ultra (512, of
-# which a token sees 22) work in a latent space of a quarter of the hidden size: here a quarter of them, which send as
-# many bytes and compute as much. Both are trained with two depths of multi-token prediction, and their state-space
-# layers are twice as wide as their attention: 8,192 keys.
+# The Nemotron 3: hybrids of state-space layers, layers of experts and few attention layers, as pairs of a mixer and
+# experts; what the mixers' projections have more than attention's is in the shared experts' width, so that FLOPs per
+# token are those of NVIDIA's tables (Super 85e9, Ultra 363e9, Nano 22e9, Lightning, which is Nano with two depths of
+# multi-token prediction, 28e9). Super and Ultra have two as well, and state-space layers twice as wide as attention:
+# 8,192 keys. DeepSeek-V4 Flash: what its table computes more (91e9) is in the shared experts, too.
 BENCHMARKED: dict[str, GPTShape] = {
     # Architectures that this project does not train, by the config.json of each model card. State-space layers are
     # counted as attention to 4,096 keys: their scans outrun FlashAttention 2 from 2,048 on (arXiv:2405.21060, figure
@@ -37,21 +39,27 @@ BENCHMARKED: dict[str, GPTShape] = {
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
         moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
     ),
+    "nemotron_3_5_lightning": _like(
+        "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2,
+        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
+        moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
+        mtp_num_layers=2,
+    ),
     "nemotron_3_super": _like(
-        "qwen3_235b_a22b", num_layers=44, hidden_size=4096, num_attention_heads=32, num_query_groups=2,
+        "qwen3_235b_a22b", num_layers=40, hidden_size=4096, num_attention_heads=32, num_query_groups=2,
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=2496,
-        moe_shared_expert_intermediate_size=17024, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
+        moe_shared_expert_intermediate_size=12736, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
         mtp_num_layers=2,
     ),
     "nemotron_3_ultra": _like(
-        "qwen3_235b_a22b", num_layers=54, hidden_size=8192, num_attention_heads=64, num_query_groups=2,
+        "qwen3_235b_a22b", num_layers=48, hidden_size=8192, num_attention_heads=64, num_query_groups=2,
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=4672,
-        moe_shared_expert_intermediate_size=28672, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
+        moe_shared_expert_intermediate_size=28992, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
         mtp_num_layers=2,
     ),
     "deepseekv4_flash": _like(
         "deepseek_v3", num_layers=43, hidden_size=4096, num_attention_heads=64, num_query_groups=64,
-        moe_layer_freq="1", num_moe_experts=256, moe_ffn_hidden_size=2048, moe_shared_expert_intermediate_size=2048,
+        moe_layer_freq="1", num_moe_experts=256, moe_ffn_hidden_size=2048, moe_shared_expert_intermediate_size=4544,
         moe_router_topk=6, moe_router_num_groups=0, moe_router_group_topk=0, mtp_num_layers=1,
     ),
     "qwen2_57b_a14b": _like(
@@ -59,6 +67,12 @@ BENCHMARKED: dict[str, GPTShape] = {
         vocab_size=151936, num_moe_experts=64, moe_ffn_hidden_size=2560,
         moe_shared_expert_intermediate_size=20480, moe_router_topk=8,
     ),
+}  # fmt: skip
+
+LATENT_EXPERTS: dict[str, dict[str, int]] = {
+    # As they are: many small experts in a space of a quarter of the hidden size.
+    "nemotron_3_super": {"experts": 512, "topk": 22, "expert_ffn": 2688, "expert_hidden": 1024},
+    "nemotron_3_ultra": {"experts": 512, "topk": 22, "expert_ffn": 5120, "expert_hidden": 2048},
 }  # fmt: skip
 
 COLUMNS = {
@@ -106,6 +120,14 @@ def _predicts_more(name: str, row: Mapping[str, str]) -> bool:
     """
     bridge = "bridge" in row.get("framework", "").lower()
     return name == "deepseek_v3" and bridge and "w/o mtp" not in row.get("notes", "").lower()
+
+
+def sizes_of(row: Mapping[str, str], shape: GPTShape) -> ModelSizes:
+    """Of the row's shape at its sequence length."""
+    found = sizes(shape, int(float(row.get("seq_len", "") or 4096)))
+    name = re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower()).strip("_")
+    latent = next((own for known, own in LATENT_EXPERTS.items() if name.startswith(known)), {})
+    return dataclasses.replace(found, **latent)  # type: ignore[arg-type]
 
 
 def _as_large(shape: GPTShape, billions: float) -> GPTShape:

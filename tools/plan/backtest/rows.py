@@ -5,16 +5,15 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
 from models.shapes import GPTShape
-from models.sizes import ModelSizes, sizes
+from models.sizes import ModelSizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.backtest.machines import cluster_of
-from tools.plan.backtest.models import shape_of
+from tools.plan.backtest.models import shape_of, sizes_of
 from tools.plan.backtest.programs import program
 from tools.plan.cases import Case
 from tools.plan.machine import Machine, machine
@@ -90,7 +89,7 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
     row = {str(key).strip(): (value or "").strip() for key, value in raw.items() if key is not None}
     try:
         shape, cluster = shape_of(row), cluster_of(row)
-        model = _sizes(shape, int(_number(row, "seq_len", 4096)))
+        model = sizes_of(row, shape)
         layout = _layout(row, model)
         case = Case(
             model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row, model.gated)
@@ -106,11 +105,6 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         measured_s=measured, memory_bytes=_number(row, "mem_gb", 0) * GIB or None,
         out_of_memory="OOM" in notes and "close to OOM" not in notes,
     )  # fmt: skip
-
-
-@cache
-def _sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
-    return sizes(shape, seq_length)
 
 
 def _machine(cluster: Cluster, precision: str) -> Machine:
@@ -145,7 +139,7 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
         sharded = 2 if zero == "2" and "fsdp" not in framework else sharded
     old = framework in ("megatron-lm", "megatron-deepspeed")
     words = row.get("seq_parallel", "")
-    precision = row.get("precision", "").strip("?") or "bf16"
+    precision = _precision(row)
     vpp = _virtual(row, model, pp)
     chunks = () if old or sharded == 3 else _chunks(model.layers, pp, vpp)
     return Candidate(
@@ -156,6 +150,16 @@ def _layout(row: Mapping[str, str], model: ModelSizes) -> Candidate:
         zero=cast("Literal[0, 1, 2, 3]", sharded if not (old and zero == "") else 0),
         overlap=not old, sequence_parallel=words == "1" or (words == "" and not old), precision=precision,
     )  # fmt: skip
+
+
+def _precision(row: Mapping[str, str]) -> str:
+    """Number format of matrix products.
+
+    Nemotron 3's recipe for nvfp4 keeps attention, latent projections and multi-token depths in bf16, and state-space
+    layers' outputs in mxfp8 (Megatron-Bridge, te_quant.cfg): as mxfp8 throughout.
+    """
+    told = row.get("precision", "").strip("?") or "bf16"
+    return "mxfp8" if told == "nvfp4" and row.get("model", "").lower().startswith("nemotron_3") else told
 
 
 def _chunks(layers: int, pp: int, vpp: int) -> tuple[int, ...]:

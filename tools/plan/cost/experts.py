@@ -19,11 +19,11 @@ def routed_products(columns: Columns, constants: Constants) -> Column:
     experts = np.maximum(model.experts, 1)
     local = experts / layout.ep
     each = _copies(columns, constants) * layout.ep * layout.etp / experts
-    width, hidden = model.expert_ffn / layout.etp, model.hidden
+    width, hidden = model.expert_ffn / layout.etp, model.expert_hidden
     grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
     grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
     wide = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops)
-    return grouped + wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, hidden)
+    return grouped + wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, model.hidden)
 
 
 def _copies(columns: Columns, constants: Constants) -> Column:
@@ -58,10 +58,10 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8."""
     model = columns.model
     passes = np.where(columns.software.fused_dispatch > 0, 2, 4)  # read and written, before and after
-    sorting = passes * model.hidden
+    sorting = passes * model.expert_hidden
     activation = constants.traffic_fused * (2 + model.gated) * model.expert_ffn
     small = (columns.format >= 1) & (columns.format <= 3)
-    casts = np.where(small, constants.traffic_cast * 2 * (model.hidden + model.expert_ffn), 0.0)
+    casts = np.where(small, constants.traffic_cast * 2 * (model.expert_hidden + model.expert_ffn), 0.0)
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
     channels = sorting + constants.expert_traffic * (activation + casts)
     moved = element_bytes(columns) * _copies(columns, constants) * channels
@@ -71,7 +71,7 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
 def dispatch_s(columns: Columns, constants: Constants) -> Column:
     """Forward: the all-to-all of tokens to their experts and back, as far as nothing else hides it."""
     layout = columns.layout
-    sent = element_bytes(columns) * _copies(columns, constants) * columns.model.hidden
+    sent = element_bytes(columns) * _copies(columns, constants) * columns.model.expert_hidden
     stride = np.where(layout.etp > 1, layout.etp, 1)
     there = exchange_s(columns, constants, sent, layout.ep, stride, columns.model.topk)
     gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))

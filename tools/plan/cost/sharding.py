@@ -28,7 +28,7 @@ def rank_parameters(columns: Columns) -> RankParameters:
     attention = sum((n * k for n, k in columns.matrices), np.zeros(columns.count))
     mlp = (2 + model.gated) * model.hidden * model.ffn / layout.tp
     shared = (2 + model.gated) * model.hidden * model.shared_ffn / layout.tp
-    expert = (2 + model.gated) * model.hidden * model.expert_ffn * model.experts / (layout.ep * layout.etp)
+    expert = (2 + model.gated) * model.expert_hidden * model.expert_ffn * model.experts / (layout.ep * layout.etp)
     share = model.moe_layers / model.layers
     layers = (model.layers + model.extra_heads) / layout.pp
     tables = model.vocab * model.hidden / layout.tp * np.where(layout.pp == 1, 2, 1)
