@@ -80,12 +80,18 @@ def _waits(frames: list[tuple[str, int, str]], cuda: bool) -> str | None:
                 break
             names += [name] * (kind in file)
         if names:
-            return _named(names[-1], name)
+            return _named(names[-1], file, name)
     return _by_line(*frames[inner], cuda)
 
 
-def _named(function: str, caller: str) -> str:
-    """``all_reduce``; where that name says little, ``_coalescing_manager of start_grad_sync``."""
+def _named(function: str, file: str, caller: str) -> str:
+    """``all_reduce``; where that name says little, ``_coalescing_manager of start_grad_sync``.
+
+    Within a collective of our own, that: gloo may wait for the peer as its parts begin, or for their handles.
+    """
+    ours = _OURS.get(next((ours for ours in _OURS if Path(file) == _ROOT / ours), ""))
+    if ours is not None and (not ours or ours.startswith(function)):
+        return ours or caller
     return f"{function} of {caller}" if function.startswith("_") else function
 
 

@@ -93,6 +93,23 @@ def test_collectives_are_told_from_all_else(lines: list[str], waits: str | None)
 
 
 @pytest.mark.parametrize(
+    ("file", "caller", "part", "waits"),
+    [
+        ("parallel/cpu/mcore_spots.py", "all_gather_in_place", "broadcast", "all_gather_in_place"),
+        ("training/evaluation.py", "__call__", "all_reduce", "all_reduce of the evaluation"),
+        ("training/evaluation.py", "__call__", "barrier", "barrier"),
+        ("training/step.py", "unite", "broadcast", "broadcast"),
+    ],
+)
+def test_a_collective_of_our_own_has_its_name_from_its_first_part_on(
+    file: str, caller: str, part: str, waits: str
+) -> None:
+    """gloo waits for the peer while a part begins, or in a handle's wait: ranks in either are in the same."""
+    stand = stacks.stand(frames(f"{C10D} 5 in {part}", LOGGER, f'"{runs.ROOT}/{file}", line 9 in {caller}', OURS), 10)
+    assert stand is not None and stand.waits == waits
+
+
+@pytest.mark.parametrize(
     ("code", "waits"),
     [("return bool(flag)", True), ("total = int(count)", True), ("x.item()", True), ("print(x)", False),
      ("checkpoint(x)", False)],
