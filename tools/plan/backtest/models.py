@@ -88,9 +88,14 @@ COLUMNS = {
 }
 
 
+def model_name(row: Mapping[str, str]) -> str:
+    """As names of presets are spelled: llama3_70b."""
+    return re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower()).strip("_")
+
+
 def shape_of(row: Mapping[str, str]) -> GPTShape:
     """A row's shape. Where neither columns nor name tell, a Llama-like one of as many parameters."""
-    name = re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower()).strip("_")
+    name = model_name(row)
     base = _named(name)
     given = {field: int(float(row[column])) for column, field in COLUMNS.items() if row.get(column, "").strip()}
     if base is None and "hidden_size" not in given:
@@ -125,7 +130,7 @@ def _predicts_more(name: str, row: Mapping[str, str]) -> bool:
 def sizes_of(row: Mapping[str, str], shape: GPTShape) -> ModelSizes:
     """Of the row's shape at its sequence length."""
     found = sizes(shape, int(float(row.get("seq_len", "") or 4096)))
-    name = re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower()).strip("_")
+    name = model_name(row)
     latent = next((own for known, own in LATENT_EXPERTS.items() if name.startswith(known)), {})
     return dataclasses.replace(found, **latent)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ DEEPSPEED = Software(
 """Megatron-DeepSpeed: 1F1B without overlap, sends split over TP (its pipe_partitioned), gradients reduced in the type
 of the weights."""
 DEEPSPEED_BUCKETS = 2 * 5e8 * 2
-"""Bytes: its reduce_bucket_size and allgather_bucket_size, of 5e8 16-bit elements each by default, where it shards."""
+"""Bytes: its reduce_bucket_size and allgather_bucket_size, of 5e8 16-bit elements each by default."""
 MCORE = Software(
     tp_overlap=True, fp8_weights=True, gradient_bytes=2, main_gradient_bytes=2, keeps_fp32_gradients=False,
     accumulate_bytes=2.0,
@@ -84,8 +84,13 @@ def _deepspeed(base: Software, notes: str, precision: str) -> Software:
     if precision != "bf16":
         return replace(base, main_gradient_bytes=2, keeps_fp32_gradients=False)
     day = int(found[1]) if (found := re.match(r"02-(\d\d)", notes)) else 29
-    base = replace(base, bucket_bytes=DEEPSPEED_BUCKETS)
-    base = replace(base, all_reduces=True, waits_for_kernels=found is not None, slow_host=1.03 if day < 25 else 1.0)
+    base = replace(
+        base,
+        all_reduces=True,
+        bucket_bytes=DEEPSPEED_BUCKETS,
+        waits_for_kernels=found is not None,
+        slow_host=1.03 if day < 25 else 1.0,
+    )
     if day < 28:
         return replace(base, main_gradient_bytes=2, accumulate_bytes=6.0)
     return replace(base, gradient_bytes=4, main_gradient_bytes=6, accumulate_bytes=18.0)

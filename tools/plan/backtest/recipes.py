@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tools.plan.backtest.models import model_name
+
 RECIPES = Path(__file__).with_name("recipes.csv")
 
 
@@ -39,7 +41,7 @@ def release(row: Mapping[str, str]) -> tuple[int, ...] | None:
 def recipe(row: Mapping[str, str]) -> Recipe | None:
     """Of a row of that summary; None where no recipe is known."""
     at = release(row)
-    name = re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower().replace("deepseekv", "deepseek v")).strip("_")
+    name = model_name(row).replace("deepseekv", "deepseek_v")
     key = (name, row.get("gpu", "").split("-")[0], row.get("precision", "").strip("?"))
     known = [] if at is None else [found for since, found in _recipes().get(key, ()) if since <= at]
     return known[-1] if known else None
