@@ -224,3 +224,20 @@ def test_a_model_that_transformers_lacks_is_not_exported(
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 2
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_broken_configuration_to_take_along_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    write_folder(tmp_path / "hf", LLAMA)
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    like = tmp_path / "like"
+    like.mkdir()
+    (like / "tokenizer.json").write_text("{}")
+    (like / "config.json").write_text(text)
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again"), "--like", str(like)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"tools.convert: {like / 'config.json'}: expected the configuration of a model")
+    assert not list(tmp_path.glob("again*"))

@@ -21,7 +21,7 @@ from parallel.errors import UserError
 from tools.convert import work
 from tools.convert.blocks import BLOCK_BYTES
 from tools.convert.checked import CheckedReader, check_files
-from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE
+from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE, read_configuration
 from tools.convert.words import cast
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -177,6 +177,8 @@ def export_folder(
     tokenizer = any(name.startswith(("tokenizer", "vocab", "tekken")) for name in carried)
     if like is not None and not tokenizer:
         raise UserError(f"--like {like}: expected a Hugging Face folder with a tokenizer; found none of its files.")
+    kept = read_configuration(from_folder) if "config.json" in carried else {}
+    kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
     fingerprint: dict[str, Any] = {
         "source": str(source.resolve()),
         "manifest": (source / MANIFEST).read_text(),
@@ -197,7 +199,7 @@ def export_folder(
         sizes = [sum(tensor.bytes for tensor in shard) for shard in job.shards]
         done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
         work.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
-        add_files(job, theirs, carried)
+        add_files(job, {**kept, **theirs}, carried)
         work.finish(folder, target)
     return [] if tokenizer else ["the checkpoint carries no tokenizer: give --like HF_FOLDER to take one along."]
 
@@ -308,9 +310,7 @@ def add_files(job: Export, config: dict[str, Any], carried: dict[str, Path]) -> 
     for name, path in carried.items():
         if name != "config.json":
             write_durably(job.folder / name, path.read_bytes())
-    kept: dict[str, Any] = json.loads(carried["config.json"].read_text()) if "config.json" in carried else {}
-    kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
-    text = json.dumps({**kept, **config, "dtype": job.dtype, "torch_dtype": job.dtype}, indent=2, sort_keys=True)
+    text = json.dumps({**config, "dtype": job.dtype, "torch_dtype": job.dtype}, indent=2, sort_keys=True)
     write_durably(job.folder / "config.json", (text + "\n").encode())
     if len(job.shards) > 1:
         files = {target.name: job.name(number) for number, shard in enumerate(job.shards) for target in shard}

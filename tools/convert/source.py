@@ -50,6 +50,18 @@ class Place:
         return count
 
 
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """A Hugging Face folder's ``config.json``. Raises UserError where it cannot be read."""
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected the configuration of a model; {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected the configuration of a model, an object in braces.")
+    return values
+
+
 class Source:
     """The folder, opened for reading. Close it, or use it as a context: it keeps files open."""
 
@@ -61,14 +73,7 @@ class Source:
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.json``. Raises UserError where it cannot be read."""
-        path = self.folder / "config.json"
-        try:
-            values = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: expected the configuration of a model; {error}") from None
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: expected the configuration of a model, an object in braces.")
-        return values
+        return read_configuration(self.folder)
 
     @cached_property
     def places(self) -> Mapping[str, Place]:
