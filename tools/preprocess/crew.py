@@ -1,5 +1,6 @@
 """Tasks done by forked workers, which share nothing, and end with the process that started them."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -81,7 +82,7 @@ def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[
                     if left:
                         crew[ours] = process, _give(ours, left)
                     else:
-                        ours.send(None)
+                        _send(ours, None)
                         del crew[ours]
                         process.join()
                 else:
@@ -94,8 +95,14 @@ def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[
 
 def _give(worker: Connection, left: list[int]) -> int:
     task = left.pop()
-    worker.send(task)
+    _send(worker, task)
     return task
+
+
+def _send(worker: Connection, task: int | None) -> None:
+    """A worker may have died meanwhile: `_hear` says so, and how, where it still had work."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        worker.send(task)
 
 
 def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:

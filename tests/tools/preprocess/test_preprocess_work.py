@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from data.manifest import BLOCK_BYTES, BlockSums
 from data.shards import Shard
 from parallel.errors import UserError
 from tests.tools.preprocess_program import process, results, shard_bytes
+from tools.preprocess import crew
 from tools.preprocess.__main__ import main
 
 FORK = multiprocessing.get_context("fork")
@@ -106,6 +108,15 @@ def test_a_killed_worker_is_said_and_continued(lines, sentencepiece_model, tmp_p
     assert started.returncode == 1
     assert "was killed by SIGKILL" in err
     assert run(*command) == 0
+
+
+def test_a_worker_that_dies_before_its_first_task_is_said_too(monkeypatch):
+    """Its pipe is broken then: no reason for a traceback."""
+    give = crew._give
+    monkeypatch.setattr(crew, "_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(crew, "_give", lambda worker, left: connection.wait([worker], 60) and give(worker, left))
+    with pytest.raises(RuntimeError, match="the worker of unit 7 was killed by SIGKILL"):
+        crew.work([7], lambda *_: None, 1, crew.progress(1, "x"), (), crew.StopSign())
 
 
 def test_a_request_to_stop_ends_with_75_and_is_continued(lines, sentencepiece_model, tmp_path):
