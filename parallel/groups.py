@@ -104,10 +104,11 @@ def start(
 def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
     """One rank of a job whose other ranks do not exist: collectives return at once, with whatever was in the buffer.
 
-    For counting what a rank holds and sends (tools.plan --trace), under fake tensors on a CPU.
+    For counting what a rank holds and sends (tools.plan --trace), on a CPU or with "meta" tensors.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    dist.Backend.backend_capability["fake"] = ["cpu", "meta"]
     on = _prepare_device("cpu", identity)
     dist.init_process_group("fake", rank=identity.rank, world_size=identity.world_size, store=FakeStore())
     try:

@@ -84,7 +84,7 @@ class Flags:
     """Write everything as one HTML file with pictures."""
 
     trace: int = 0
-    """Run the real program of the best so many layouts under fake tensors, for exact memory. Needs torch."""
+    """Run the real program of the best so many layouts, with tensors without values, for exact memory. Needs torch."""
 
     calibrate: Path | None = None
     """Measure this machine's matrix products, memory and collectives into a cluster file; under srun or torchrun, over

@@ -1,4 +1,4 @@
-"""The real program under fake tensors: the bytes of real ones, and of the formulas."""
+"""The real program with tensors that have no values: the bytes of real ones, and of the formulas."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from parallel.layout import Coordinates
 from tools import clusters
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
-from tools.plan.trace import command, one_rank
+from tools.plan.trace import balance, command, one_rank
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 from training.recipe import dump
@@ -31,8 +31,8 @@ def question(model: str, layout: Candidate, seq: int) -> Question:
     )
 
 
-def traced(tmp_path: Path, asked: Question, layout: Candidate, stage: int, *, fake: bool = True) -> dict[str, Any]:
-    """In a fork, since megatron-core's groups are a process's own."""
+def traced(tmp_path: Path, asked: Question, layout: Candidate, stage: int, *, real: bool = False) -> dict[str, Any]:
+    """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case."""
     config = command.traceable(configuration(asked, layout))
     recipe, answer = tmp_path / "traced.toml", tmp_path / "answer.json"
     recipe.write_text(dump(config))
@@ -41,7 +41,8 @@ def traced(tmp_path: Path, asked: Question, layout: Candidate, stage: int, *, fa
     if child == 0:
         code = 1
         try:
-            found = one_rank.trace(recipe, asked.num_gpus, rank, command.rounds(layout), fake=fake)
+            balance.install()
+            found = one_rank.trace(recipe, asked.num_gpus, rank, command.rounds(layout), real=real)
             answer.write_text(json.dumps(found))
             code = 0
         finally:
@@ -64,15 +65,42 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
         ("llama3_tiny", dataclasses.replace(TINY, cp=2), 1),
         ("gpt2_tiny", TINY, 0),
         ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
+        ("mistral_tiny", TINY, 0),
     ],
-    ids=["first", "last", "interleaved", "recomputed", "context", "learned-positions", "learned-positions-last"],
+    ids=[
+        "first",
+        "last",
+        "interleaved",
+        "recomputed",
+        "context",
+        "learned-positions",
+        "learned-positions-last",
+        "window",
+    ],
 )
-def test_fake_tensors_hold_what_real_ones_hold(tmp_path: Path, model: str, layout: Candidate, stage: int) -> None:
+def test_without_values_as_much_is_held_as_with_them(tmp_path: Path, model: str, layout: Candidate, stage: int) -> None:
     asked = question(model, layout, 128)
-    fake, real = (traced(tmp_path, asked, layout, stage, fake=kind) for kind in (True, False))
-    assert fake["activations"] == real["activations"] > 100_000
-    assert fake["collectives"] == real["collectives"]
-    assert (fake["weights"], fake["gradients"]) == (real["weights"], real["gradients"])
+    found, real = (traced(tmp_path, asked, layout, stage, real=real) for real in (False, True))
+    assert found == real
+    assert real["activations"] > 100_000
+
+
+@pytest.mark.parametrize(
+    "model, change",
+    [
+        ("mixtral_tiny", {}),
+        ("mixtral_tiny", {"recompute": "full"}),
+        ("qwen3_moe_tiny", {"ep": 1}),
+        ("deepseek_v3_tiny", {"mbs": 2}),
+    ],
+    ids=str,
+)
+def test_so_do_experts(tmp_path: Path, model: str, change: dict[str, Any]) -> None:
+    layout = dataclasses.replace(Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2), **change)
+    asked = question(model, layout, 128)
+    found, real = (traced(tmp_path, asked, layout, 0, real=real) for real in (False, True))
+    assert found == real
+    assert real["activations"] > 100_000
 
 
 BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)

@@ -1,4 +1,4 @@
-"""Routing under fake tensors: every expert gets as many tokens, since nobody can read who chose whom."""
+"""Routing without values: every expert gets as many tokens, since nobody can read who chose whom."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ranks of a recipe, one after the other, under fake tensors; with ``fake=False`` under real ones, for a test.
+"""Ranks of a recipe, one after the other, with tensors that have no values.
 
     python -m tools.plan.trace.one_rank RECIPE WORLD_SIZE MICROBATCHES RANK ...
 
@@ -6,12 +6,12 @@ Prints a JSON object for each: bytes of weights, gradients, optimizer and activa
 and what tracing itself took. torch and megatron are imported once, and each rank is traced in a fork of its own.
 """
 
-import contextlib
 import gc
 import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ def main() -> int:
     """Exit code 0: all are traced; 1: one could not be, and the others are left."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     recipe, world_size, microbatches, *numbers = sys.argv[1:]
-    import torch._subclasses.fake_tensor  # noqa: F401  (all that a trace imports, once)
-
+    import tools.plan.trace.meta
     import tools.plan.trace.spots  # noqa: F401
     import training.job  # noqa: F401
 
@@ -58,24 +57,22 @@ def _forked(recipe: Path, world_size: int, rank: int, microbatches: int) -> dict
     return dict(json.loads(text)) | took
 
 
-def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, fake: bool = True) -> dict[str, Any]:
-    """The real model, DDP buffers, distributed optimizer and schedule. fake: False keeps real tensors, for a test."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: bool = False) -> dict[str, Any]:
+    """The real model, DDP buffers, distributed optimizer and schedule. real: with values, for a test."""
     from models.families import resolve
     from parallel import groups
     from parallel.launch import Identity
     from tools.plan.trace import spots
+    from tools.plan.trace.meta import Meta
     from training import job
     from training.recipe import load
 
     config = load(recipe)
     layout = config.layout(world_size)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     with groups.pretend(layout, Identity(rank=rank, world_size=world_size)) as ranks:
-        if fake:
+        if not real:
             spots.install()
-        with mode:
+        with nullcontext() if real else Meta():
             chunks, optim = job.build_parts(config, resolve(config.model, None), ranks)
             found = _held(chunks, optim)
             found |= _step(config, chunks, ranks, microbatches)

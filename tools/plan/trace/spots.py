@@ -1,52 +1,29 @@
-"""Where the program looks at values, which fake tensors have not got: a closed list, patched in the traced process."""
+"""Where the program looks at values or at its device: a closed list, patched in the traced process."""
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import partialmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import _disable_current_modes
+
+from models import gpt
+from tools.plan.trace import balance
 
 
 def install() -> None:
     """Of a process that traces and does nothing else."""
-    from models import gpt
-    from tools.plan.trace import balance
-
-    torch.nn.Module.bfloat16 = partialmethod(_converted, torch.bfloat16)  # type: ignore[assignment]
-    torch.nn.Module.half = partialmethod(_converted, torch.float16)  # type: ignore[assignment]
-    torch.nn.Module.to = _itself  # type: ignore[assignment]
     gpt.initialise = _nothing
     dist.all_gather_object = _own  # type: ignore[assignment]
+    torch.Tensor.type = _type(torch.Tensor.type)  # type: ignore[method-assign]
+    functional = torch.nn.functional
+    functional.scaled_dot_product_attention = _attention(functional.scaled_dot_product_attention)
     balance.install()
-    CudaRNGStatesTracker.fork = _no_fork
-
-
-def _converted(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """New parameters with the old ones' marks: torch's own conversion would swap fake tensors, which it then refuses.
-
-    mcore makes most weights in their type, but not learned positions: in fp32 they would make all that follows so.
-    """
-    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    for part in module.modules():
-        for name, old in part._parameters.items():
-            if old is None or not old.is_floating_point() or old.dtype == dtype:
-                continue
-            if old not in made:
-                made[old] = torch.nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad)
-                made[old].__dict__.update(old.__dict__)
-            part._parameters[name] = made[old]
-    return module
-
-
-def _itself(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> torch.nn.Module:
-    """All is made on the CPU already."""
-    return module
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Initial weights have no size of their own."""
+    """Initial weights have no size of their own, and take as long as all the rest."""
 
 
 def _own(gathered: list[Any], mine: Any, group: Any = None) -> None:
@@ -55,6 +32,36 @@ def _own(gathered: list[Any], mine: Any, group: Any = None) -> None:
         gathered[number] = mine
 
 
-def _no_fork(*_args: Any, **_kwargs: Any) -> AbstractContextManager[None]:
-    """Random states are values; which they are does not matter."""
-    return nullcontext()
+def _type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """mcore sorts parameters by names such as "torch.cuda.FloatTensor"; here they are "torch.cuda.meta.FloatTensor"."""
+
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = original(tensor, *args, **kwargs)
+        return found.replace("meta.", "", 1) if isinstance(found, str) else found
+
+    return call
+
+
+def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch chooses a kernel by the device; here it is the one that it would choose on a CPU for these shapes."""
+
+    def call(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        mask = None if attn_mask is None else _on_cpu(attn_mask)
+        q, k, v = (_on_cpu(tensor) for tensor in (query, key, value))
+        choice = torch._fused_sdp_choice(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if choice != SDPBackend.FLASH_ATTENTION.value:
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+        return out
+
+    return call
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the same shape, in the memory of one row."""
+    with _disable_current_modes():
+        return torch.empty(tensor.shape[-1], dtype=tensor.dtype).expand(tensor.shape)
