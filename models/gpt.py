@@ -92,6 +92,7 @@ def build(
             mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
         mask_padded_logits(chunk, shape)
+        routing.let_go_after_use(chunk)
         chunk.to(ranks.device)
         initialise(chunk, shape, seed)
         chunks.append(chunk)
@@ -238,6 +239,7 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
         # silently wrong (megatron-core 0.19.2 does not check); overlap is right for every PP, and faster.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
+        "deallocate_pipeline_outputs": True,  # once sent: only its grad_fn is needed from then on
         "calculate_per_token_loss": True,
     }
 

@@ -1,9 +1,10 @@
-"""Group-limited routing by each group's best expert, as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2)."""
+"""Group-limited routing as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2), and what routing leaves behind."""
 
 from typing import Any
 
 import torch
 from megatron.core.transformer.moe import router
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function as route
 from torch import Tensor
 
@@ -11,6 +12,25 @@ from torch import Tensor
 def install() -> None:
     """Let mcore's router, which calls it by its name in its own module, use ours."""
     router.topk_routing_with_score_function = topk_routing_with_score_function
+
+
+def let_go_after_use(chunk: torch.nn.Module) -> None:
+    """Take the routing weights from mcore's dispatchers, which keep the last ones, as soon as a layer is through.
+
+    They hold on to the graph that made them, beyond its backward pass, and a recomputed block's graph to its input and
+    the gradient of that: 49 of 720 MiB of activations of a stage of 12 blocks (qwen3_30b_a3b, PP 4, 512 tokens).
+    """
+    for module in chunk.modules():
+        if isinstance(module, MoELayer):
+            module.register_forward_hook(_let_go)
+
+
+def _let_go(layer: MoELayer, _inputs: object, _outputs: object) -> None:
+    dispatcher = layer.token_dispatcher
+    for owner in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
+        for name, value in dict(vars(owner) if owner is not None else {}).items():
+            if isinstance(value, Tensor) and value.requires_grad:
+                setattr(owner, name, None)
 
 
 def topk_routing_with_score_function(

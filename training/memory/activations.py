@@ -28,7 +28,7 @@ class BlockBytes(NamedTuple):
 def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     """Of a dense block or one of experts."""
     model, layout, rows, width = columns.model, columns.layout, tokens(columns), element_bytes(columns)
-    stream = width * rows * model.hidden / np.where(layout.sequence_parallel > 0, layout.tp, 1)
+    stream = stream_bytes(columns)
     attention = _attention_bytes(columns)
     if experts:
         mlp = _expert_bytes(columns)
@@ -42,17 +42,15 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
     scores = _score_bytes(columns)
+    kept_output = np.where(columns.recomputes("mlp") & own, stream, 0.0)
     again = np.select(
         [columns.recomputes(name) for name in names],
         [whole + scores - stream, of_mlp, of_moe, (whole - stream) * 0.5, scores],
         0.0,
     )
-    # gate, value and product each have a gradient of their own
-    mine = _own_expert_working(columns) if experts else 2.5 * wide
-    turned = np.where(_writes_scores(columns) & (element_bytes(columns) == 2), 4, 0) * _scores(columns)  # into fp32
-    wide = np.where(own, np.maximum(mine, turned), wide)
-    gathered = width * rows * model.hidden  # a sequence piece of each TP rank, gathered for a product's weight gradient
-    return BlockBytes(kept=whole + scores - again, working=again + wide + gathered)
+    wide = wide + width * rows * model.hidden  # a sequence piece of each TP rank, gathered for a weight's gradient
+    wide = np.where(own, _own_working(columns, experts=experts), wide)
+    return BlockBytes(kept=whole + scores - again + kept_output, working=again + wide)
 
 
 def _own_bytes(columns: Columns) -> Column:
@@ -125,13 +123,44 @@ def _own_expert_bytes(columns: Columns) -> Column:
     return width * sent * (model.hidden + inner) + routed + _own_mlp_bytes(columns, model.shared_ffn)
 
 
+def _own_working(columns: Columns, *, experts: bool) -> Column:
+    """In the backward pass of one block of this project's own modules, as traces with full recomputation have it
+    (2026-11-22): what its MLP needs, or its scores' gradient; two gradients of the stream; a gathered input."""
+    layout = columns.layout
+    gathered = np.where((layout.sequence_parallel > 0) & (layout.tp > 1), layout.tp * stream_bytes(columns), 0.0)
+    mlp = _own_expert_working(columns) if experts else _own_mlp_working(columns, gathered)
+    turned = np.where(_writes_scores(columns) & (element_bytes(columns) == 2), 4, 0) * _scores(columns)  # into fp32
+    return np.maximum(mlp, turned) + gathered + 2 * stream_bytes(columns)
+
+
+def _own_mlp_working(columns: Columns, gathered: Column) -> Column:
+    """The most of three moments: at its second weight's gradient, for which its own is gathered too; at its gated
+    product's; at its first weight's, when what the activation has kept is free already."""
+    model, width = columns.model, element_bytes(columns)
+    inner = width * tokens(columns) * model.ffn / columns.layout.tp
+    weight = width * model.hidden * model.ffn / columns.layout.tp
+    first = (1 + model.gated) * weight - model.gated * inner
+    return np.maximum(inner + weight + gathered, np.maximum(2 * inner, first))
+
+
 def _own_expert_working(columns: Columns) -> Column:
-    """In the backward pass of one of this rank's experts: its gradients of tokens and of its first weight."""
+    """The most of three moments: as the experts' outputs are put together, or in the backward pass of one of them, at
+    its activation's gradients, in fp32 for the weight of each token, or at its first weight's gradient, when what that
+    expert has kept is free already."""
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
     inner = model.expert_ffn / layout.etp
     sent = tokens(columns) / layout.tp * model.topk * layout.etp
-    each = 5 * inner * layout.ep / np.maximum(1, model.experts)
-    return width * (sent * (each + 2 * model.hidden) + (1 + model.gated) * inner * model.hidden)
+    one = sent * layout.ep / np.maximum(1, model.experts)
+    together = 4 * width * sent * model.hidden
+    activation = width * sent * model.hidden + np.where(width == 2, 12, 8) * one * inner
+    weight = width * (2 * sent * model.hidden + (1 + model.gated) * inner * (model.hidden - one))
+    return np.maximum(together, np.maximum(activation, weight))
+
+
+def stream_bytes(columns: Columns) -> Column:
+    """What one block hands to the next: a sequence piece of it on each TP rank, under sequence parallelism."""
+    pieces = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
+    return np.asarray(element_bytes(columns) * tokens(columns) * columns.model.hidden / pieces)
 
 
 def element_bytes(columns: Columns) -> Column:
@@ -185,8 +214,7 @@ def lookup_bytes(columns: Columns) -> Column:
     own type, and what enters it, gathered, masked and turned."""
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
     stream = width * tokens(columns) * model.hidden
-    piece = stream / np.where(layout.sequence_parallel > 0, layout.tp, 1)
-    return width * model.vocab / layout.tp * model.hidden + 3 * stream + piece
+    return width * model.vocab / layout.tp * model.hidden + 3 * stream + stream_bytes(columns)
 
 
 def loss_bytes(columns: Columns) -> Column:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from training.memory.activations import block_bytes, element_bytes, in_flight, lookup_bytes, loss_bytes
+from training.memory.activations import block_bytes, element_bytes, in_flight, lookup_bytes, loss_bytes, stream_bytes
 from training.memory.cases import Column, Columns, tokens
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
@@ -105,8 +105,10 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     held = in_flight(columns, stage)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
+    # interleaved, sends overlap: an output on its way, the next input, a gradient that has come
+    passing = np.where(columns.layout.vpp > 1, 3 * stream_bytes(columns), 0.0)
     lookup = np.where(stage == 0, (held - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
-    return np.maximum(held * kept + np.maximum(working, loss), lookup)
+    return np.maximum(held * kept + np.maximum(working, loss), lookup) + passing
 
 
 def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:

@@ -168,6 +168,28 @@ def test_formulas_know_what_kinds_of_models_keep(tmp_path: Path, model: str, lay
     assert command.by_formula(asked, layout, 0) == pytest.approx(found["activations"], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "model, recompute, layout, stage",
+    [
+        ("llama32_1b", "full", BIG, 1),
+        ("llama32_1b", "mlp", BIG, 1),
+        ("llama3_8b", "full", Candidate(tp=2, pp=4, vpp=4, microbatches=8), 0),
+        ("qwen3_30b_a3b", "full", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
+        ("qwen3_30b_a3b", "moe", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
+        ("mixtral_8x7b", "full", Candidate(tp=2, pp=4, ep=8, dp=8, microbatches=4), 0),
+    ],
+    ids=["dense", "mlp", "interleaved", "experts", "experts-alone", "one-expert-a-rank"],
+)
+def test_formulas_know_what_recomputation_needs(
+    tmp_path: Path, model: str, recompute: str, layout: Candidate, stage: int
+) -> None:
+    """Where little is kept, so that what is at work tells. A pipeline's outputs are let go of once they are sent."""
+    layout = dataclasses.replace(layout, recompute=recompute)
+    asked = question(model, layout, 2048)
+    found = traced(tmp_path, asked, layout, stage)
+    assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
 def test_what_cannot_be_traced_is_said() -> None:
     asked = question("llama3_tiny", TINY, 128)
     with pytest.raises(UserError, match="cannot be traced"):
