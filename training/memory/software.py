@@ -51,8 +51,9 @@ class Software:
     """Times the step takes where its host is badly set up, as its owners found later."""
     power_share: float = 1.0
     """Clock that is left under a power limit below the card's own."""
-    first_year: bool = False
-    """Kernels of the first year of a card's generation, before they were tuned for it."""
+    newness: float = 0.0
+    """How new its card was to it: 1 in the month that the card came out, half as much with each year after. Kernels
+    are tuned for a card in the years that follow."""
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
     graphed: bool = False
@@ -67,6 +68,8 @@ class Software:
     """Tokens of a microbatch travel while another one computes."""
     fp8_attention: bool = False
     """Attention multiplies in fp8, too."""
+    fp8_head: bool = False
+    """The output layer multiplies in fp8, too."""
     balanced_experts: bool = True
     """A benchmark that forces every expert to get as many tokens."""
 

@@ -30,6 +30,7 @@ class Recipe:
     """none; part: attention and router; full: whole iterations."""
     fused_experts: bool
     fp8_attention: bool
+    fp8_head: bool
 
 
 def release(row: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -59,6 +60,7 @@ def _recipes() -> dict[tuple[str, str, str], list[tuple[tuple[int, ...], Recipe]
                 cuda_graphs=line["cuda_graphs"],
                 fused_experts=line["fused_experts"] == "1",
                 fp8_attention=line["fp8_attention"] == "1",
+                fp8_head=line["fp8_head"] == "1",
             )
             since = (parts[0], parts[1], parts[2] if len(parts) > 2 else 0)
             found.setdefault((line["model"], line["gpu"], line["precision"]), []).append((since, own))

@@ -42,7 +42,7 @@ def speed(products: Sequence[Product], cluster: Cluster, constants: Constants, *
     best = (np.inf, Speed(1.0, 0.0, 0.0))
     for k_ramp, m_ramp in choices:
         own = dataclasses.replace(constants, k_ramp=k_ramp, m_ramp=m_ramp)
-        share = share_of_peak(columns, own) * shape_share(columns, own, m, n, k)
+        share = share_of_peak(columns, own, columns.format) * shape_share(columns, own, m, n, k)
         peaks = np.array([each.tflops for each in products]) / share
         peak = float(np.median(peaks))
         best = min(best, (float(np.abs(np.log(peaks / peak)).mean()), Speed(peak, k_ramp, m_ramp)))

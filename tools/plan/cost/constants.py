@@ -26,8 +26,8 @@ class Constants:
     gemm_blackwell_mxfp8: float = 0.55
     """fp8 with a scale per 32 elements: more to quantise, and to multiply by."""
     gemm_blackwell_fp4: float = 0.45
-    first_year: float = 0.88
-    """What is left of that in the first year of a generation of cards."""
+    first_kernels: float = 0.85
+    """What is left of that, of attention's share and of memory's while a generation of cards is new."""
     k_ramp: float = 128.0
     """Columns that a product's start and end cost: share K / (K + k_ramp)."""
     m_ramp: float = 128.0

@@ -22,8 +22,8 @@ def routed_products(columns: Columns, constants: Constants) -> Column:
     width, hidden = model.expert_ffn / layout.etp, model.expert_hidden
     grouped = _grouped(columns, constants, local, each, (1 + model.gated) * width, hidden)
     grouped = grouped + _grouped(columns, constants, local, each, hidden, width)
-    wide = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops)
-    return grouped + wide * product_s(columns, constants, tokens(columns) / layout.tp, experts, model.hidden)
+    wide = np.ones(columns.count, dtype=np.bool_)
+    return grouped + product_s(columns, constants, tokens(columns) / layout.tp, experts, model.hidden, wide)
 
 
 def _copies(columns: Columns, constants: Constants) -> Column:
@@ -57,7 +57,7 @@ def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
 def routed_traffic(columns: Columns, constants: Constants) -> Column:
     """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8."""
     model = columns.model
-    passes = np.where(columns.software.fused_dispatch > 0, 2, 4)  # read and written, before and after
+    passes = np.where(columns.software.fused_dispatch > 0, 0, 4)  # read and written, before and after
     sorting = passes * model.expert_hidden
     activation = constants.traffic_fused * (2 + model.gated) * model.expert_ffn
     small = (columns.format >= 1) & (columns.format <= 3)

@@ -14,12 +14,11 @@ LOSS_BYTES = 22
 
 
 def head_s(columns: Columns, constants: Constants) -> Column:
-    """The output layer in 16 bits (never fp8) and the softmax over the vocabulary, on the last stage."""
+    """The output layer, in 16 bits as a rule, and the softmax over the vocabulary, on the last stage."""
     local, rows = PADDED * np.ceil(columns.model.vocab / (PADDED * columns.layout.tp)), tokens(columns)
-    product = product_s(columns, constants, rows, local, columns.model.hidden)
-    slower = np.where(columns.format == 0, 1.0, columns.machine.peak_flops / columns.machine.attention_flops * 0.85)
+    product = product_s(columns, constants, rows, local, columns.model.hidden, columns.software.fp8_head == 0)
     loss = LOSS_BYTES * rows * local / columns.machine.memory_bytes_per_s
-    return (3 * product * slower + loss) * (1 + columns.model.extra_heads)
+    return (3 * product + loss) * (1 + columns.model.extra_heads)
 
 
 def embedding_s(columns: Columns) -> Column:

@@ -8,7 +8,7 @@ from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import dispatch_s, host_s, routed_products, routed_traffic
 from tools.plan.cost.links import bandwidth, gather_s, latency
-from tools.plan.cost.products import product_s
+from tools.plan.cost.products import product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
 
@@ -138,7 +138,8 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     share = np.where(older, constants.flash_2, share) * narrow
     share = share * np.where(machine.fast_exponentials > 0, constants.flash_ultra, 1.0)
     share = share * np.where(columns.software.fp8_attention > 0, constants.fp8_attention, 1.0)
-    share = share * columns.software.power_share * machine.sustained * piece / (piece + constants.flash_ramp)
+    share = share * tuned(columns, constants) * piece / (piece + constants.flash_ramp)
+    share = share * columns.software.power_share * machine.sustained
     flash = flops / (machine.attention_flops * share) + constants.launch_s
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
@@ -159,7 +160,7 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     small = (columns.format >= 1) & (columns.format <= 3)
     read = 2 * model.hidden + (model.query_width + inner) / layout.tp
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
-    moved = element_bytes(columns) * rows * (channels * times + casts)
+    moved = element_bytes(columns) * rows * (channels * times + casts) / tuned(columns, constants)
     kernels = np.where(columns.software.fused > 0, FUSED_KERNELS, PLAIN_KERNELS)
     gap = np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
     return moved / columns.machine.memory_bytes_per_s + kernels * gap

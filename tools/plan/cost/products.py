@@ -1,18 +1,24 @@
 """Seconds of matrix products: a roofline with the shapes that cards are slow at. No torch here."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from training.memory.activations import element_bytes
-from training.memory.cases import Column
+from training.memory.cases import FORMATS, Column
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
 """Output tiles that cuBLAS chooses among, with the share of peak that each keeps (its smaller reuse of operands)."""
 
 
-def share_of_peak(columns: Columns, constants: Constants) -> Column:
-    """What a large, aligned product reaches of the peak of its number format."""
+def tuned(columns: Columns, constants: Constants) -> Column:
+    """What kernels that are still new to a card reach of what they reach later."""
+    return np.asarray(constants.first_kernels**columns.software.newness)
+
+
+def share_of_peak(columns: Columns, constants: Constants, formats: NDArray[np.intp]) -> Column:
+    """What a large, aligned product reaches of the peak of its number format, one of ``FORMATS`` each."""
     ampere, hopper, blackwell = (constants.gemm_ampere, constants.gemm_hopper, constants.gemm_blackwell)
     by_format = {
         "volta": (0.9 * ampere, 0.9 * ampere, 0.9 * ampere, 0.9 * ampere, 0.9),
@@ -27,17 +33,24 @@ def share_of_peak(columns: Columns, constants: Constants) -> Column:
         ),
     }
     table = np.array([by_format[generation] for generation in GENERATIONS])
-    tuned = np.where(columns.software.first_year > 0, constants.first_year, 1.0)
     clock = columns.software.power_share * columns.machine.sustained
-    return np.asarray(table[columns.generation, columns.format] * tuned * clock)
+    return np.asarray(table[columns.generation, formats] * tuned(columns, constants) * clock)
 
 
-def product_s(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
-    """[m, k] x [k, n]: compute or memory, whichever is slower, and a launch. Nothing where a dim is 0."""
+def product_s(
+    columns: Columns, constants: Constants, m: Column, n: Column, k: Column, wide: NDArray[np.bool_] | None = None
+) -> Column:
+    """[m, k] x [k, n]: compute or memory, whichever is slower, and a launch. Nothing where a dim is 0.
+
+    wide: the cases that multiply in 16 bits here, whatever their number format is.
+    """
+    wide = np.zeros(columns.count, dtype=np.bool_) if wide is None else wide & (columns.format != FORMATS.index("fp32"))
+    formats = np.where(wide, FORMATS.index("16bit"), columns.format)
+    peak = np.where(wide, columns.machine.attention_flops, columns.machine.peak_flops)
     there = (n > 0) & (k > 0)
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
-    share = share_of_peak(columns, constants) * shape_share(columns, constants, m, n, k)
-    compute = 2 * m * n * k / (columns.machine.peak_flops * share)
+    share = share_of_peak(columns, constants, formats) * shape_share(columns, constants, m, n, k)
+    compute = 2 * m * n * k / (peak * share)
     memory = element_bytes(columns) * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
     return np.where(there, np.maximum(compute, memory) + constants.launch_s, 0.0)
 
