@@ -26,6 +26,10 @@ GENERATIONS: dict[str, Generation] = {
     "H200": "hopper", "H100": "hopper", "A100": "ampere", "L4": "ampere", "T4": "volta",
 }  # fmt: skip
 
+LAUNCHED: dict[Generation, float] = {"volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2025.0}
+"""When the first card of a generation came out: V100 in mid-2017, A100 in May 2020, H100 in October 2022, GB200 about
+New Year 2025."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Machine:
@@ -102,6 +106,11 @@ def sustained(model: str) -> float:
         return 1.0
     reference = {"blackwell": "GB200", "hopper": "H100", "ampere": "A100", "volta": "T4"}[GENERATIONS[model]]
     return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** 0.5)
+
+
+def newness(gpu_name: str, year: float) -> float:
+    """How new a card is to software of a year (``Software.newness``)."""
+    return float(0.5 ** max(0.0, year - LAUNCHED[generation(gpu_name)]))
 
 
 def on_cpu(cluster: Cluster) -> bool:

@@ -12,7 +12,7 @@ from tools.clusters import Cluster
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.machine import machine, on_cpu
+from tools.plan.machine import machine, newness, on_cpu
 from tools.plan.question import Question
 from training.memory.cases import Column
 from training.memory.layouts import Candidate
@@ -93,9 +93,15 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     return [_plan(question, cases[number], number, times, held, flops) for number in chosen]
 
 
+LIBRARIES_OF = 2026.6
+"""Year of the kernels that a run is predicted with: those of the newest published runs, of August 2026."""
+
+
 def program(cluster: Cluster) -> Software:
     """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little."""
-    return replace(OURS, transformer_engine=False, fused=False) if on_cpu(cluster) else OURS
+    if on_cpu(cluster):
+        return replace(OURS, transformer_engine=False, fused=False)
+    return replace(OURS, newness=newness(cluster.gpu.name, LIBRARIES_OF))
 
 
 def constants(cluster: Cluster) -> Constants:

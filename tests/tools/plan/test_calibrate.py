@@ -153,4 +153,4 @@ def test_products_give_back_the_peak_and_the_ramps() -> None:
 def _tflops(columns: fit.Columns, own: Constants, *dims: int) -> float:
     """Of a card of 50 TFLOPS."""
     m, n, k = (fit.np.array([float(dim)]) for dim in dims)
-    return float((50.0 * fit.share_of_peak(columns, own) * fit.shape_share(columns, own, m, n, k))[0])
+    return float((50.0 * fit.share_of_peak(columns, own, columns.format) * fit.shape_share(columns, own, m, n, k))[0])

@@ -193,6 +193,26 @@ def test_deepspeed_holds_ends_of_stages_and_buckets() -> None:
     assert priced(alone, software=ends)[1].total == priced(alone)[1].total
 
 
+def test_a_head_is_multiplied_in_16_bits_unless_told_otherwise() -> None:
+    layout = Candidate(tp=8, dp=8, microbatches=8)
+    wide, head = (
+        priced(layout)[0].head,
+        {
+            name: priced(dataclasses.replace(layout, precision="fp8"), software=own)[0].head
+            for name, own in (("16", OURS), ("8", dataclasses.replace(OURS, fp8_head=True)))
+        },
+    )
+    assert head["16"] == wide and head["8"] < 0.75 * wide
+
+
+def test_kernels_that_are_new_to_a_card_are_slower() -> None:
+    layout = Candidate(tp=8, dp=8, microbatches=8)
+    new, old = (priced(layout, software=dataclasses.replace(OURS, newness=newness))[0] for newness in (1.0, 0.0))
+    for name in ("products", "attention", "traffic"):
+        assert getattr(new, name) > 1.1 * getattr(old, name)
+    assert new.dp == pytest.approx(old.dp, rel=0.2)
+
+
 def test_fp8_is_faster_where_matrices_are_large() -> None:
     small = dataclasses.replace(BASE, precision="fp8")
     assert priced(small)[0].products < 0.75 * priced(BASE)[0].products

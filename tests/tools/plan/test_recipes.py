@@ -7,9 +7,10 @@ import pytest
 from models.flops import flops_per_token
 from models.sizes import sizes
 from tools.plan.backtest.models import BENCHMARKED, shape_of
-from tools.plan.backtest.programs import program
+from tools.plan.backtest.programs import program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, Row, read
+from tools.plan.machine import newness
 
 
 def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:
@@ -29,6 +30,7 @@ def test_a_recipe_holds_until_the_next_release_that_changes_it() -> None:
     assert before == same and after == last and before and after
     assert (before.fused_experts, before.cuda_graphs) == (False, "none")
     assert (after.fused_experts, after.cuda_graphs, after.fp8_attention) == (True, "full", True)
+    assert (before.fp8_head, after.fp8_head) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,21 @@ def test_releases() -> None:
         (26, 4, 1),
     ]
     assert release({"source": "vTrain data 26.04"}) is None
+
+
+@pytest.mark.parametrize(
+    "source, year, expected",
+    [
+        ("Megatron-Bridge performance summary 26.08", 2026, 2026 + 7.5 / 12),
+        ("NVIDIA/dgxc-benchmarking README @35a9aec v24.11.1", 2025, 2024 + 10.5 / 12),
+        ("torchtitan llama3_h100_202412_torchtitan.md", 2024, 2024.5),  # no version of a container
+        ("a table of 2023", 2023, 2023.5),
+    ],
+)
+def test_how_new_a_card_was_halves_with_each_year(source: str, year: int, expected: float) -> None:
+    assert when({"source": source, "year": str(year)}) == pytest.approx(expected)
+    for card, launched in (("NVIDIA H100 SXM", 2022.8), ("NVIDIA GB300", 2025.0), ("NVIDIA A100-SXM4-80GB", 2020.4)):
+        assert newness(card, expected) == pytest.approx(min(1.0, 0.5 ** (expected - launched)))
 
 
 def test_the_table_is_whole() -> None:

@@ -35,9 +35,6 @@ the 16-bit logits."""
 TITAN = Software(newest_attention=False, main_weight_bytes=0, loss_bytes=12, stops_early=True)
 """torchtitan: FSDP2, torch.compile, SDPA. PyTorch's loss holds its result and two gradients in fp32."""
 
-LAUNCHED = {"A100": 2020.4, "H100": 2022.8, "H200": 2022.8, "B200": 2025.0, "B300": 2025.0}
-"""When the first card of a generation came out: A100 in May 2020, H100 in October 2022, GB200 about New Year 2025."""
-
 
 def program(row: Mapping[str, str], gated: bool) -> Software:
     """By the framework, its year, its recipe and what the notes say of how it ran. gated: the model's activation."""
@@ -47,20 +44,17 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
     if base is None:
         old = framework == "megatron-lm" and int(float(row.get("year", "") or 2025)) < 2023
         base = MEGATRON_2021 if old else _with_experts(MCORE, row, gated)
-    base = replace(base, newness=_newness(row))
     if "deepspeed" in framework:
         base = _deepspeed(base, notes, row.get("precision", ""))
     return _noted(base, notes)
 
 
-def _newness(row: Mapping[str, str]) -> float:
-    """By the month of the container's version where the source has one (v24.11.1, 26.04), else by the middle of the
-    year that the row tells."""
-    when = float(row.get("year", "") or 2026) + 0.5
+def when(row: Mapping[str, str]) -> float:
+    """Year that the software is of: the month of its container's version where the source has one (v24.11.1, 26.04),
+    else the middle of the year that the row tells."""
     if version := re.search(r"\bv?(2\d)\.(0[1-9]|1[0-2])\b", row.get("source", "")):
-        when = 2000 + int(version[1]) + (int(version[2]) - 0.5) / 12
-    launched = next((year for name, year in LAUNCHED.items() if name in row.get("gpu", "")), None)
-    return 0.0 if launched is None else 0.5 ** max(0.0, when - launched)
+        return 2000 + int(version[1]) + (int(version[2]) - 0.5) / 12
+    return float(row.get("year", "") or 2026) + 0.5
 
 
 def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Software:

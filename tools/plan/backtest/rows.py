@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -14,9 +14,9 @@ from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import shape_of, sizes_of
-from tools.plan.backtest.programs import program
+from tools.plan.backtest.programs import program, when
 from tools.plan.cases import Case
-from tools.plan.machine import Machine, machine
+from tools.plan.machine import Machine, machine, newness
 from training.memory.layouts import Candidate, Recompute
 
 PUBLISHED = Path(__file__).with_name("published.csv")
@@ -91,9 +91,8 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)
         layout = _layout(row, model)
-        case = Case(
-            model=model, layout=layout, machine=_machine(cluster, layout.precision), software=program(row, model.gated)
-        )
+        software = replace(program(row, model.gated), newness=newness(cluster.gpu.name, when(row)))
+        case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=software)
         measured = _measured(row, case)
     except ValueError as error:
         raise UserError(
