@@ -65,31 +65,31 @@ def to_batch(window: Tensor, device: torch.device, packing: Packing | None = Non
 
     Without `packing` a sample is one text. With it, Megatron's meaning: get_ltor_masks_and_position_ids.
     """
-    ids = window.to(device, non_blocking=True).long()
-    tokens = ids[:, :-1].contiguous()
-    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens).contiguous()
-    starts = document_starts(tokens, packing.eod) if packing and packing.reset else None
+    window = window.to(device, non_blocking=True)
+    tokens, labels = window[:, :-1].long(), window[:, 1:].long()
+    positions = torch.arange(tokens.shape[1], device=device)
+    starts = document_starts(window[:, :-1], packing.eod) if packing and packing.reset else None
     loss_mask = torch.ones_like(tokens, dtype=torch.float32)
     if packing and packing.eod_mask_loss:
         loss_mask[tokens == packing.eod] = 0.0
     return Batch(
         tokens=tokens,
-        labels=ids[:, 1:].contiguous(),
+        labels=labels,
         loss_mask=loss_mask,
-        position_ids=positions if starts is None else positions - starts,
+        position_ids=positions.expand_as(tokens).contiguous() if starts is None else positions - starts,
         starts=starts,
     )
 
 
 def document_starts(tokens: Tensor, eod: int) -> Tensor:
-    """Position in the sample at which each token's document starts: tokens [b, s] -> [b, s] int64.
+    """Position in the sample at which each token's document starts: tokens [b, s], whole numbers, -> [b, s] int64.
 
     The first document starts at 0, wherever it was cut.
     """
-    after_end = torch.zeros_like(tokens)
-    after_end[:, 1:] = tokens[:, :-1] == eod
-    positions = torch.arange(tokens.shape[1], device=tokens.device)
-    return (after_end * positions).cummax(dim=1).values
+    starts = torch.zeros(tokens.shape, dtype=torch.int64, device=tokens.device)
+    positions = torch.arange(1, tokens.shape[1], device=tokens.device)
+    torch.mul(tokens[:, :-1] == eod, positions, out=starts[:, 1:])
+    return starts.cummax(dim=1).values
 
 
 def needs_batch(pipeline_rank: int, pipeline_size: int, tensor_rank: int, every_stage: bool = False) -> bool:
