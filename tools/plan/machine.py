@@ -108,9 +108,9 @@ def sustained(model: str) -> float:
     return float((WATTS_PER_TFLOPS[model] / WATTS_PER_TFLOPS[reference]) ** 0.5)
 
 
-def newness(gpu_name: str, year: float) -> float:
-    """How new a card is to software of a year (``Software.newness``)."""
-    return float(0.5 ** max(0.0, year - LAUNCHED[generation(gpu_name)]))
+def card_age(gpu_name: str, year: float) -> float:
+    """Of a card's generation to software of that year (``Software.card_age``)."""
+    return max(0.0, year - LAUNCHED[generation(gpu_name)])
 
 
 def on_cpu(cluster: Cluster) -> bool:

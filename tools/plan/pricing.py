@@ -12,7 +12,7 @@ from tools.clusters import Cluster
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.machine import machine, newness, on_cpu
+from tools.plan.machine import card_age, machine, on_cpu
 from tools.plan.question import Question
 from training.memory.cases import Column
 from training.memory.layouts import Candidate
@@ -101,7 +101,7 @@ def program(cluster: Cluster) -> Software:
     """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little."""
     if on_cpu(cluster):
         return replace(OURS, transformer_engine=False, fused=False)
-    return replace(OURS, newness=newness(cluster.gpu.name, LIBRARIES_OF))
+    return replace(OURS, card_age=card_age(cluster.gpu.name, LIBRARIES_OF))
 
 
 def constants(cluster: Cluster) -> Constants:

@@ -1,5 +1,6 @@
 """What the training program does, as far as time depends on it. No torch here."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -51,9 +52,9 @@ class Software:
     """Times the step takes where its host is badly set up, as its owners found later."""
     power_share: float = 1.0
     """Clock that is left under a power limit below the card's own."""
-    newness: float = 0.0
-    """How new its card was to it: 1 in the month that the card came out, half as much with each year after. Kernels
-    are tuned for a card in the years that follow."""
+    card_age: float = math.inf
+    """Years from the launch of its card's generation to this software: kernels are tuned for a card in the years after
+    it came out."""
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
     graphed: bool = False

@@ -1,6 +1,7 @@
 """Prices move as physics says when one thing changes."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def test_a_head_is_multiplied_in_16_bits_unless_told_otherwise() -> None:
 
 def test_kernels_that_are_new_to_a_card_are_slower() -> None:
     layout = Candidate(tp=8, dp=8, microbatches=8)
-    new, old = (priced(layout, software=dataclasses.replace(OURS, newness=newness))[0] for newness in (1.0, 0.0))
+    new, old = (priced(layout, software=dataclasses.replace(OURS, card_age=age))[0] for age in (0.0, math.inf))
     for name in ("products", "attention", "traffic"):
         assert getattr(new, name) > 1.1 * getattr(old, name)
     assert new.dp == pytest.approx(old.dp, rel=0.2)

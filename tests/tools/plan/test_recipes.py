@@ -10,7 +10,7 @@ from tools.plan.backtest.models import BENCHMARKED, shape_of
 from tools.plan.backtest.programs import program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, Row, read
-from tools.plan.machine import newness
+from tools.plan.machine import card_age
 
 
 def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:
@@ -62,10 +62,10 @@ def test_releases() -> None:
         ("a table of 2023", 2023, 2023.5),
     ],
 )
-def test_how_new_a_card_was_halves_with_each_year(source: str, year: int, expected: float) -> None:
+def test_how_old_a_card_was_to_its_software(source: str, year: int, expected: float) -> None:
     assert when({"source": source, "year": str(year)}) == pytest.approx(expected)
     for card, launched in (("NVIDIA H100 SXM", 2022.8), ("NVIDIA GB300", 2025.0), ("NVIDIA A100-SXM4-80GB", 2020.4)):
-        assert newness(card, expected) == pytest.approx(min(1.0, 0.5 ** (expected - launched)))
+        assert card_age(card, expected) == pytest.approx(max(0.0, expected - launched))
 
 
 def test_the_table_is_whole() -> None:

@@ -16,7 +16,7 @@ from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import shape_of, sizes_of
 from tools.plan.backtest.programs import program, when
 from tools.plan.cases import Case
-from tools.plan.machine import Machine, machine, newness
+from tools.plan.machine import Machine, card_age, machine
 from training.memory.layouts import Candidate, Recompute
 
 PUBLISHED = Path(__file__).with_name("published.csv")
@@ -91,7 +91,7 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)
         layout = _layout(row, model)
-        software = replace(program(row, model.gated), newness=newness(cluster.gpu.name, when(row)))
+        software = replace(program(row, model.gated), card_age=card_age(cluster.gpu.name, when(row)))
         case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=software)
         measured = _measured(row, case)
     except ValueError as error:

@@ -28,6 +28,8 @@ class Constants:
     gemm_blackwell_fp4: float = 0.45
     first_kernels: float = 0.85
     """What is left of that, of attention's share and of memory's while a generation of cards is new."""
+    tuning_years: float = 1.0
+    """In which half of what is missing then (as a logarithm) is won."""
     k_ramp: float = 128.0
     """Columns that a product's start and end cost: share K / (K + k_ramp)."""
     m_ramp: float = 128.0
@@ -37,8 +39,8 @@ class Constants:
     launch_s: float = 6e-6
     """Between two kernels, seconds."""
     blocked_s: float = 50e-6
-    """The same where the host waits for each kernel before it launches the next. One source alone tells it: what else
-    its 71 runs have in common is in it, too."""
+    """The same where the host waits for each kernel before it launches the next. One source alone tells it, and what
+    else its 71 runs have in common would be in it, too, were it not tied to its prior as closely as the others."""
     traffic_fused: float = 1.2
     """Times the bytes that norms, activations and residuals must move."""
     traffic_plain: float = 2.0

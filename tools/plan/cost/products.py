@@ -14,7 +14,7 @@ TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
 
 def tuned(columns: Columns, constants: Constants) -> Column:
     """What kernels that are still new to a card reach of what they reach later."""
-    return np.asarray(constants.first_kernels**columns.software.newness)
+    return np.asarray(constants.first_kernels ** (0.5 ** (columns.software.card_age / constants.tuning_years)))
 
 
 def share_of_peak(columns: Columns, constants: Constants, formats: NDArray[np.intp]) -> Column:
