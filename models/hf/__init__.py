@@ -1,8 +1,10 @@
 """Hugging Face's names of weights and configurations, and ours: one table per architecture, read both ways. No torch.
 
-    shapes.py    config.json <-> GPTShape
-    tables.py    each of our parameters -> the names of theirs that it is made of, and how
-    layouts.py   the hows: which rows of theirs are which rows of ours
+    shapes.py         config.json <-> GPTShape
+    architectures.py  the keys of each model_type; rope.py: those of rotary positions
+    keys.py           what a key may hold
+    tables.py         each of our parameters -> the names of theirs that it is made of, and how
+    layouts.py        the hows: which rows of theirs are which rows of ours
 
 What the tables do not know is refused by name, never dropped: a rope type, a bias, a window, a tensor.
 """
