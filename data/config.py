@@ -44,6 +44,10 @@ class DataConfig:
     """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
     continue a run of Megatron-LM's; the order then depends on how many samples the whole training takes."""
 
+    megatron_train_samples: int | None = None
+    """data.order "megatron" only: --train-samples of the run that is continued. None: what train_iters take, as with
+    --train-iters."""
+
     require_manifest: bool = False
     """Refuse shards without a manifest, which cannot be checked; they are Megatron's, or of an old version."""
 

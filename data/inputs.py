@@ -16,8 +16,8 @@ SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-JOINED = "_text_document"
-"""What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours."""
+JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx)")
+"""What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Inputs:
 
 
 def resolve(paths: tuple[str, ...]) -> Inputs:
-    """Tell shard prefixes (`X`, `X.bin` or `X.idx`; all of `X-00000-of-00012` …; `X_text_document`) from raw files.
+    """Tell shard prefixes (`X`, `X.bin` or `X.idx`; all of `X-00000-of-00012` …; `X_KEY_document`) from raw files.
 
     Raises UserError naming the first path that is neither, with what lies nearby.
     """
@@ -60,10 +60,31 @@ def resolve(paths: tuple[str, ...]) -> Inputs:
 
 def _pairs(prefix: Path) -> list[Path]:
     """The shards that a prefix stands for: one pair, or what tools.preprocess made for it."""
-    for one in (prefix, prefix.with_name(prefix.name + JOINED)):
-        if _halves(one):
-            return [one]
-    return units(prefix)
+    if _halves(prefix):
+        return [prefix]
+    return _joined(prefix) or units(prefix)
+
+
+def _joined(prefix: Path) -> list[Path]:
+    """The pair `PREFIX_KEY_document`, KEY being the field that --jsonl_key named; none where there is none.
+
+    `web_en_text_document` may be of `web` and the field `en_text`, or of `web_en`: it counts for `web` only where no
+    field without `_` fits. Raises UserError where several fit.
+    """
+    if not prefix.parent.is_dir():
+        return []
+    start, keys = len(prefix.name), set()
+    for entry in os.scandir(prefix.parent):
+        if entry.name.startswith(prefix.name) and (matched := JOINED_NAME.fullmatch(entry.name, start)):
+            keys.add(matched[1])
+    fitting = sorted(key for key in keys if "_" not in key) or sorted(keys)
+    found = [prefix.with_name(f"{prefix.name}_{key}_document") for key in fitting]
+    if len(found) > 1:
+        raise UserError(
+            f"data.paths: {prefix} may be any of {', '.join(one.name for one in found)} in {prefix.parent}; expected "
+            "one. Give the whole name of the one that is meant."
+        )
+    return found
 
 
 def _halves(prefix: Path) -> list[Path]:

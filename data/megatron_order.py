@@ -32,13 +32,15 @@ class Plan:
     test: int
 
     @classmethod
-    def of(cls, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int) -> "Plan":
+    def of(
+        cls, train_samples: int, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int
+    ) -> "Plan":
         """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples); none of what is not
         read here: the test split, and validation without eval_interval. What the others give does not depend on it.
         """
         rounds = train_iters // eval_interval + 1 if eval_interval else 0
         validation = rounds * eval_iters * global_batch_size
-        return cls(train=train_iters * global_batch_size, validation=validation, test=0)
+        return cls(train=train_samples, validation=validation, test=0)
 
     def entries(self) -> dict[str, int]:
         """What a checkpoint keeps of it: a change is another order."""
@@ -60,7 +62,7 @@ class MegatronSource:
         if beyond.size:
             raise UserError(
                 f'data.order = "megatron": sample {beyond[0]} is beyond the {len(self.dataset)} of the plan that '
-                "train.train_iters gives."
+                "train.train_iters, or data.megatron_train_samples, gives."
             )
         samples = np.empty((len(sample_indices), self.seq_length + 1), np.int64)
         for sample, index in zip(samples, sample_indices.tolist(), strict=True):
@@ -114,7 +116,7 @@ def open_splits(
 
 
 def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:
-    """Prefixes, and weights where there are any."""
+    """Prefixes, and weights where there are any: as given, since 2^-20 more or less is another order of Megatron's."""
     if prepared.blend is None:
         return [str(prefix) for prefix in prepared.prefixes], None
     for source in prepared.sources:
@@ -123,7 +125,7 @@ def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:
                 f'data.order = "megatron": source {source.name} has {len(source.prefixes)} shards, and Megatron weighs '
                 'each. Join them with tools.preprocess --merge, or use data.order = "exact".'
             )
-    return [str(source.prefixes[0]) for source in prepared.sources], [float(one.units) for one in prepared.sources]
+    return [str(source.prefixes[0]) for source in prepared.sources], [one.weight for one in prepared.sources]
 
 
 def _build(
@@ -178,5 +180,5 @@ def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, pla
         for path in (bin_path(prefix), idx_path(prefix)):
             status = path.stat()
             parts += [str(path), str(status.st_size), str(status.st_mtime_ns)]
-    parts += [str(source.units) for source in prepared.sources]
+    parts += [str(source.weight) for source in prepared.sources]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -39,6 +39,8 @@ class PreparedSource:
     """Hex digest of its shards, or of what is streamed."""
     tokens: int
     """0 where nobody has counted them: of what is streamed."""
+    weight: float = 1.0
+    """As it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +84,11 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     folder = cache.root(config)
     tokenizer = tokenizers.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
+    opened = [[shards.Shard(prefix) for prefix in found.prefixes] for found in given]
+    _check_manifests([shard for some in opened for shard in some], tokenizer, config, console)
     prepared = [
-        _source(config, source, found, weight, tokenizer, folder, console)
-        for source, found, weight in zip(sources, given, units, strict=True)
+        _source(config, source, found, shown, weight, tokenizer, folder, console)
+        for source, found, shown, weight in zip(sources, given, opened, units, strict=True)
     ]
     digests = [tokenizer.fingerprint, *(source.fingerprint for source in prepared)]
     if len(sources) > 1:
@@ -122,27 +126,33 @@ def _source(
     config: DataConfig,
     source: Named,
     given: inputs.Inputs,
+    shown: list[shards.Shard],
     units: int,
     tokenizer: Tokenizer,
     folder: Path,
     console: cache.Console,
 ) -> PreparedSource:
     """The shards of one source, opened and checked; raw files become one more."""
-    shown = [shards.Shard(prefix) for prefix in given.prefixes]
-    _check_manifests(shown, tokenizer, config.require_manifest, console)
     if given.raw_files or not given.prefixes:
-        shown.append(shards.Shard(_tokenised(config, given.raw_files, tokenizer, folder, console)))
+        shown = [*shown, shards.Shard(_tokenised(config, given.raw_files, tokenizer, folder, console))]
     return PreparedSource(
         name=source.name,
         prefixes=tuple(shard.prefix for shard in shown),
         units=units,
         fingerprint=_digest([shard.fingerprint() for shard in shown]),
         tokens=sum(shard.token_count for shard in shown),
+        weight=source.weight,
     )
 
 
-def _check_manifests(given: list[shards.Shard], tokenizer: Tokenizer, required: bool, console: cache.Console) -> None:
-    """Raises UserError for shards of another tokenizer, and for those that do not say where they are to."""
+def _check_manifests(
+    given: list[shards.Shard], tokenizer: Tokenizer, config: DataConfig, console: cache.Console
+) -> None:
+    """Raises UserError for shards of another tokenizer, for those whose documents nothing ends where they are to be
+    kept apart, and for those that do not say where they are to."""
+    apart = next(
+        (f"data.{name}" for name in ("reset", "eod_mask_loss") if getattr(config, name) not in ("none", False)), ""
+    )
     for shard in given:
         said = shard.manifest
         if said is not None and said.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -151,8 +161,13 @@ def _check_manifests(given: list[shards.Shard], tokenizer: Tokenizer, required: 
                 f"{said.vocab_size} ids), data.tokenizer is another ({tokenizer.fingerprint[:12]}…, "
                 f"{tokenizer.vocab_size} ids). Set data.tokenizer to that one, or tokenise the text again."
             )
+        if said is not None and apart and not said.append_eod:
+            raise UserError(
+                f"{apart}: {shard.prefix} was made with --no_append_eod: no id tells where its documents end. Make it "
+                f"again without that, or leave {apart} out."
+            )
     without = [shard.prefix for shard in given if shard.manifest is None]
-    if without and required:
+    if without and config.require_manifest:
         raise UserError(
             f"data.require_manifest: {len(without)} of {len(given)} shards have no manifest, the first {without[0]}. "
             "Make them with tools.preprocess, or leave data.require_manifest out."

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -46,11 +47,13 @@ class Shard:
     """One `.bin/.idx` pair, opened for reading: checked in O(1), memory-mapped on first use.
 
     Raises UserError where a file is missing, is not an index, holds no token, or where the `.bin` has not
-    the size that the `.idx` promises, or either not what the manifest (data/manifest.py) says.
+    the size that the `.idx` promises, or either not what the manifest (data/manifest.py) says. Of the arrays of
+    the index only the ends are checked; what lies between is checked against its neighbours where it is read.
     """
 
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
+        self.manifest: Manifest | None = None
         try:
             with _opened(idx_path(prefix)) as index:
                 bin_bytes = bin_path(prefix).stat().st_size
@@ -71,7 +74,10 @@ class Shard:
         return self._tokens
 
     def document_start(self, document: int) -> int:
-        """Position in `tokens` of a document's first token; `document_count` gives `token_count`. O(1)."""
+        """Position in `tokens` of a document's first token; `document_count` gives `token_count`. O(1).
+
+        Raises UserError where the entries of the index that it follows from do not agree with their neighbours.
+        """
         if document == self.document_count:
             return self.token_count
         if document == 0:
@@ -81,12 +87,19 @@ class Shard:
             return self.token_count if sequence == self.sequence_count else self._sequence_start(index, sequence)
 
     def document_lengths(self) -> np.ndarray:
-        """Tokens of every document, [document_count] int64. Reads the whole index."""
+        """Tokens of every document, [document_count] int64. Reads all lengths and document entries.
+
+        Raises UserError where they cannot be those of this `.bin`.
+        """
         lengths = np.fromfile(idx_path(self.prefix), np.int32, self.sequence_count, offset=HEADER.size)
+        total = int(lengths.sum(dtype=np.int64))
+        if lengths.min() < 0 or total != self.token_count:
+            self._refuse(f"lengths of at least {lengths.min()} tokens, {total} together", f"0, {self.token_count}")
         if not self._document_entries:
             return lengths.astype(np.int64)
         offset = HEADER.size + 12 * self.sequence_count
         starts = np.fromfile(idx_path(self.prefix), np.int64, self._document_entries, offset=offset)
+        self._check_documents(starts, 0)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return np.diff(ends[starts])
 
@@ -129,14 +142,18 @@ class Shard:
         if bin_bytes == 0:
             raise UserError(f"data: {bin_path(self.prefix)} is an empty corpus: it holds no token.")
         self.token_count = bin_bytes // self.dtype.itemsize
+        for sequence in (0, self.sequence_count - 1):
+            self._sequence_start(index, sequence)
         self.document_count = self._checked_document_count(index)
 
     def _check_manifest(self, manifest: Manifest) -> None:
         """The sizes and the kind of the files against what was written about them."""
         sizes = {"bin": self.token_count * self.dtype.itemsize, "idx": self._index_bytes}
         said = {"dtype": manifest.dtype, "tokens": manifest.tokens, "documents": manifest.documents}
+        said["sequences"] = manifest.documents  # our documents are one sequence each
         said |= {f"bytes of .{name}": one.size for name, one in manifest.files.items()}
         found = {"dtype": self.dtype.name, "tokens": self.token_count, "documents": self.document_count}
+        found["sequences"] = self.sequence_count
         found |= {f"bytes of .{name}": sizes[name] for name in manifest.files}
         wrong = [f"{key} {found[key]}, expected {said[key]}" for key in said if said[key] != found[key]]
         if wrong:
@@ -150,31 +167,95 @@ class Shard:
         if self._document_entries <= 1:
             self._document_entries = 0
             return self.sequence_count
-        last = self._document_entry(index, self._document_entries - 1)
+        (last,) = self._numbers(index, "q", self._documents_at + 8 * (self._document_entries - 1), 1)
         if last != self.sequence_count:
             raise UserError(
                 f"data: {idx_path(self.prefix)} ends its documents at sequence {last} and holds "
                 f"{self.sequence_count} sequences: damaged. Copy or tokenise it again."
             )
+        self._document_entry(index, 0)
         return self._document_entries - 1
 
     def _promised_bin_bytes(self, index: int) -> int:
         if self.sequence_count == 0:
             return 0
         last = self.sequence_count - 1
-        (length,) = struct.unpack("<i", os.pread(index, 4, HEADER.size + 4 * last))
-        return (self._sequence_start(index, last) + length) * self.dtype.itemsize
+        (length,) = self._numbers(index, "i", HEADER.size + 4 * last, 1)
+        (offset,) = self._numbers(index, "q", self._offsets_at + 8 * last, 1)
+        return offset + length * self.dtype.itemsize
+
+    @property
+    def _offsets_at(self) -> int:
+        return HEADER.size + 4 * self.sequence_count
+
+    @property
+    def _documents_at(self) -> int:
+        return HEADER.size + 12 * self.sequence_count
 
     def _sequence_start(self, index: int, sequence: int) -> int:
-        (offset,) = struct.unpack("<q", os.pread(index, 8, HEADER.size + 4 * self.sequence_count + 8 * sequence))
-        return int(offset) // self.dtype.itemsize
+        """Position of a sequence's first token: each sequence must begin where the one before it ends."""
+        first, last = max(sequence - 1, 0), min(sequence + 1, self.sequence_count - 1)
+        lengths = self._numbers(index, "i", HEADER.size + 4 * first, last - first + 1)
+        offsets = list(self._numbers(index, "q", self._offsets_at + 8 * first, last - first + 1))
+        width, bin_bytes = self.dtype.itemsize, self.token_count * self.dtype.itemsize
+        ends = [offset + length * width for offset, length in zip(offsets, lengths, strict=True)]
+        # What follows: the next offset; after the last sequence, the end of the .bin.
+        starts = [*([0] if first == 0 else offsets[:1]), *ends[:-1]]
+        if last == self.sequence_count - 1:
+            offsets.append(bin_bytes)
+            starts.append(ends[-1])
+        outside = [one for one in offsets if one % width or not 0 <= one <= bin_bytes]
+        if outside or min(lengths) < 0 or offsets != starts:
+            self._refuse(
+                f"sequences {first} to {last} of {list(lengths)} tokens, which begin at bytes {offsets}",
+                f"multiples of {width} up to {bin_bytes}, here {starts} by the lengths",
+            )
+        return offsets[sequence - first] // width
 
     def _document_entry(self, index: int, document: int) -> int:
         """First sequence of a document. Read when asked: a billion documents need no array in memory."""
         if not self._document_entries:
             return document
-        (entry,) = struct.unpack("<q", os.pread(index, 8, HEADER.size + 12 * self.sequence_count + 8 * document))
-        return int(entry)
+        first, last = max(document - 1, 0), min(document + 1, self._document_entries - 1)
+        entries = self._numbers(index, "q", self._documents_at + 8 * first, last - first + 1)
+        # As many documents as sequences are one each, in all but the index that has an empty one for each that has
+        # two. So there, between two entries that say so, is no other.
+        one_each = self._document_entries == self.sequence_count + 1 and (entries[0], entries[-1]) == (first, last)
+        self._check_documents(np.array(entries), first, one_each)
+        return entries[document - first]
+
+    def _check_documents(self, entries: np.ndarray, first: int, one_each: bool = False) -> None:
+        """Raise UserError where document entries, the first of which is number `first`, cannot be right.
+
+        A manifest says that the shard is ours: one sequence each. Documents of several sequences or none leave room
+        for an entry that is wrong and lies between its neighbours: only a checksum could tell.
+        """
+        if one_each or self.manifest is not None:
+            wrong, rule = entries != np.arange(first, first + len(entries)), "each its own number"
+        else:
+            rule = f"from 0, none below the one before it, up to {self.sequence_count}"
+            wrong = (entries < 0) | (entries > self.sequence_count)
+            wrong[1:] |= entries[1:] < entries[:-1]
+            wrong[0] |= first == 0 and entries[0] != 0
+        if wrong.any():
+            place = max(int(np.argmax(wrong)) - 1, 0)
+            shown = entries[place : place + 3].tolist()
+            self._refuse(f"documents {first + place} to {first + place + len(shown) - 1} at sequences {shown}", rule)
+
+    def _numbers(self, index: int, kind: str, start: int, count: int) -> tuple[int, ...]:
+        """Little-endian integers of an index file, `kind` as struct names them, from byte `start` on."""
+        layout = struct.Struct(f"<{count}{kind}")
+        raw = os.pread(index, layout.size, start)
+        if len(raw) < layout.size:  # became shorter after it was opened
+            self._refuse(f"no byte after {start + len(raw)}", f"{layout.size} bytes at {start}")
+        return layout.unpack(raw)
+
+    def _refuse(self, found: str, expected: str) -> NoReturn:
+        verify = f"`python -m tools.preprocess verify {self.prefix}` names all damage. " if self.manifest else ""
+        raise UserError(
+            f"data: {idx_path(self.prefix)} has {found}, expected {expected}: damaged. {verify}"
+            "Copy or tokenise it again."
+        )
 
 
 @contextlib.contextmanager

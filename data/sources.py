@@ -37,6 +37,7 @@ def _globbed(name: str) -> tuple[str, ...]:
         return (name,)
     found = glob.glob(str(Path(name).expanduser()), recursive=True)  # noqa: PTH207  absolute too
     files = [Path(one) for one in found if not one.endswith((".json", ".lock")) and Path(one).is_file()]
+    files = [one for one in files if ".tmp-" not in one.name]  # what a killed writer leaves beside its shards
     prefixes = {str(one.with_suffix("")) if one.suffix in (".bin", ".idx") else str(one) for one in files}
     if not prefixes:
         raise UserError(f'data.blend: nothing fits "{name}".')

@@ -26,6 +26,9 @@ class TiktokenEngine:
     tiktoken joins the two neighbours whose joint text has the lowest id; `tokenizers` those that the first of its
     merges lists. These are the same where merges are in the order of ids, no text is listed twice, and each listed
     text, encoded alone, becomes its one id (so no other pair can make it). All of that is checked, in O(vocabulary).
+    Conversions of tiktoken's own files (Llama 3's) list a text once for each pair that makes it. Then two pairs that
+    make the same text are all that can tell the two apart: which of them comes first. No text is known of which that
+    changes the ids (none of 500,000 made of such pairs did, 2026-11-22); ``--engine auto`` holds a sample to it.
     Raises UserError with what is not so, or where tiktoken is not installed.
     """
 
@@ -136,16 +139,16 @@ def ranks(tokenizer: JsonTokenizer) -> dict[bytes, int]:
 def _merged_texts(model: dict[str, Any]) -> list[str]:
     split = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     pairs: list[tuple[str, str]] = [(first, second) for first, second in split]
-    texts = ["".join(pair) for pair in pairs]
-    ids = [model["vocab"].get(text, -1) for text in texts]
-    if any(first >= second for first, second in pairwise([-1, *ids])):
+    listed = ["".join(pair) for pair in pairs]
+    if any(first > second for first, second in pairwise([0, *(model["vocab"].get(text, -1) for text in listed)])):
         raise UserError("tiktoken needs merges in the order of their ids.")
+    texts = list(dict.fromkeys(listed))
     from tokenizers.models import BPE
 
     alone = BPE(model["vocab"], pairs)
-    for text, index in zip(texts, ids, strict=True):
+    for text in texts:
         found = [token.id for token in alone.tokenize(text)]
-        if found != [index]:
+        if found != [model["vocab"][text]]:
             raise UserError(f"tiktoken would make {text!r} one id, where merging gives {len(found)}.")
     return texts
 

@@ -239,7 +239,9 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
         # silently wrong (megatron-core 0.19.2 does not check); overlap is right for every PP, and faster.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        "deallocate_pipeline_outputs": True,  # once sent: only its grad_fn is needed from then on
+        # Once sent, only its grad_fn is needed. Interleaved, mcore then waits for a forward send at once; those of
+        # gradients, and all receives, still overlap. Megatron-LM does the same.
+        "deallocate_pipeline_outputs": True,
         "calculate_per_token_loss": True,
     }
 

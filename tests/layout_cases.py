@@ -213,6 +213,12 @@ REFUSED = [
         "--device cpu --train.recompute_granularity selective --train.recompute_modules layernorm",
         "needs Transformer Engine",
     ),
+    Refused(
+        "recomputation of `mlp` where it has biases",
+        1,
+        "--model.shape gpt2_tiny --train.recompute_granularity selective --train.recompute_modules mlp",
+        "its backward pass would never end",
+    ),
     Refused("MLA and a window", 1, MLA_FLAGS + "--model.window_size 8 0", "is not supported with it. Use (-1, 0)"),
     Refused(
         "MLA and RoPE scaling other than YaRN",

@@ -66,7 +66,9 @@ def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal
 def recompute_problems(
     shape: GPTShape, modules: Sequence[str], device: Literal["auto", "cpu", "cuda"] = "auto"
 ) -> list[str]:
-    """Recomputation of parts that the model does not have, or that only Transformer Engine's modules recompute."""
+    """Recomputation of parts that the model does not have, that only Transformer Engine's modules recompute, or whose
+    backward pass never ends: an MLP returns its bias, and where it is recomputed by megatron-core 0.19.2
+    (tensor_parallel/random.py:656), that parameter becomes an output of the function that uses it."""
     experts, shared = shape.num_moe_experts > 0, shape.moe_shared_expert_intermediate_size > 0
     parts = {
         "mla_up_proj": ("model.multi_latent_attention", shape.multi_latent_attention),
@@ -79,6 +81,11 @@ def recompute_problems(
         needs, there = parts.get(module, ("", True))
         if not there:
             found.append(f'train.recompute_modules "{module}" needs a model with {needs}, found none. Leave it out.')
+        elif module == "mlp" and shape.add_bias_linear:
+            found.append(
+                'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear): '
+                "its backward pass would never end. Leave it out, or recompute in full."
+            )
         elif device == "cpu" and module in WITH_TRANSFORMER_ENGINE:
             found.append(
                 f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". '

@@ -11,7 +11,7 @@ from data.split import SplitName
 from models.families import resolve
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, find, latest
-from training.config import RunConfig
+from training.config import RunConfig, batch_schedule
 
 
 def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
@@ -38,6 +38,7 @@ def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
     from data.megatron_order import Plan, open_splits  # imports torch and megatron, which the others do later
 
     train = config.train
-    plan = Plan.of(train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
+    samples = config.data.megatron_train_samples or batch_schedule(train).consumed_after(train.train_iters)
+    plan = Plan.of(samples, train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
     splits = open_splits(prepared, config.data, config.model.seq_length, train.seed, plan, print)
     return replace(prepared, splits=splits, plan=plan.entries())

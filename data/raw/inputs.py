@@ -64,7 +64,7 @@ def _find(name: str) -> Iterator[Source]:
     if path.is_file():
         yield _file(path)
     elif path.is_dir():
-        yield from [_dataset(name)] if is_saved_dataset(path) else _folder(path)
+        yield from _saved(name, path) or _folder(path)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
@@ -118,6 +118,21 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _unreadable(error: OSError) -> None:
     raise UserError(f"{error.filename}: {error.strerror}.")
+
+
+def _saved(name: str, folder: Path) -> list[Source]:
+    """What `save_to_disk` left in a folder: a dataset, or several of which only one can be taken; else nothing."""
+    if is_saved_dataset(folder):
+        return [_dataset(name)]
+    if not (folder / "dataset_dict.json").is_file():  # of a DatasetDict
+        return []
+    splits = sorted(one.name for one in folder.iterdir() if is_saved_dataset(one))
+    if splits == ["train"]:
+        return [_dataset(str(folder / "train"))]
+    raise UserError(
+        f"{name} is a saved DatasetDict with the splits {', '.join(splits) or '(none is there)'}; expected one "
+        f"dataset. Give the folder of a split: {folder / (splits[0] if splits else 'SPLIT')}."
+    )
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -118,6 +118,14 @@ def test_weights_from_a_table_a_file_and_globs(tmp_path):
         assert (one.fingerprint, one.prefixes) == (other.fingerprint, other.prefixes)
 
 
+def test_a_glob_leaves_out_what_a_killed_writer_leaves(tmp_path):
+    shard(tmp_path / "web-0", 0)
+    for name in ("web-1.bin.tmp-999-abc", "web-1.idx.tmp-999-abc", "web-1.json.tmp-999"):
+        (tmp_path / name).write_bytes(b"half")
+    (source,) = named(DataConfig(blend={f"{tmp_path}/web-*": 1.0}))
+    assert source.paths == (f"{tmp_path}/web-0",)
+
+
 def test_a_recipe_holds_a_blend(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text('[data.blend]\n"a/b.c" = 0.5\n"d-*" = 1\n')

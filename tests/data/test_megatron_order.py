@@ -8,6 +8,8 @@ from data.megatron_order import Plan, open_splits
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from parallel.errors import UserError
+from training.config import RunConfig, TrainConfig, batch_schedule
+from training.preparing import with_megatrons_order
 
 PLAN = Plan(train=60, validation=8, test=0)
 
@@ -45,14 +47,15 @@ def theirs(tmp_path, blend, plan=PLAN):
 
 @pytest.mark.parametrize("is_blend", [False, True])
 def test_samples_are_megatrons_of_every_split(tmp_path, is_blend):
+    """0.7 is no multiple of 2^-20, to which our own order rounds it."""
     paths = [shard(tmp_path / "a", 1), shard(tmp_path / "b", 2)]
     if is_blend:
-        ours, expected = opened(tmp_path, blend=dict(zip(paths, (0.75, 0.25), strict=True))), (paths, [0.75, 0.25])
+        ours, expected = opened(tmp_path, blend=dict(zip(paths, (0.7, 0.3), strict=True))), (paths, [0.7, 0.3])
     else:
         ours, expected = opened(tmp_path, paths=(paths[0],)), (paths[:1], None)
     for (name, source), dataset in zip(ours.items(), theirs(tmp_path, expected)[:2], strict=True):
-        tokens = source.fetch(np.arange(8))
-        for index in range(8):
+        tokens = source.fetch(np.arange(len(dataset)))
+        for index in range(len(dataset)):
             item = dataset[index]
             assert tokens[index, :-1].tolist() == item["tokens"].tolist(), name
             assert tokens[index, 1:].tolist() == item["labels"].tolist(), name
@@ -74,8 +77,25 @@ def test_samples_beyond_the_plan_are_refused(tmp_path):
 
 
 def test_the_plan_counts_as_megatron_does():
-    assert Plan.of(100, 8, 30, 5) == Plan(train=800, validation=160, test=0)
-    assert Plan.of(100, 8, None, 5) == Plan(train=800, validation=0, test=0)
+    assert Plan.of(790, 100, 8, 30, 5) == Plan(train=790, validation=160, test=0)
+    assert Plan.of(800, 100, 8, None, 5) == Plan(train=800, validation=0, test=0)
+
+
+@pytest.mark.parametrize(
+    "data, ramp, samples",
+    [({}, None, 800), ({}, (2, 2, 60), 712), ({"megatron_train_samples": 795}, None, 795)],
+    ids=["iterations", "ramp", "samples"],
+)
+def test_the_plan_of_a_run_is_of_all_its_samples(tmp_path, data, ramp, samples):
+    """With a ramp, fewer than iterations times the full batch: here 10 iterations of 2, 5 of 4, 4 of 6, 81 of 8."""
+    config = RunConfig(
+        train=TrainConfig(train_iters=100, global_batch_size=8, rampup_batch_size=ramp),
+        data=DataConfig(tokenizer="byte", paths=(shard(tmp_path / "a", 1),), order="megatron", split="8,1,1",
+                        cache_dir=str(tmp_path / "cache"), **data),
+    )  # fmt: skip
+    prepared = prepare(config.data, lambda line: None)
+    assert with_megatrons_order(prepared, config).plan == {"megatron_train_samples": samples}
+    assert data or samples == batch_schedule(config.train).consumed_after(100)
 
 
 def test_a_source_of_several_shards_is_refused(tmp_path):

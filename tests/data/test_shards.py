@@ -3,9 +3,18 @@ import struct
 import numpy as np
 import pytest
 
+from data.config import DataConfig
+from data.manifest import Manifest
+from data.prepare import Prepared
 from data.shard_writer import ShardWriter
-from data.shards import Shard, bin_path, idx_path, token_dtype
+from data.shards import HEADER, Shard, bin_path, idx_path, token_dtype
+from data.source import build_source
+from data.split import SPLITS, split_documents
+from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError
+from tools.preprocess.verify import verify
+
+SPLIT = "90,9,1"
 
 
 def random_documents(count, vocab_size, seed=0):
@@ -168,3 +177,117 @@ def test_fingerprint_follows_content_not_name(shard_prefix, tmp_path):
     write(tmp_path / "other", [np.arange(10), np.arange(1, 8)])
     assert Shard(tmp_path / "same").fingerprint() == Shard(shard_prefix).fingerprint()
     assert Shard(tmp_path / "other").fingerprint() != Shard(shard_prefix).fingerprint()
+
+
+COUNT = 500
+BOUNDARIES = [split_documents(COUNT, SPLIT)[name].start for name in SPLITS[1:]]
+
+
+def manifest_of(writer, files):
+    return Manifest(
+        tokens=writer.token_count, documents=writer.document_count, dtype=writer.dtype.name, vocab_size=257,
+        tokenizer="byte", tokenizer_fingerprint="", eod=256, append_eod=True, special_text="plain", files=files,
+    )  # fmt: skip
+
+
+def write_many(prefix, describe=None):
+    """COUNT documents of one sequence each; returns the bytes of the index."""
+    with ShardWriter(prefix, 257, describe) as writer:
+        for document in random_documents(COUNT, 257):
+            writer.add(document)
+            writer.end_document()
+    return idx_path(prefix).read_bytes()
+
+
+def splits_of(prefix):
+    """First and last token of every split, opened as training opens them."""
+    prepared = Prepared(tokenizer=ByteTokenizer(), prefixes=(prefix,), fingerprint="")
+    sources = [build_source(prepared, DataConfig(split=SPLIT), 16, 0, name) for name in SPLITS]
+    return [(segment.start, segment.stop) for source in sources for segment in source.segments]
+
+
+def starts_of(prefix):
+    shard = Shard(prefix)
+    return [shard.document_start(number) for number in range(shard.document_count + 1)]
+
+
+def flips(sequences, entries, boundaries):
+    """(byte, mask): every byte of the entries around the boundaries and at the ends of the arrays, and 300 others."""
+    draw = np.random.default_rng(1)
+    arrays = [(HEADER.size, 4, sequences), (HEADER.size + 4 * sequences, 8, sequences)]
+    arrays.append((HEADER.size + 12 * sequences, 8, entries))
+    for start, width, count in arrays:
+        near = {number + step for number in (0, *boundaries, count - 1) for step in (-1, 0, 1)}
+        for number in sorted(near & set(range(count))):
+            places = range(start + width * number, start + width * (number + 1))
+            yield from ((place, mask) for place in places for mask in (1, 128, int(draw.integers(1, 256))))
+        for place in draw.integers(start, start + width * count, 100).tolist():
+            yield place, int(draw.integers(1, 256))
+
+
+def flip(path, raw, place, mask):
+    path.write_bytes(raw[:place] + bytes([raw[place] ^ mask]) + raw[place + 1 :])
+
+
+@pytest.mark.parametrize("describe", [None, manifest_of])
+def test_no_flipped_byte_of_an_index_moves_a_split(tmp_path, describe, capsys):
+    """What opening in O(1) cannot see is seen by verify, or where there are no checksums when it is read."""
+    raw = write_many(tmp_path / "x", describe)
+    before = splits_of(tmp_path / "x")
+    refused = unseen = 0
+    for place, mask in flips(COUNT, COUNT + 1, BOUNDARIES):
+        flip(idx_path(tmp_path / "x"), raw, place, mask)
+        try:
+            assert splits_of(tmp_path / "x") == before, (place, mask)
+        except UserError as error:
+            assert str(idx_path(tmp_path / "x")) in str(error) or "x.idx promises" in str(error)
+            refused += 1
+            continue
+        unseen += 1
+        if describe:
+            assert verify(tmp_path / "x"), (place, mask)
+        with pytest.raises(UserError, match=r"x\.idx has"):
+            starts_of(tmp_path / "x")
+    assert refused > 400
+    assert unseen > 100
+
+
+def test_a_flipped_byte_moves_no_split_of_megatrons_beyond_its_neighbours(tmp_path):
+    """Documents of none to four sequences: an entry between its neighbours may be any; nothing else moves."""
+    raw = write_many(tmp_path / "x")
+    ends = np.sort(np.random.default_rng(2).integers(0, COUNT, 199))
+    entries = np.array([0, *ends, COUNT], np.int64)
+    raw = raw[:26] + struct.pack("<Q", len(entries)) + raw[34 : 34 + 12 * COUNT] + entries.tobytes()
+    idx_path(tmp_path / "x").write_bytes(raw)
+    before, starts = splits_of(tmp_path / "x"), starts_of(tmp_path / "x")
+    boundaries = [split_documents(200, SPLIT)[name].start for name in SPLITS[1:]]
+    near = [*boundaries, *entries[boundaries].tolist()]
+    for place, mask in flips(COUNT, len(entries), near):
+        flip(idx_path(tmp_path / "x"), raw, place, mask)
+        try:
+            found = splits_of(tmp_path / "x")
+        except UserError:
+            continue
+        for document, (start, _) in zip(boundaries, found[1:], strict=True):
+            assert starts[document - 1] <= start <= starts[document + 1], (place, mask)
+        assert found == before or place >= HEADER.size + 12 * COUNT, (place, mask)
+
+
+@pytest.mark.parametrize("describe, way_out", [(None, "Copy or"), (manifest_of, "tools.preprocess verify")])
+def test_a_boundary_that_was_changed_names_file_place_and_way_out(tmp_path, describe, way_out):
+    raw = bytearray(write_many(tmp_path / "x", describe))
+    place = HEADER.size + 12 * COUNT + 8 * 450
+    raw[place : place + 8] = struct.pack("<q", 100)
+    idx_path(tmp_path / "x").write_bytes(raw)
+    with pytest.raises(UserError) as caught:
+        splits_of(tmp_path / "x")
+    for part in ("x.idx has documents 449 to 451 at sequences [449, 100, 451], expected each its own number", way_out):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("describe", [None, manifest_of])
+@pytest.mark.parametrize("place", [HEADER.size + 4 * 77 + 3, HEADER.size + 12 * COUNT + 8 * 77 + 7])
+def test_lengths_that_cannot_be_are_refused(tmp_path, describe, place):
+    flip(idx_path(tmp_path / "x"), write_many(tmp_path / "x", describe), place, 128)
+    with pytest.raises(UserError, match=r"x\.idx has .*: damaged"):
+        Shard(tmp_path / "x").document_lengths()

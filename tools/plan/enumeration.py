@@ -55,7 +55,9 @@ def _candidates(question: Question) -> Iterator[Candidate]:
 def _recomputations(shape: GPTShape) -> list[Recompute]:
     if all(shape.moe_blocks):
         return ["none", "moe", "full"]
-    return ["none", "moe", "mlp", "full"] if shape.num_moe_experts else ["none", "mlp", "full"]
+    mlp: list[Recompute] = [] if shape.add_bias_linear else ["mlp"]  # training/combinations.py says why
+    moe: list[Recompute] = ["moe"] if shape.num_moe_experts else []
+    return ["none", *moe, *mlp, "full"]
 
 
 def _grids(question: Question) -> Iterator[Candidate]:

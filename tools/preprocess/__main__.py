@@ -6,7 +6,7 @@
 
 INPUT: .jsonl, .parquet or text files, also as .gz or .zst; folders; globs; a Hugging Face dataset (hf://OWNER/NAME, or
 a folder of save_to_disk). Started again with the same command after it was killed, it goes on where it was. Exit code
-0: done; 1: verify found damage; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be continued.
+0: done; 1: verify found damage, or a worker died; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be continued.
 """
 
 import sys
@@ -21,9 +21,9 @@ from data.engines import EngineName
 from data.raw.documents import Reading
 from parallel.errors import UserError
 from tools.preprocess import run, training, verify
-from tools.preprocess.crew import Stopped, StopSign
+from tools.preprocess.crew import Stopped, StopSign, WorkerDied
 from tools.preprocess.encoding import SpecialText
-from tools.preprocess.output import Part
+from tools.preprocess.output import Output, Part
 
 STOPPED = 75
 
@@ -54,7 +54,8 @@ class Preprocess:
     on_bad_document: Literal["stop", "skip"] = "stop"
     """A line that is no JSON, lacks the field or is no UTF-8 ends the work, or is left out and counted."""
     merge: bool = False
-    """Join the shards into PREFIX_text_document.bin/.idx, as Megatron's preprocessing names it."""
+    """Join the shards into PREFIX_text_document.bin/.idx (text: the --jsonl_key), as Megatron's preprocessing
+    names it."""
     shuffle_docs: int | None = None
     """Seed: shuffle the documents over all shards."""
     unit_mb: float | None = None
@@ -69,7 +70,7 @@ class Preprocess:
     check_space: bool = True
     """Estimate what will be written, and refuse where the disk has not got it."""
     overwrite: bool = False
-    """Remove what is there under PREFIX first."""
+    """Remove what is there under PREFIX first; not with --part, where it would remove the other parts' work."""
 
     def run(self) -> int:
         """The exit code. Raises UserError, Stopped."""
@@ -113,9 +114,19 @@ class Preprocess:
             raise UserError(f"--unit_mb {self.unit_mb}: expected more than 0.")
         if self.max_document_mb * 1e6 < 1 or self.max_expansion <= 0:
             raise UserError("--max_document_mb and --max_expansion: expected more than 0.")
+        self._check_overwrite()
         if self.output.name == "" or str(self.output).endswith("/") or self.output.is_dir():
             raise UserError(
                 f"--output {self.output}: is a folder; give the beginning of file names, {self.output}/NAME."
+            )
+
+    def _check_overwrite(self) -> None:
+        """Parts start one by one: each would remove what the others have done, and none would be the last."""
+        if self.overwrite and Part.parse(self.part).count > 1:
+            way = Output(self.output.expanduser().absolute()).way_to_clear(self.jsonl_key)
+            raise UserError(
+                f"--overwrite with --part {self.part}: would remove the finished shards of the other parts; expected "
+                f"one of the two. {way} Or leave --part out: one command clears and does all units."
             )
 
 
@@ -173,6 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"preprocess: {error}", file=sys.stderr)
         return 2
+    except WorkerDied as error:
+        print(f"preprocess: {error}", file=sys.stderr)
+        return 1
     except (Stopped, KeyboardInterrupt):
         print("preprocess: stopped; the same command continues", file=sys.stderr)
         return STOPPED

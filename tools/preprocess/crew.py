@@ -27,6 +27,10 @@ class Stopped(Exception):
     """Asked to stop: what is done is kept."""
 
 
+class WorkerDied(RuntimeError):
+    """A worker was killed, or failed by a fault of the program: its text says which, and that its work continues."""
+
+
 class StopSign:
     """Whether SIGTERM came. The handler only notes it: an exception out of a handler gets lost in some places."""
 
@@ -49,7 +53,7 @@ class StopSign:
 def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign) -> None:
     """Do every task, the next one by whoever is free. private: descriptors that no worker may keep open.
 
-    Raises UserError where a task does, RuntimeError where a worker dies, Stopped.
+    Raises UserError where a task does, WorkerDied, Stopped.
     """
     context = multiprocessing.get_context("fork")
     left = list(reversed(tasks))
@@ -113,7 +117,7 @@ def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         cause = "; out of memory? Try fewer --workers" if code == -signal.SIGKILL else ""
-        raise RuntimeError(f"the worker of unit {task} {how}{cause}. The same command continues.") from None
+        raise WorkerDied(f"the worker of unit {task} {how}{cause}. The same command continues.") from None
 
 
 def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.cache import NO_LOCKS
 from data.inputs import UNIT, empty_path
 from data.manifest import Manifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
@@ -38,6 +39,16 @@ class Part:
         if not matched or int(matched[1]) >= int(matched[2]):
             raise UserError(f"--part {text}: expected I/N with I from 0 to N - 1, for example 0/4.")
         return cls(int(matched[1]), int(matched[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write."""
+
+    files: list[int]
+    """Open files that hold it, which no worker may keep."""
+    is_locked: bool
+    """Whether others are kept out; False where the file system has no locks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +80,31 @@ class Output:
         return self.folder / "totals.json"
 
     @contextlib.contextmanager
-    def claimed(self, part: Part) -> Iterator[list[int]]:
-        """The right to write this part's units; its open files, which no worker may keep.
+    def claimed(self, part: Part) -> Iterator[Claim]:
+        """The right to write this part's units.
 
-        Raises UserError where another process has it, or works with another number of parts.
+        Raises UserError where another process has it, or works with another number of parts, or where --output
+        cannot be a folder's.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         with contextlib.ExitStack() as stack:
             own = self.folder / f"part-{part.index}-of-{part.count}.lock"
-            held = [_lock(stack, own, self.prefix)]
+            claims = [_lock(stack, own, self.prefix)]
             for other in sorted(self.folder.glob("part-*.lock")):
                 if not other.name.endswith(f"-of-{part.count}.lock"):
-                    held.append(_lock(stack, other, self.prefix))
-            yield held
+                    claims.append(_lock(stack, other, self.prefix))
+            yield Claim([one for claim in claims for one in claim.files], all(claim.is_locked for claim in claims))
 
     @contextlib.contextmanager
     def finishing(self) -> Iterator[int | None]:
-        """The right to do what follows when all parts are done; None where another process is doing it."""
+        """The right to do what follows when all parts are done; None where another process is doing it.
+
+        Where the file system has no locks, it is everybody's.
+        """
         descriptor = os.open(self.folder / "finish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _try_lock(descriptor)
             except BlockingIOError:
                 yield None
                 return
@@ -97,8 +112,19 @@ class Output:
         finally:
             os.close(descriptor)
 
-    def agree(self, plan: dict[str, Any], overwrite: bool) -> None:
-        """Continue the plan that is there, or make this one the plan.
+    def way_to_clear(self, key: str) -> str:
+        """What to do where parts shall start anew: no part may clear, as it cannot know whether others have begun.
+
+        key: the field of the documents, by which joined shards are named.
+        """
+        name = self.prefix.name
+        return (
+            f"To start parts anew, remove once, before any of them starts, what is there: {name}.preprocess, "
+            f"{name}-[0-9]*-of-* and {name}_{key}_document.* in {self.prefix.parent}."
+        )
+
+    def agree(self, plan: dict[str, Any], overwrite: bool, part: Part) -> None:
+        """Continue the plan that is there, or make this one the plan. part: whose messages it is for.
 
         Raises UserError with the differences where another plan is there, or shards that belong to none.
         """
@@ -112,16 +138,17 @@ class Output:
                 raise UserError(
                     f"--output {self.prefix}: there is the work of another command:\n"
                     + "\n".join(f"  {line}" for line in changed)
-                    + "\nGive that command to continue it, another --output, or --overwrite to start anew."
+                    + f"\nGive that command to continue it, or another --output. {self._way_anew(plan, part)}"
                 )
             return
         if strangers := self._shards():
             raise UserError(
-                f"--output {self.prefix}: {strangers[0].name} is already there. Give another --output, or --overwrite."
+                f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
+                f"Give another --output. {self._way_anew(plan, part)}"
             )
-        part = path.with_name(f"plan.json.tmp-{os.getpid()}")
-        part.write_text(text)
-        part.replace(path)
+        new = path.with_name(f"plan.json.tmp-{os.getpid()}")
+        new.write_text(text)
+        new.replace(path)
 
     def remove_leftovers(self, part: Part) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
@@ -132,6 +159,19 @@ class Output:
                     unit = LEFTOVER.search(path.name)
                     if part.count == 1 or (unit and int(unit[1]) % part.count == part.index):
                         path.unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            there = next(one for one in (self.folder, *self.folder.parents) if os.path.lexists(one))
+            raise UserError(
+                f"--output {self.prefix}: {there} is a file, expected a folder. Give another --output, or move that "
+                "file away."
+            ) from None
+
+    def _way_anew(self, plan: dict[str, Any], part: Part) -> str:
+        return self.way_to_clear(str(plan["jsonl_key"])) if part.count > 1 else "To start anew, give --overwrite."
 
     def _shards(self) -> list[Path]:
         if not self.prefix.parent.is_dir():
@@ -155,14 +195,27 @@ def _numbered(name: str, index: int, count: int) -> str:
     return UNIT.format(name=name, index=index, count=count)
 
 
-def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> int:
+def _try_lock(descriptor: int) -> bool:
+    """Whether the file is locked now; False where the file system has no locks, as for data.cache.
+
+    Raises BlockingIOError where another process has it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> Claim:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     stack.callback(os.close, descriptor)
     deadline = time.monotonic() + GRACE_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+            return Claim([descriptor], _try_lock(descriptor))
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise UserError(

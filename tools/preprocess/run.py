@@ -66,22 +66,27 @@ def preprocess(options: Options) -> None:
     tokenizer = _tokenizer(options)
     output = Output(options.prefix)
     try:
-        output.prefix.parent.mkdir(parents=True, exist_ok=True)
-        with output.claimed(options.part) as locks:
-            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite)
-            output.remove_leftovers(options.part)
+        with output.claimed(options.part) as claim:
+            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part)
+            if claim.is_locked:
+                output.remove_leftovers(options.part)
+            else:  # what looks left over may be another process's, at work
+                _say(f"--output {options.prefix}: that file system has no locks; start nothing twice at once there")
             job = _job(options, divided, tokenizer, output)
             if not output.totals.is_file():
-                _tokenise(options, job, locks)
+                _tokenise(options, job, claim.files)
             left = 0 if output.totals.is_file() else sum(not is_complete(job.prefix(one.index)) for one in divided)
             if left:
                 print(f"part {options.part.index} of {options.part.count} is done; {left} units of other parts are not")
+                return
+            if not claim.is_locked and options.part.count > 1:  # two parts that end together would both do the rest
+                print("all parts are done; without locks none may finish alone: give the command again without --part")
                 return
             with output.finishing() as lock:
                 if lock is None:
                     print(f"part {options.part.index} of {options.part.count} is done; another one finishes the work")
                     return
-                _finish(options, job, [*locks, lock])
+                _finish(options, job, [*claim.files, lock])
     except PermissionError as error:
         raise UserError(f"--output {options.prefix}: {error.strerror}: {error.filename}.") from None
 

@@ -157,7 +157,8 @@ def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
     }
     module: RecomputeModule = "moe" if shape.num_moe_experts else "mlp"
     kept = train.recompute_modules if train.recompute_granularity == "selective" else ()
-    if train.recompute_granularity != "full" and module not in kept:
+    can = module == "moe" or not shape.add_bias_linear  # combinations.py says why
+    if train.recompute_granularity != "full" and module not in kept and can:
         found.append({"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)})
     if train.recompute_granularity != "full" or train.recompute_method == "block":
         found.append(full)

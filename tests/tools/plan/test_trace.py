@@ -66,6 +66,7 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
         ("gpt2_tiny", TINY, 0),
         ("gpt2_tiny", dataclasses.replace(TINY, tp=1), 1),
         ("mistral_tiny", TINY, 0),
+        ("llama3_tiny", dataclasses.replace(TINY, recompute="core_attn"), 0),
     ],
     ids=[
         "first",
@@ -76,6 +77,7 @@ TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
         "learned-positions",
         "learned-positions-last",
         "window",
+        "scores",
     ],
 )
 def test_without_values_as_much_is_held_as_with_them(tmp_path: Path, model: str, layout: Candidate, stage: int) -> None:
@@ -90,6 +92,7 @@ def test_without_values_as_much_is_held_as_with_them(tmp_path: Path, model: str,
     [
         ("mixtral_tiny", {}),
         ("mixtral_tiny", {"recompute": "full"}),
+        ("mixtral_tiny", {"recompute": "moe"}),
         ("qwen3_moe_tiny", {"ep": 1}),
         ("deepseek_v3_tiny", {"mbs": 2}),
     ],

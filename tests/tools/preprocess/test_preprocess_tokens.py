@@ -1,6 +1,7 @@
 """Ids: the same as Megatron's, whatever the engine, the workers and the units."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,30 @@ def test_tiktoken_is_refused_where_it_would_merge_otherwise(tokenizer_json, tmp_
     said = []
     assert engines.choose(tokenizer, "auto", False, ["a text"], said.append).name == "tokenizers"
     assert reason in said[0]
+
+
+def list_every_pair(content):
+    """As conversions of tiktoken's own files do, Llama 3's among them: each pair that makes a text, in order of ids."""
+    model, vocab = content["model"], content["model"]["vocab"]
+    texts = ["".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+    model["merges"] = [
+        [text[:at], text[at:]]
+        for text in texts
+        for at in range(1, len(text))
+        if text[:at] in vocab and text[at:] in vocab
+    ]
+    model["ignore_merges"] = True
+    assert len(model["merges"]) > 1.2 * len(texts)
+
+
+def test_tiktoken_takes_texts_that_are_listed_with_each_of_their_pairs(tokenizer_json, tmp_path, texts):
+    tokenizer = changed(tokenizer_json, tmp_path, list_every_pair)
+    said = []
+    engine = engines.choose(tokenizer, "auto", False, texts[:20], said.append)
+    assert engine.name == "tiktoken" and "gives the ids of tokenizers" in said[0]
+    draw = random.Random(5)
+    runs = ["".join(draw.choices(kind, k=draw.randint(2, 30))) for kind in ("ab", "aab ", "  \n", "=-", "the ") * 200]
+    assert engines.differs(engine, engines.reference(tokenizer), [*texts, *runs]) is None
 
 
 def test_auto_falls_back_where_the_sample_shows_other_ids(tokenizer_json, monkeypatch, texts):

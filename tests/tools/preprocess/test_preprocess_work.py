@@ -45,31 +45,47 @@ def forked(command):
     return worker
 
 
-def kill_at(delay_s, command):
-    """Start the program and kill it with -9 after a while; whether it was still at work."""
-    started = forked(command)
+def published(folder):
+    """Files that have their names, work units of a run that goes on among them."""
+    return {path for path in folder.rglob("*") if path.is_file() and ".tmp-" not in path.name}
+
+
+def killed_after(more, delay_s, folder, command):
+    """Start the program and kill it with -9 a moment after it has published so many more files: how many there are
+    then, None where it had ended before. Its workers end with it: nothing comes after that."""
+    started, goal = forked(command), len(published(folder)) + more
+    while started.is_alive() and len(published(folder)) < goal:
+        time.sleep(0.0005)
     time.sleep(delay_s)
     is_at_work = started.is_alive()
     started.kill()
     started.join()
-    return is_at_work
+    time.sleep(0.02)
+    found = published(folder)
+    time.sleep(0.04)
+    assert published(folder) == found
+    return len(found) if is_at_work else None
 
 
 @pytest.mark.parametrize("flags", [(), ("--merge", "--shuffle_docs", 7)])
 def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(lines, sentencepiece_model, tmp_path, flags):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    command = (lines, "--tokenizer", sentencepiece_model, "--unit_mb", 0.03, "--workers", 2, *flags)
-    started_s = time.monotonic()
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    source = tmp_path / "much.jsonl"
+    source.write_bytes(lines.read_bytes() * 4)
+    command = (source, "--tokenizer", sentencepiece_model, "--unit_mb", 0.03, "--workers", 2, *flags)
     whole = forked((*command, "--output", tmp_path / "whole" / "x"))
     whole.join()
     assert whole.exitcode == 0
-    took_s, draw, hits = time.monotonic() - started_s, random.Random(1), 0
+    draw, counts = random.Random(1), []
     for _ in range(10):
-        hits += kill_at(draw.uniform(0, took_s / 2), (*command, "--output", tmp_path / "killed" / "x"))
+        more, delay_s = draw.randint(0, 12), draw.uniform(0, 0.01)
+        counts.append(
+            killed_after(more, delay_s, tmp_path / "killed", (*command, "--output", tmp_path / "killed" / "x"))
+        )
         for path in (tmp_path / "killed").glob("x*.idx"):  # what has its name is whole
             Shard(path.with_suffix(""))
-    assert hits
+    assert None not in counts and len(set(counts)) > 5 and counts[-1] > 20, counts
     assert run(*command, "--output", tmp_path / "killed" / "x") == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
     assert not list(tmp_path.rglob("*.tmp-*"))

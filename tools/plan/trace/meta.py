@@ -2,7 +2,7 @@
 
 Rather than under ``FakeTensorMode``, which computes the same shapes and pretends to be on the CPU as well: a stage of
 qwen3_30b_a3b with 16 experts a rank took 16.4 CPU s under it, and takes 4.1 here (62,782 operations; 2026-11-22, 2
-virtual CPUs). tests/tools/plan/test_trace.py holds both, and real tensors, to the same bytes.
+virtual CPUs). tests/tools/plan/test_trace.py holds it to the bytes of real tensors.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Meta(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace in ("c10d", "_c10d"):
+        if func.namespace == "c10d":
             return func(*tree_map_only(torch.Tensor, _stand_in, args), **kwargs)
         if func in AS_ON_CPU:
             return AS_ON_CPU[func](*args, **kwargs)
@@ -35,8 +35,9 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _lifted(values: torch.Tensor) -> torch.Tensor:
-    """``torch.tensor([...])``."""
-    return values.to(META)
+    """``torch.tensor([...])``; one whole number stays where it is: mcore reads such back (attention.py:472)."""
+    is_one = values.numel() == 1 and not values.is_floating_point()
+    return values if is_one else values.to(META)
 
 
 def _layer_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

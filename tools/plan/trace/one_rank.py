@@ -21,7 +21,7 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     recipe, world_size, microbatches, *numbers = sys.argv[1:]
     import tools.plan.trace.meta
-    import tools.plan.trace.spots  # noqa: F401
+    import tools.plan.trace.spots  # noqa: F401  (all that a trace imports, once)
     import training.job  # noqa: F401
 
     gc.freeze()  # a million objects of the libraries, which the collector would walk through in every child

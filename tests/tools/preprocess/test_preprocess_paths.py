@@ -1,0 +1,157 @@
+"""What --output, verify and data.paths say about files that are in the way, lost, several or another part's."""
+
+import errno
+import fcntl
+import time
+
+import pytest
+
+from data.inputs import resolve
+from parallel.errors import UserError
+from tests.tools.preprocess_program import process, results
+from tools.preprocess.__main__ import main
+
+BYTES = ("--tokenizer", "byte")
+
+
+def run(*arguments):
+    return main([str(one) for one in arguments])
+
+
+def test_a_part_may_not_remove_the_work_of_others(lines, tmp_path, capsys):
+    command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1)
+    assert run(*command, "--part", "0/2") == 0
+    done = results(tmp_path)
+    assert done
+    capsys.readouterr()
+    assert run(*command, "--part", "1/2", "--overwrite") == 2
+    told = capsys.readouterr().err
+    assert "--overwrite with --part 1/2: would remove the finished shards" in told
+    assert f"x.preprocess, x-[0-9]*-of-* and x_text_document.* in {tmp_path}" in told
+    assert results(tmp_path) == done
+    assert run(*command, "--part", "0/1", "--overwrite") == 0  # one part is all of them
+
+
+@pytest.mark.parametrize(
+    "part, way", [((), "give --overwrite"), (("--part", "0/2"), "remove once, before any of them")]
+)
+def test_what_is_in_the_way_is_said_with_a_way_out_that_works(lines, tmp_path, capsys, part, way):
+    command = (lines, "--output", tmp_path / "x", *BYTES)
+    (tmp_path / "x-00000-of-00001.idx").write_text("mine")
+    assert run(*command, *part) == 2
+    strangers = capsys.readouterr().err
+    (tmp_path / "x-00000-of-00001.idx").unlink()
+    assert run(*command) == 0
+    assert run(*command, "--unit_mb", 0.1, *part) == 2
+    for told in (strangers, capsys.readouterr().err):
+        assert way in told
+        assert ("--overwrite" in told) == (not part)
+
+
+@pytest.mark.parametrize("lost", [(".idx",), (".bin",), (".idx", ".bin"), (".idx", ".json")])
+def test_verify_of_a_folder_names_a_lost_file(lines, tmp_path, capsys, lost):
+    assert run(lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.2) == 0
+    (tmp_path / "other.bin").write_bytes(b"no shard")
+    (tmp_path / "train-00000-of-00001.json").write_text("{}")
+    assert run("verify", tmp_path) == 0
+    prefix = sorted(tmp_path.glob("x-*.idx"))[1].with_suffix("")
+    for suffix in lost:
+        prefix.with_suffix(suffix).unlink()
+    capsys.readouterr()
+    assert run("verify", tmp_path) == 1
+    assert f"{prefix}{lost[0]} is missing" in capsys.readouterr().out
+
+
+def test_joined_shards_of_another_field_open_by_their_prefix(tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"body": "a", "text": "b", "raw_body": "c"}\n')
+    for prefix, key in (("x", "body"), ("y", "raw_body")):
+        assert run(source, "--output", tmp_path / prefix, *BYTES, "--merge", "--jsonl_key", key) == 0
+        joined = tmp_path / f"{prefix}_{key}_document"
+        assert resolve((str(tmp_path / prefix),)).prefixes == (joined,)
+        assert run("verify", tmp_path / prefix) == 0
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x_text_document{suffix}").write_bytes((tmp_path / f"x_body_document{suffix}").read_bytes())
+    capsys.readouterr()
+    assert run("verify", tmp_path / "x") == 2
+    assert "x_body_document, x_text_document" in capsys.readouterr().err
+
+
+def test_a_longer_prefix_beside_is_not_taken_for_a_field(tmp_path):
+    for name in ("web_text", "web_en_text"):
+        (tmp_path / f"{name}_document.idx").touch()
+    assert resolve((str(tmp_path / "web"),)).prefixes == (tmp_path / "web_text_document",)
+
+
+def test_several_fields_are_an_error_that_names_them(tmp_path):
+    for key in ("text", "body"):
+        (tmp_path / f"x_{key}_document.idx").touch()
+    with pytest.raises(UserError, match=r"x_body_document, x_text_document in .*Give the whole name"):
+        resolve((str(tmp_path / "x"),))
+
+
+def test_a_saved_dataset_with_splits(texts, tmp_path, capsys):
+    import datasets
+
+    split = datasets.Dataset.from_dict({"text": texts[:9]})
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"train": split}).save_to_disk(tmp_path / "one")
+    assert run(tmp_path / "two", "--output", tmp_path / "x", *BYTES) == 2
+    told = capsys.readouterr().err
+    assert "with the splits test, train; expected one dataset" in told
+    assert f"{tmp_path / 'two' / 'test'}" in told
+    assert not list(tmp_path.glob("x*"))
+    for number, source in enumerate((tmp_path / "two" / "train", tmp_path / "one")):
+        assert run(source, "--output", tmp_path / f"y{number}", *BYTES) == 0
+        assert "9 documents" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, guilty", [("afile/x", "afile"), ("afile/y/x", "afile"), ("x", "x.preprocess")])
+def test_a_file_where_a_folder_should_be_is_named(lines, tmp_path, capsys, name, guilty):
+    (tmp_path / guilty).write_text("")
+    assert run(lines, "--output", tmp_path / name, *BYTES) == 2
+    told = capsys.readouterr().err
+    assert f"--output {tmp_path / name}: {tmp_path / guilty} is a file, expected a folder" in told
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(lines, tmp_path, monkeypatch, capsys, number):
+    def refuse(*_):
+        raise OSError(number, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1, "--merge")
+    assert run(*command, "--part", "0/2") == 0
+    assert "that file system has no locks" in capsys.readouterr().err
+    assert run(*command, "--part", "1/2") == 0
+    assert "give the command again without --part" in capsys.readouterr().out
+    assert not list(tmp_path.glob("x_*"))
+    assert run(*command) == 0
+    assert run("verify", tmp_path / "x_text_document") == 0
+
+
+def test_another_fault_of_locking_is_not_hidden(lines, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="broken"):
+        run(lines, "--output", tmp_path / "x", *BYTES)
+
+
+def test_a_killed_worker_is_one_line(lines, sentencepiece_model, tmp_path):
+    import psutil
+
+    source = tmp_path / "much.jsonl"
+    source.write_bytes(lines.read_bytes() * 6)
+    command = (source, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--workers", 2)
+    started = process(*command)
+    while not (workers := psutil.Process(started.pid).children()):
+        time.sleep(0.02)
+    workers[0].kill()
+    err = started.communicate()[1]
+    assert started.returncode == 1
+    assert "Traceback" not in err
+    last = err.splitlines()[-1]
+    assert last.startswith("preprocess: the worker of unit ")
+    assert "was killed by SIGKILL" in last
