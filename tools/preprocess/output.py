@@ -131,7 +131,7 @@ class Output:
         path = self.folder / "plan.json"
         text = json.dumps(plan, indent=1)
         if overwrite:
-            self._clear()
+            self._clear(str(plan["jsonl_key"]))
         if path.is_file():
             before = json.loads(path.read_text())
             if changed := differences(before, plan):
@@ -141,7 +141,7 @@ class Output:
                     + f"\nGive that command to continue it, or another --output. {self._way_anew(plan, part)}"
                 )
             return
-        if strangers := self._shards():
+        if strangers := self._shards(str(plan["jsonl_key"])):
             raise UserError(
                 f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
                 f"Give another --output. {self._way_anew(plan, part)}"
@@ -152,9 +152,10 @@ class Output:
 
     def remove_leftovers(self, part: Part) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
+        named = self._named(*self._former_key())
         for folder in (self.prefix.parent, self.folder):
             for path in folder.iterdir():
-                is_ours = folder == self.folder or path.name.startswith(self.prefix.name)
+                is_ours = folder == self.folder or named.match(path.name)
                 if is_ours and ".tmp-" in path.name and path.is_file():
                     unit = LEFTOVER.search(path.name)
                     if part.count == 1 or (unit and int(unit[1]) % part.count == part.index):
@@ -173,16 +174,33 @@ class Output:
     def _way_anew(self, plan: dict[str, Any], part: Part) -> str:
         return self.way_to_clear(str(plan["jsonl_key"])) if part.count > 1 else "To start anew, give --overwrite."
 
-    def _shards(self) -> list[Path]:
+    def _shards(self, key: str) -> list[Path]:
+        """This prefix's. key: the field of the documents; `web_en_text_document` is of `web_en`, whatever `web` is."""
         if not self.prefix.parent.is_dir():
             return []
-        pattern = re.compile(
-            rf"{re.escape(self.prefix.name)}(-\d{{5,}}-of-\d{{5,}}|_\w+_document)(\.bin|\.idx|\.json|\.empty\.json)"
+        named, suffixes = self._named(key, *self._former_key()), (".bin", ".idx", ".json", ".empty.json")
+        return sorted(
+            path
+            for path in self.prefix.parent.iterdir()
+            if (found := named.match(path.name)) and path.name[found.end() :] in suffixes
         )
-        return sorted(path for path in self.prefix.parent.iterdir() if pattern.fullmatch(path.name))
 
-    def _clear(self) -> None:
-        for path in self._shards():
+    def _named(self, *keys: str) -> re.Pattern[str]:
+        """How names of this prefix's shards begin, whole or not."""
+        joined = "|".join(f"_{re.escape(key)}_document" for key in keys)
+        return re.compile(
+            rf"{re.escape(self.prefix.name)}(-\d{{5,}}-of-\d{{5,}}{'|' + joined if joined else ''})(?=\.)"
+        )
+
+    def _former_key(self) -> list[str]:
+        """Of the plan that is there, whose joined shards have it in their name."""
+        try:
+            return [str(json.loads((self.folder / "plan.json").read_text())["jsonl_key"])]
+        except (OSError, ValueError, KeyError):
+            return []
+
+    def _clear(self, key: str) -> None:
+        for path in self._shards(key):
             path.unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():

@@ -18,6 +18,21 @@ def run(*arguments):
     return main([str(one) for one in arguments])
 
 
+def test_another_prefix_that_begins_alike_is_left_alone(lines, tmp_path):
+    """`web` and `web_en` side by side, the one overwritten while the other is at work."""
+    for name in ("web_en", "web"):
+        assert run(lines, "--output", tmp_path / name, *BYTES, "--merge") == 0
+    half = tmp_path / "web_en-00001-of-00002.bin.tmp-123-abc"
+    half.write_bytes(b"half")
+    mine = tmp_path / "web-00001-of-00002.bin.tmp-123-abc"
+    mine.write_bytes(b"half")
+    kept = {name: data for name, data in results(tmp_path).items() if name.startswith("web_en")}
+    assert len(kept) > 3
+    assert run(lines, "--output", tmp_path / "web", *BYTES, "--merge", "--overwrite", "--unit_mb", 0.1) == 0
+    assert {name: data for name, data in results(tmp_path).items() if name.startswith("web_en")} == kept
+    assert not mine.exists()
+
+
 def test_a_part_may_not_remove_the_work_of_others(lines, tmp_path, capsys):
     command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1)
     assert run(*command, "--part", "0/2") == 0
