@@ -29,8 +29,8 @@ RARE = {
     "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy mtp_loss_scaling_factor",
     "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
-    "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest accept_change "
-    "stream_count on_bad_document max_document_mb max_expansion eod_mask_loss",
+    "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
+    "accept_change stream_count on_bad_document max_document_mb max_expansion eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style",
     "checkpoint": "no_load_rng save_retain_interval",
