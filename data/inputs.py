@@ -16,7 +16,7 @@ SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx)")
+JOINED_NAME = re.compile(r"_([^_]+)_document(\.bin|\.idx)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
 
@@ -68,8 +68,8 @@ def _pairs(prefix: Path) -> list[Path]:
 def _joined(prefix: Path) -> list[Path]:
     """The pair `PREFIX_KEY_document`, KEY being the field that --jsonl_key named; none where there is none.
 
-    `web_en_text_document` may be of `web` and the field `en_text`, or of `web_en`: it counts for `web` only where no
-    field without `_` fits. Raises UserError where several fit.
+    A field with `_` is given with its whole name: `web_en_text_document` is another prefix's, `web_en`, not the field
+    `en_text` of `web`. Raises UserError where several fit.
     """
     if not prefix.parent.is_dir():
         return []
@@ -77,8 +77,7 @@ def _joined(prefix: Path) -> list[Path]:
     for entry in os.scandir(prefix.parent):
         if entry.name.startswith(prefix.name) and (matched := JOINED_NAME.fullmatch(entry.name, start)):
             keys.add(matched[1])
-    fitting = sorted(key for key in keys if "_" not in key) or sorted(keys)
-    found = [prefix.with_name(f"{prefix.name}_{key}_document") for key in fitting]
+    found = [prefix.with_name(f"{prefix.name}_{key}_document") for key in sorted(keys)]
     if len(found) > 1:
         raise UserError(
             f"data.paths: {prefix} may be any of {', '.join(one.name for one in found)} in {prefix.parent}; expected "

@@ -107,6 +107,12 @@ def open_splits(
 
     cache.build_once(target, lambda folder: folder.is_dir(), build, console)
     datasets = _build(prepared, config, seq_length, seed, plan, blend, target)
+    if (dataset := datasets[0]) is not None and len(dataset) < plan.train:
+        raise UserError(
+            f'data.order = "megatron": {len(blend[0])} shards without weights are gone through once, which gives '
+            f"{len(dataset)} samples; training takes {plan.train}. Give them weights (data.blend), or join them with "
+            "tools.preprocess --merge."
+        )
     names = [source.name for source in prepared.sources] if blend[1] else [prefix.name for prefix in prepared.prefixes]
     return {
         name: MegatronSource(dataset, seq_length, prepared.tokenizer.vocab_size, names)

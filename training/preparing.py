@@ -9,6 +9,7 @@ from data.prepare import prepare as prepare_data
 from data.source import build_source
 from data.split import SplitName
 from models.families import resolve
+from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, find, latest
 from training.config import RunConfig, batch_schedule
@@ -38,7 +39,13 @@ def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
     from data.megatron_order import Plan, open_splits  # imports torch and megatron, which the others do later
 
     train = config.train
-    samples = config.data.megatron_train_samples or batch_schedule(train).consumed_after(train.train_iters)
+    taken, given = batch_schedule(train).consumed_after(train.train_iters), config.data.megatron_train_samples
+    if given is not None and given < taken:
+        raise UserError(
+            f"data.megatron_train_samples = {given}: fewer than the {taken} that {train.train_iters} iterations take. "
+            "Give --train-samples of the run that is continued, or fewer train.train_iters."
+        )
+    samples = taken if given is None else given
     plan = Plan.of(samples, train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
     splits = open_splits(prepared, config.data, config.model.seq_length, train.seed, plan, print)
     return replace(prepared, splits=splits, plan=plan.entries())

@@ -83,7 +83,7 @@ def test_the_plan_counts_as_megatron_does():
 
 @pytest.mark.parametrize(
     "data, ramp, samples",
-    [({}, None, 800), ({}, (2, 2, 60), 712), ({"megatron_train_samples": 795}, None, 795)],
+    [({}, None, 800), ({}, (2, 2, 60), 712), ({"megatron_train_samples": 805}, None, 805)],
     ids=["iterations", "ramp", "samples"],
 )
 def test_the_plan_of_a_run_is_of_all_its_samples(tmp_path, data, ramp, samples):
@@ -96,6 +96,18 @@ def test_the_plan_of_a_run_is_of_all_its_samples(tmp_path, data, ramp, samples):
     prepared = prepare(config.data, lambda line: None)
     assert with_megatrons_order(prepared, config).plan == {"megatron_train_samples": samples}
     assert data or samples == batch_schedule(config.train).consumed_after(100)
+
+
+def test_fewer_samples_than_the_run_takes_are_refused_at_the_start(tmp_path):
+    paths = (shard(tmp_path / "a", 1), shard(tmp_path / "b", 2))
+    with pytest.raises(UserError, match=r"2 shards without weights are gone through once, which gives \d+ samples"):
+        opened(tmp_path, Plan(train=5000, validation=0, test=0), paths=paths)
+    config = RunConfig(
+        train=TrainConfig(train_iters=100, global_batch_size=8),
+        data=DataConfig(tokenizer="byte", paths=paths[:1], order="megatron", megatron_train_samples=799),
+    )
+    with pytest.raises(UserError, match="fewer than the 800 that 100 iterations take"):
+        with_megatrons_order(prepare(config.data, lambda line: None), config)
 
 
 def test_a_source_of_several_shards_is_refused(tmp_path):

@@ -211,7 +211,6 @@ def test_kernels_that_are_new_to_a_card_are_slower() -> None:
     new, old = (priced(layout, software=dataclasses.replace(OURS, card_age=age))[0] for age in (0.0, math.inf))
     for name in ("products", "attention", "traffic"):
         assert getattr(new, name) > 1.1 * getattr(old, name)
-    assert new.dp == pytest.approx(old.dp, rel=0.2)
 
 
 def test_fp8_is_faster_where_matrices_are_large() -> None:

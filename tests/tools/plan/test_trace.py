@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from models.config import ModelConfig
+from models.families import resolve
+from parallel import groups
 from parallel.errors import UserError
+from parallel.launch import Identity
 from parallel.layout import Coordinates
 from tools import clusters
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
 from tools.plan.trace import balance, command, one_rank
+from training import job
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 from training.recipe import dump
@@ -169,6 +174,43 @@ def test_formulas_know_what_kinds_of_models_keep(tmp_path: Path, model: str, lay
     asked = question(model, layout, seq)
     found = traced(tmp_path, asked, layout, 0)
     assert command.by_formula(asked, layout, 0) == pytest.approx(found["activations"], rel=0.05)
+
+
+def kept_graphs(tmp_path: Path, recompute: str) -> list[str]:
+    """Attributes of the dispatchers that hold a graph after a step of a mixture; in a fork."""
+    layout = Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2, recompute=recompute)  # type: ignore[arg-type]
+    asked = question("mixtral_tiny", layout, 128)
+    config = command.traceable(configuration(asked, layout))
+    answer = tmp_path / "answer.json"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            balance.install()
+            with groups.pretend(config.layout(asked.num_gpus), Identity(rank=0, world_size=asked.num_gpus)) as ranks:
+                chunks, _ = job.build_parts(config, resolve(config.model, None), ranks)
+                one_rank._step(config, chunks, ranks, 2)
+                layers = [part for chunk in chunks for part in chunk.modules() if hasattr(part, "token_dispatcher")]
+                kept = [
+                    name
+                    for layer in layers
+                    for name, value in vars(layer.token_dispatcher).items()
+                    if isinstance(value, torch.Tensor) and value.requires_grad
+                ]
+                answer.write_text(json.dumps([len(layers), kept]))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    layers, kept = json.loads(answer.read_text())
+    assert layers > 0
+    return list(kept)
+
+
+@pytest.mark.parametrize("recompute", ["none", "moe", "full"])
+def test_no_graph_outlives_its_backward_pass(tmp_path: Path, recompute: str) -> None:
+    """models/layers/routing.py: mcore's dispatchers would keep the last routing weights, and by them the graph."""
+    assert kept_graphs(tmp_path, recompute) == []
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 import errno
 import fcntl
-import time
 
 import pytest
 
 from data.inputs import resolve
 from parallel.errors import UserError
-from tests.tools.preprocess_program import process, results
+from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
 
 BYTES = ("--tokenizer", "byte")
@@ -79,12 +78,10 @@ def test_verify_of_a_folder_names_a_lost_file(lines, tmp_path, capsys, lost):
 
 def test_joined_shards_of_another_field_open_by_their_prefix(tmp_path, capsys):
     source = tmp_path / "in.jsonl"
-    source.write_text('{"body": "a", "text": "b", "raw_body": "c"}\n')
-    for prefix, key in (("x", "body"), ("y", "raw_body")):
-        assert run(source, "--output", tmp_path / prefix, *BYTES, "--merge", "--jsonl_key", key) == 0
-        joined = tmp_path / f"{prefix}_{key}_document"
-        assert resolve((str(tmp_path / prefix),)).prefixes == (joined,)
-        assert run("verify", tmp_path / prefix) == 0
+    source.write_text('{"body": "a", "text": "b"}\n')
+    assert run(source, "--output", tmp_path / "x", *BYTES, "--merge", "--jsonl_key", "body") == 0
+    assert resolve((str(tmp_path / "x"),)).prefixes == (tmp_path / "x_body_document",)
+    assert run("verify", tmp_path / "x") == 0
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x_text_document{suffix}").write_bytes((tmp_path / f"x_body_document{suffix}").read_bytes())
     capsys.readouterr()
@@ -92,9 +89,14 @@ def test_joined_shards_of_another_field_open_by_their_prefix(tmp_path, capsys):
     assert "x_body_document, x_text_document" in capsys.readouterr().err
 
 
-def test_a_longer_prefix_beside_is_not_taken_for_a_field(tmp_path):
-    for name in ("web_text", "web_en_text"):
-        (tmp_path / f"{name}_document.idx").touch()
+def test_a_longer_prefix_beside_is_not_taken_for_a_field(lines, tmp_path):
+    """Neither alone, nor in place of the shards that the prefix has."""
+    assert run(lines, "--output", tmp_path / "web_en", *BYTES, "--merge") == 0
+    with pytest.raises(UserError):
+        resolve((str(tmp_path / "web"),))
+    assert run(lines, "--output", tmp_path / "web", *BYTES) == 0
+    assert resolve((str(tmp_path / "web"),)).prefixes == (tmp_path / "web-00000-of-00001",)
+    assert run(lines, "--output", tmp_path / "web", *BYTES, "--merge", "--overwrite") == 0
     assert resolve((str(tmp_path / "web"),)).prefixes == (tmp_path / "web_text_document",)
 
 
@@ -152,21 +154,3 @@ def test_another_fault_of_locking_is_not_hidden(lines, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="broken"):
         run(lines, "--output", tmp_path / "x", *BYTES)
-
-
-def test_a_killed_worker_is_one_line(lines, sentencepiece_model, tmp_path):
-    import psutil
-
-    source = tmp_path / "much.jsonl"
-    source.write_bytes(lines.read_bytes() * 6)
-    command = (source, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--workers", 2)
-    started = process(*command)
-    while not (workers := psutil.Process(started.pid).children()):
-        time.sleep(0.02)
-    workers[0].kill()
-    err = started.communicate()[1]
-    assert started.returncode == 1
-    assert "Traceback" not in err
-    last = err.splitlines()[-1]
-    assert last.startswith("preprocess: the worker of unit ")
-    assert "was killed by SIGKILL" in last

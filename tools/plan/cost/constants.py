@@ -27,7 +27,8 @@ class Constants:
     """fp8 with a scale per 32 elements: more to quantise, and to multiply by."""
     gemm_blackwell_fp4: float = 0.45
     first_kernels: float = 0.85
-    """What is left of that, of attention's share and of memory's while a generation of cards is new."""
+    """What is left of that, of attention's share, and of a block's memory traffic but for its experts', while a
+    generation of cards is new."""
     tuning_years: float = 1.0
     """In which half of what is missing then (as a logarithm) is won."""
     k_ramp: float = 128.0
