@@ -17,7 +17,7 @@ import numpy as np
 from data import cache
 from data.config import DataConfig
 from data.prepare import Prepared
-from data.shards import Shard, bin_path, idx_path
+from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
@@ -170,12 +170,12 @@ def _build(
 
 def _check_split(prepared: Prepared, name: SplitName, bounds: tuple[float, float]) -> None:
     """megatron-core looks forever for samples in a split without documents."""
-    for prefix in prepared.prefixes:
-        first, last = (round(bound * Shard(prefix).document_count) for bound in bounds)
+    for shard in prepared.shards:
+        first, last = (round(bound * shard.document_count) for bound in bounds)
         if last <= first:
             raise UserError(
-                f"data: {prefix} has no document in the {name} split, as Megatron cuts it. Change data.split, or give "
-                "more documents."
+                f"data: {shard.prefix} has no document in the {name} split, as Megatron cuts it. Change data.split, or "
+                "give more documents."
             )
 
 

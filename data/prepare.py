@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data import blend, cache, corpus, inputs, shard_writer, shards, tokenizers
+from data import blend, cache, corpus, inputs, shard_writer, tokenizers
 from data.blend import Blend
 from data.config import DataConfig
+from data.shards import Shard
 from data.sources import Named, named
 from data.split import SplitName
 from data.streaming.opening import Streams, open_streams
@@ -32,7 +33,8 @@ class PreparedSource:
     """One source of a blend, on this machine's disk."""
 
     name: str
-    prefixes: tuple[Path, ...]
+    shards: tuple[Shard, ...]
+    """Opened and checked, in the order of their tokens."""
     units: int
     """Its weight in units of 2^-20; 0 for what is streamed."""
     fingerprint: str
@@ -42,18 +44,24 @@ class PreparedSource:
     weight: float = 1.0
     """As it was given."""
 
+    @property
+    def prefixes(self) -> tuple[Path, ...]:
+        """Of its shards."""
+        return tuple(shard.prefix for shard in self.shards)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """Everything that batches are read from."""
 
     tokenizer: Tokenizer
-    prefixes: tuple[Path, ...]
-    """Shards, in the order of their tokens; each has been opened and checked."""
+    shards: tuple[Shard, ...]
+    """Of all sources, opened and checked, in the order of their tokens. Every split reads from these: to open ten
+    thousand of them takes a second or two, once."""
     fingerprint: str
     """Hex digest of tokenizer, shards and weights, equal on machines that hold the same; made in O(1) a shard."""
     sources: tuple[PreparedSource, ...] = ()
-    """What `prefixes` belong to, in the same order; none where they are one source."""
+    """What `shards` belong to, in the same order; none where they are one source."""
     plan: Mapping[str, int | float | str] | None = None
     """What else the order depends on: with data.order = "megatron", the samples that the whole training takes; with
     data.stream, how many streams there are and what is read of them."""
@@ -63,6 +71,11 @@ class Prepared:
     """Which source each sample comes from; None where there is one."""
     streams: Streams | None = None
     """What data.stream names, in place of shards."""
+
+    @property
+    def prefixes(self) -> tuple[Path, ...]:
+        """Of the shards."""
+        return tuple(shard.prefix for shard in self.shards)
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -84,7 +97,7 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     folder = cache.root(config)
     tokenizer = tokenizers.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
-    opened = [[shards.Shard(prefix) for prefix in found.prefixes] for found in given]
+    opened = [[Shard(prefix) for prefix in found.prefixes] for found in given]
     _check_manifests([shard for some in opened for shard in some], tokenizer, config, console)
     prepared = [
         _source(config, source, found, shown, weight, tokenizer, folder, console)
@@ -99,7 +112,7 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
             )
     return Prepared(
         tokenizer=tokenizer,
-        prefixes=tuple(prefix for source in prepared for prefix in source.prefixes),
+        shards=tuple(shard for source in prepared for shard in source.shards),
         fingerprint=_digest(digests),
         sources=tuple(prepared),
         blend=blend.load(units, folder, console) if len(sources) > 1 else None,
@@ -111,10 +124,10 @@ def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) 
     streams = open_streams(config, tokenizer, console)
     return Prepared(
         tokenizer=tokenizer,
-        prefixes=(),
+        shards=(),
         fingerprint=_digest([tokenizer.fingerprint, *streams.fingerprints.values(), str(streams.plan)]),
         sources=tuple(
-            PreparedSource(name=name, prefixes=(), units=0, fingerprint=found, tokens=0)
+            PreparedSource(name=name, shards=(), units=0, fingerprint=found, tokens=0)
             for name, found in streams.fingerprints.items()
         ),
         plan=streams.plan,
@@ -126,7 +139,7 @@ def _source(
     config: DataConfig,
     source: Named,
     given: inputs.Inputs,
-    shown: list[shards.Shard],
+    shown: list[Shard],
     units: int,
     tokenizer: Tokenizer,
     folder: Path,
@@ -134,10 +147,10 @@ def _source(
 ) -> PreparedSource:
     """The shards of one source, opened and checked; raw files become one more."""
     if given.raw_files or not given.prefixes:
-        shown = [*shown, shards.Shard(_tokenised(config, given.raw_files, tokenizer, folder, console))]
+        shown = [*shown, Shard(_tokenised(config, given.raw_files, tokenizer, folder, console))]
     return PreparedSource(
         name=source.name,
-        prefixes=tuple(shard.prefix for shard in shown),
+        shards=tuple(shown),
         units=units,
         fingerprint=_digest([shard.fingerprint() for shard in shown]),
         tokens=sum(shard.token_count for shard in shown),
@@ -145,9 +158,7 @@ def _source(
     )
 
 
-def _check_manifests(
-    given: list[shards.Shard], tokenizer: Tokenizer, config: DataConfig, console: cache.Console
-) -> None:
+def _check_manifests(given: list[Shard], tokenizer: Tokenizer, config: DataConfig, console: cache.Console) -> None:
     """Raises UserError for shards of another tokenizer, for those whose documents nothing ends where they are to be
     kept apart, and for those that do not say where they are to."""
     apart = next(
@@ -206,7 +217,7 @@ def _tokenised(
 
 def _holds_shard(folder: Path) -> bool:
     try:
-        shards.Shard(folder / "tokens")
+        Shard(folder / "tokens")
     except UserError:
         return False
     return True

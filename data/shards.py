@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from data.manifest import Manifest, manifest_path, read_manifest
+from data.manifest import END_BYTES, Manifest, has_its_ends, manifest_path, read_manifest
 from parallel.errors import UserError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -47,11 +47,12 @@ class Shard:
     """One `.bin/.idx` pair, opened for reading: checked in O(1), memory-mapped on first use.
 
     Raises UserError where a file is missing, is not an index, holds no token, or where the `.bin` has not
-    the size that the `.idx` promises, or either not what the manifest (data/manifest.py) says. Of the arrays of
-    the index only the ends are checked; what lies between is checked against its neighbours where it is read.
+    the size that the `.idx` promises, or either not what the manifest (data/manifest.py) says, with which of their
+    bytes they begin and end too. Of the arrays of the index only the ends are checked; what lies between is checked
+    against its neighbours where it is read.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, check_ends: bool = True) -> None:
         self.prefix = prefix
         self.manifest: Manifest | None = None
         try:
@@ -60,9 +61,11 @@ class Shard:
                 self._read_index(index, bin_bytes)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"data: {error.filename} is missing; a shard is a pair of .bin and .idx files.") from None
-        self.manifest = read_manifest(prefix)
-        if self.manifest is not None:
+        if (manifest := read_manifest(prefix)) is not None:
+            self.manifest = manifest.without_blocks()
             self._check_manifest(self.manifest)
+            if check_ends:
+                self._check_ends(self.manifest)
         self._tokens: np.ndarray | None = None
 
     @property
@@ -161,6 +164,15 @@ class Shard:
                 f"data: {self.prefix}.bin/.idx are not the files that {manifest_path(self.prefix).name} describes: "
                 f"{'; '.join(wrong)}. Copy the three again, or tokenise again."
             )
+
+    def _check_ends(self, manifest: Manifest) -> None:
+        for name, path in (("bin", bin_path(self.prefix)), ("idx", idx_path(self.prefix))):
+            if name in manifest.files and not has_its_ends(path, manifest.files[name]):
+                raise UserError(
+                    f"data: {path} is not the file that {manifest_path(self.prefix).name} describes: its first or last "
+                    f"{END_BYTES} bytes are others, and its size is right. `python -m tools.preprocess verify "
+                    f"{self.prefix}` names all damage. Copy the three again, or tokenise again."
+                )
 
     def _checked_document_count(self, index: int) -> int:
         """Documents by the index; an index that marks none makes every sequence a document."""

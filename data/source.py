@@ -1,7 +1,6 @@
 """Samples of one split: windows of the token stream, fetched by global sample index."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -52,20 +51,20 @@ def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: 
         return StreamedSource(prepared.streams, split, config.split, seq_length, seed)
     vocab_size = prepared.tokenizer.vocab_size
     if prepared.blend is None:
-        segments = _segments(prepared.prefixes, config, seq_length, split, "")
+        segments = _segments(prepared.shards, config, seq_length, split, "")
         return TokenSource(segments, seq_length, seed, vocab_size)
     opened = []
     for number, source in enumerate(prepared.sources):
-        segments = _segments(source.prefixes, config, seq_length, split, f" of {source.name}")
+        segments = _segments(source.shards, config, seq_length, split, f" of {source.name}")
         opened.append(TokenSource(segments, seq_length, f"{seed} source {number}", vocab_size))
     return BlendedSource(opened, [source.name for source in prepared.sources], prepared.blend)
 
 
 def _segments(
-    prefixes: tuple[Path, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
+    shards: tuple[Shard, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
 ) -> list[Segment]:
     segments, document_count = [], 0
-    for shard in map(Shard, prefixes):
+    for shard in shards:
         documents = split_documents(shard.document_count, config.split)[split]
         document_count += len(documents)
         bounds = shard.document_start(documents.start), shard.document_start(documents.stop)

@@ -5,6 +5,7 @@ from data.config import DataConfig
 from data.order import rank_indices, sample_windows
 from data.prepare import Prepared, prepare
 from data.shard_writer import ShardWriter
+from data.shards import Shard
 from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError
@@ -21,7 +22,7 @@ def prepared(folder, *shards):
             for document in documents:
                 writer.add(np.array(document))
                 writer.end_document()
-    return Prepared(tokenizer=ByteTokenizer(), prefixes=tuple(prefixes), fingerprint="")
+    return Prepared(tokenizer=ByteTokenizer(), shards=tuple(map(Shard, prefixes)), fingerprint="")
 
 
 def test_samples_are_the_streams_windows_in_seeded_order(tmp_path):
@@ -83,7 +84,7 @@ def test_ids_beyond_int32_do_not_wrap(tmp_path):
     builder = IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.int64)
     builder.add_document(np.full(11, 2**32, np.int64), [11])
     builder.finalize(str(tmp_path / "x.idx"))
-    given = Prepared(tokenizer=ByteTokenizer(), prefixes=(tmp_path / "x",), fingerprint="")
+    given = Prepared(tokenizer=ByteTokenizer(), shards=(Shard(tmp_path / "x"),), fingerprint="")
     with pytest.raises(UserError, match=str(2**32)):
         build_source(given, ALL_TRAIN, 10, 0, "train").fetch(np.arange(1))
 

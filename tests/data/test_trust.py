@@ -97,6 +97,37 @@ def test_ids_of_another_width_are_refused(made, tmp_path):
         opened(made, tmp_path)
 
 
+@pytest.mark.parametrize("first_token", [0, -100])
+def test_tokens_that_were_overwritten_are_refused_though_their_size_is_right(made, tmp_path, first_token):
+    """A copy that found the old manifest, or a power cut before the end of what was written reached the disk."""
+    prefix = first(made)
+    tokens = np.array(Shard(prefix).tokens)
+    tokens[first_token:] = (tokens[first_token:] + 1) % 257
+    bin_path(prefix).write_bytes(tokens.tobytes())
+    refused_until_the_manifest_has_no_ends(made, tmp_path, bin_path(prefix))
+
+
+def test_the_index_of_other_documents_is_refused_though_its_sizes_are_right(made, tmp_path):
+    prefix = first(made)
+    lengths = Shard(prefix).document_lengths()
+    with ShardWriter(tmp_path / "one", 257) as writer:
+        writer.add_documents(Shard(prefix).tokens, np.roll(lengths, 1))
+    assert lengths[0] != lengths[-1]
+    idx_path(prefix).write_bytes(idx_path(tmp_path / "one").read_bytes())
+    refused_until_the_manifest_has_no_ends(made, tmp_path, idx_path(prefix))
+
+
+def refused_until_the_manifest_has_no_ends(made, tmp_path, path):
+    """As manifests were before 2026-11-22, which are good all the same."""
+    with pytest.raises(UserError, match=rf"{path} is not the file that .*json describes: its first or last 4096"):
+        opened(made, tmp_path)
+    manifest = json.loads(path.with_suffix(".json").read_text())
+    for one in manifest["files"].values():
+        del one["ends"]
+    path.with_suffix(".json").write_text(json.dumps(manifest))
+    opened(made, tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_manifest_that_is_none_is_named(made, tmp_path, content):
     manifest_path(first(made)).write_text(content)

@@ -1,9 +1,9 @@
 """Samples from shards against megatron-core, MosaicML Streaming and litdata; opening large corpora."""
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,10 @@ import torch
 from data import shards
 from data.config import DataConfig
 from data.loader import to_batch
-from data.manifest import read_manifest
+from data.manifest import BLOCK_BYTES, BlockSums, FileSum, Manifest, manifest_path
 from data.megatron_order import Plan, open_splits
-from data.prepare import Prepared
-from data.shard_writer import ShardWriter
+from data.prepare import Prepared, prepare
+from data.shard_writer import ShardWriter, write_index
 from data.source import Samples, build_source
 from data.tokenizers import ByteTokenizer
 from tools.benchmark_data import peers
@@ -35,7 +35,7 @@ class _Tokenizer(ByteTokenizer):
 def rows(folder: Path) -> Iterator[Row]:
     """The table's rows on loading."""
     prefix = _corpus(folder)
-    prepared = Prepared(tokenizer=_Tokenizer(), prefixes=(prefix,), fingerprint="benchmark")
+    prepared = Prepared(tokenizer=_Tokenizer(), shards=(shards.Shard(prefix),), fingerprint="benchmark")
     config = DataConfig(cache_dir=str(folder / "cache"), split="1,0,0")
     source = build_source(prepared, config, SEQ_LENGTH, 1, "train")
     memory = _own_memory_kib()
@@ -135,38 +135,53 @@ def _opening(folder: Path) -> Iterator[Row]:
     """Sparse files: what opening costs, not what a disk gives."""
     for shard_count, tokens, limit in ((100, 10**12, 0.3), (10_000, 15 * 10**12, 3.0)):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            prefixes = _sparse(Path(scratch), shard_count, tokens // shard_count)
-            prepared = Prepared(tokenizer=_Tokenizer(), prefixes=prefixes, fingerprint="")
+            prefix = _sparse(Path(scratch), shard_count, tokens // shard_count)
+            config = DataConfig(paths=(str(prefix),), tokenizer="byte", split="98,1,1", cache_dir=scratch)
             memory, start = _own_memory_kib(), time.perf_counter()
-            source = build_source(prepared, DataConfig(split="1,0,0"), SEQ_LENGTH, 1, "train")
+            source, _ = _start(config)
             took = time.perf_counter() - start
             note = f"{(_own_memory_kib() - memory) / 1024:.1f} MiB of memory of its own"
             name = f"open {tokens / 1e12:g}T tokens in {shard_count:,} shards, no cache"
             yield Row(name=name, ours=took, unit="wall s", at_most=limit, note=note)
             if shard_count == 100:
                 start = time.perf_counter()
-                source = build_source(prepared, DataConfig(split="1,0,0"), SEQ_LENGTH, 1, "train")
+                source, _ = _start(config)
                 source.fetch(np.arange(100_000_000, 100_000_064))
                 took = time.perf_counter() - start
                 yield Row(name="first batch of 64 after a resume at sample 1e8", ours=took, unit="wall s", at_most=1)
 
 
-def _sparse(folder: Path, count: int, tokens: int) -> tuple[Path, ...]:
-    """Shards whose files are holes: one document of 10^9 tokens after another."""
-    document = min(tokens, 10**9)
-    documents = tokens // document
-    prefixes = []
-    for number in range(count):
-        prefix = folder / f"s-{number:05d}"
-        with ShardWriter(prefix, 32_000) as writer:
-            writer.add_documents(np.zeros(1, np.uint16), np.ones(1, np.int64))
-        from data.shard_writer import write_index
+def _start(config: DataConfig) -> list[Samples]:
+    """As training starts: every shard checked against its manifest, two splits cut."""
+    prepared = prepare(config, lambda line: None)
+    return [build_source(prepared, config, SEQ_LENGTH, 1, split) for split in ("train", "validation")]
 
-        write_index(shards.idx_path(prefix), np.full(documents, document, np.int32), np.dtype(np.uint16))
-        os.truncate(shards.bin_path(prefix), 2 * document * documents)
-        assert read_manifest(prefix) is None
-        prefixes.append(prefix)
-    return tuple(prefixes)
+
+def _sparse(folder: Path, count: int, tokens: int) -> Path:
+    """Shards whose files are holes: one document of 10^7 tokens after another, with manifests as of real ones."""
+    document = 10**7
+    lengths = np.full(tokens // document, document, np.int32)
+    blocks = -(-2 * int(lengths.sum(dtype=np.int64)) // BLOCK_BYTES)
+    holes = BlockSums()
+    holes.update(memoryview(bytes(BLOCK_BYTES)))
+    hole = holes.result()
+    files = {"bin": replace(hole, size=2 * int(lengths.sum(dtype=np.int64)), blocks=hole.blocks * blocks)}
+    for number in range(count):
+        prefix = folder / f"s-{number:05d}-of-{count:05d}"
+        files["idx"] = write_index(shards.idx_path(prefix), lengths, np.dtype(np.uint16))
+        with shards.bin_path(prefix).open("wb") as file:
+            file.truncate(files["bin"].size)
+        manifest_path(prefix).write_text(_manifest(lengths, files).dump())
+    return folder / "s"
+
+
+def _manifest(lengths: np.ndarray, files: dict[str, FileSum]) -> Manifest:
+    byte = ByteTokenizer()
+    return Manifest(
+        tokens=int(lengths.sum(dtype=np.int64)), documents=len(lengths), dtype="uint16", vocab_size=byte.vocab_size,
+        tokenizer="byte", tokenizer_fingerprint=byte.fingerprint, eod=byte.eod, append_eod=True, special_text="plain",
+        files=files,
+    )  # fmt: skip
 
 
 def _own_memory_kib() -> int:
