@@ -7,6 +7,7 @@ process group exists, so that no rank waits for another.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +17,15 @@ import numpy as np
 
 from data import cache
 from data.config import DataConfig
+from data.manifest import ends_digest
 from data.prepare import Prepared
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
+
+SEAL = "whole.json"
+"""What a cache's index files were when they were whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +109,9 @@ def open_splits(
 
     def build(part: Path) -> None:
         _build(prepared, config, seq_length, seed, plan, blend, part)
+        (part / SEAL).write_text(json.dumps(_files(part)))
 
-    cache.build_once(target, lambda folder: folder.is_dir(), build, console)
+    cache.build_once(target, _is_whole, build, console)
     datasets = _build(prepared, config, seq_length, seed, plan, blend, target)
     if (dataset := datasets[0]) is not None and len(dataset) < plan.train:
         raise UserError(
@@ -119,6 +125,21 @@ def open_splits(
         for name, dataset in zip(SPLITS, datasets, strict=True)
         if dataset is not None
     }
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cache has all that it was sealed with: megatron-core would make what is missing in place, in every
+    process at once, and end in the middle of numpy where a file is too short."""
+    try:
+        return bool(json.loads((folder / SEAL).read_bytes()) == _files(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _files(folder: Path) -> dict[str, list[int | str]]:
+    """Size and ends of every index file, by name: O(1), as of shards (data/manifest.py)."""
+    paths = sorted(path for path in folder.iterdir() if path.name != SEAL)
+    return {path.name: [path.stat().st_size, ends_digest(path)] for path in paths}
 
 
 def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.config import DataConfig
-from data.megatron_order import Plan, open_splits
+from data.megatron_order import SEAL, Plan, open_splits
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from parallel.errors import UserError
@@ -120,3 +120,28 @@ def test_a_source_of_several_shards_is_refused(tmp_path):
 def test_a_split_without_documents_is_refused_instead_of_searched_forever(tmp_path):
     with pytest.raises(UserError, match="no document in the validation split"):
         opened(tmp_path, paths=(shard(tmp_path / "a", 1, documents=2),))
+
+
+@pytest.mark.parametrize("damage", ["shorter", "lost", "other bytes", "unsealed"])
+def test_a_cache_that_is_not_whole_is_made_again_as_one(tmp_path, damage):
+    """megatron-core would end in numpy for the first, and make the second in place, in every process at once."""
+    path = shard(tmp_path / "a", 1)
+    expected = opened(tmp_path, paths=(path,))["train"].fetch(np.arange(60))
+    (folder,) = (one for one in (tmp_path / "cache" / "megatron").iterdir() if one.is_dir())
+    file = next(folder.glob("*shuffle_index.npy"))
+    before, made = file.read_bytes(), folder.stat().st_ino
+    if damage == "shorter":
+        file.write_bytes(before[:-8])
+    elif damage == "other bytes":
+        file.write_bytes(before[:-8] + bytes(8))
+    elif damage == "lost":
+        file.unlink()
+    else:
+        (folder / SEAL).unlink()
+    again = opened(tmp_path, paths=(path,))["train"].fetch(np.arange(60))
+    assert again.tolist() == expected.tolist()
+    assert file.read_bytes() == before
+    assert folder.stat().st_ino != made
+    made = folder.stat().st_ino
+    opened(tmp_path, paths=(path,))
+    assert folder.stat().st_ino == made

@@ -490,3 +490,14 @@ def test_the_recipe_runs_and_the_tool_needs_no_torch(tmp_path: Path) -> None:
     command = [sys.executable, "pretrain_gpt.py", str(tmp_path / "recipe.toml"), "--dry_run"]
     planned = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert planned.returncode == 0 and "plan for 1 ranks" in planned.stdout, planned.stderr
+
+
+def test_going_on_in_megatrons_order_is_explained_where_a_run_is_loaded() -> None:
+    def notes(flags: str) -> list[str]:
+        return [line for line in drafted(flags).notes if "data.order" in line]
+
+    assert notes(f"{SMALLEST} --data-path /data/pile") == []
+    (line,) = notes(f"{SMALLEST} --data-path /data/pile --load /ckpt")
+    assert 'data.order = "megatron"' in line and "megatron_train_samples" not in line
+    (line,) = notes(f"{GPT3_175B} --load /ckpt")
+    assert "data.megatron_train_samples = 146484375" in line

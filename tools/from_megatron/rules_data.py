@@ -25,6 +25,7 @@ def data(draft: Draft) -> None:
         draft.leave_open("data-path", holes[0], "data.paths")
     else:
         _paths(draft, paths)
+        _order(draft)
     split = arguments.text("split")
     if split is not None:
         draft.put("data.split", split.strip("'\" "), "--split")
@@ -45,6 +46,16 @@ def _paths(draft: Draft, paths: list[str]) -> None:
             return
         paths = paths[1::2]
     draft.put("data.paths", paths, "--data-path")
+
+
+def _order(draft: Draft) -> None:
+    """Triplane's own order, unless somebody means to go on in Megatron's."""
+    if draft.arguments.switch("load"):
+        samples = draft.arguments.whole("train-samples")
+        plan = "" if samples is None else f" and data.megatron_train_samples = {samples} (--train-samples)"
+        draft.notes.append(
+            f'--load: to go on in the order in which Megatron-LM reads the data, set data.order = "megatron"{plan}.'
+        )
 
 
 def _is_number(text: str) -> bool:
