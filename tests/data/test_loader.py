@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,24 @@ def test_prefetcher_gives_what_fetch_gives_in_order_and_ends():
     found = [tokens.tolist() for tokens in reader]
     reader.close()
     assert found == [Counting().fetch(request).tolist() for request in requests]
-    assert reader.data_wait_s >= 0
+
+
+def test_the_wait_for_the_disk_is_measured():
+    """0.3 s for a request that nobody has read ahead; nothing for one that lies there."""
+
+    class Slow(Counting):
+        def fetch(self, sample_indices):
+            time.sleep(0.3)
+            return super().fetch(sample_indices)
+
+    reader = Prefetcher(Slow(), iter([np.array([0]), np.array([1])]), depth=1)
+    next(reader)
+    assert reader.data_wait_s > 0.2
+    while not reader._pending[0].done():
+        time.sleep(0.01)
+    next(reader)
+    reader.close()
+    assert reader.data_wait_s < 0.2
 
 
 def test_prefetcher_is_two_requests_ahead_and_no_more():

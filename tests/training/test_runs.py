@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.prepare import Prepared
+from data.source import build_source
 from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
 from training import cli
 from training.metrics.jsonl import read_jsonl
@@ -406,6 +409,28 @@ def test_state_beside_weights_is_versioned_json(prepared: Prepared, tmp_path: Pa
     state = json.loads((tmp_path / "run/checkpoints/iter_0000001/state.json").read_text())
     assert state["format"] == 1
     assert state["progress"] == {"iteration": 1, "consumed_samples": 8}
+
+
+def test_waiting_for_data_is_measured_and_said(
+    prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that takes half a second for a batch, where an iteration takes less: its wait is seen by all means."""
+    config = configuration(tmp_path / "run", "--train.train_iters", "4")
+    source = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
+
+    class Slow:
+        seq_length, epochs = source.seq_length, source.epochs
+
+        def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
+            time.sleep(0.5)
+            return source.fetch(sample_indices)
+
+    metrics = train(replace(prepared, splits={"train": Slow()}), config, 1)
+    said = re.search(r"waited for data in ([\d.]+)% of the iterations' \d+s", capfd.readouterr().out)
+    waited_s = sum(line["data_wait_s"] for line in metrics if "loss" in line)
+    took_s = sum(line["iteration_s"] for line in metrics if "loss" in line)  # each is logged
+    assert waited_s > 0.5
+    assert said and abs(float(said[1]) / 100 - waited_s / took_s) < 1e-3
 
 
 # ---- a sample, in any layout

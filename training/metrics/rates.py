@@ -29,6 +29,9 @@ class Rates:
     clock: Callable[[], float] = time.monotonic
     """Seconds that never step back: with the time of day, a clock that is set would give negative rates."""
 
+    total_s: float = field(default=0.0, init=False)
+    """What all iterations took since the start, the first ones too."""
+
     _began: float = field(default=0.0, init=False)
     _warmup_left: int = field(default=WARMUP_ITERATIONS, init=False)
     _warmup_times_s: list[float] = field(default_factory=list, init=False)
@@ -43,6 +46,7 @@ class Rates:
     def end(self, tokens: int) -> None:
         """It has ended; ``tokens`` is what the whole global batch held."""
         elapsed_s = self.clock() - self._began
+        self.total_s += elapsed_s
         if self._warmup_left:
             self._warmup_left -= 1
             self._warmup_times_s.append(elapsed_s)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from parallel.groups import Ranks
 from training.checkpoint.progress import Progress
 from training.loop import Attachment
+from training.metrics.console import duration
 from training.metrics.meters import Meter
 from training.metrics.rates import Rates
 from training.metrics.sinks import Sinks
@@ -35,7 +36,7 @@ class Recorder(Attachment):
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.data_wait_s, self.meters = rates, sinks, data_wait_s, meters
         self.epochs = epochs
-        self.waited_s, self.stalled_s, self.skipped = 0.0, 0.0, 0
+        self.waited_s, self.stalled_s, self.skipped, self.all_waited_s = 0.0, 0.0, 0, 0.0
         self.unwritten: StepResult | None = None
 
     def before_step(self, progress: Progress) -> None:
@@ -43,7 +44,9 @@ class Recorder(Attachment):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.rates.end(result.tokens)
-        self.waited_s += self.data_wait_s()
+        waited_s = self.data_wait_s()
+        self.waited_s += waited_s
+        self.all_waited_s += waited_s
         self.skipped += result.skipped
         self.unwritten = result
         if (
@@ -75,6 +78,9 @@ class Recorder(Attachment):
     def stop(self, progress: Progress, reason: str) -> None:
         if self.unwritten is not None:  # stopped between two logged iterations
             self._write(progress, self.unwritten)
+        if self.rates.total_s:
+            share = self.all_waited_s / self.rates.total_s
+            self.ranks.say(f"waited for data in {share:.3%} of the iterations' {duration(self.rates.total_s)}")
         if self.sinks is not None:
             self.sinks.close()
 
