@@ -14,12 +14,14 @@ from data.split import SplitName
 from models import gpt
 from models.families import resolve
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
+from models.layers import packed
 from models.layers.spec import provider
 from models.shapes import GPTShape
 from parallel import groups, replicas
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
+from parallel.precision import params_dtype
 from parallel.stages import layers_per_chunk
 from training import fingerprint, loop, optimizer, run_folder, stream_position
 from training.batches import BatchStream, Stream
@@ -296,6 +298,9 @@ def announce(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
+    if config.data.reset != "none":
+        how = packed.how(shape, ranks.device, params_dtype(config.precision), ranks.layout)
+        ranks.say(f"documents are kept apart by attention {how}")
 
 
 def finish(

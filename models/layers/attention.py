@@ -15,6 +15,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from models.layers import packed
 from models.layers.blocks import Sight, attend, attend_in_blocks
 from parallel.errors import SharedMistake
 
@@ -78,6 +79,11 @@ class SDPAttention(MegatronModule):
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
             return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, pieces=pieces)
+        if sight.documents is not None and not packed.why_not(
+            query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
+            dropout,
+        ):  # fmt: skip
+            return packed.attend_packed(query, key, value, sight.documents, sight.left, self.softmax_scale)
         if sight.documents is None and (sight.left is None or sight.left >= s - 1):
             return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
         return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale)

@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 
@@ -11,16 +12,16 @@ class Documents:
 
     mcore passes it to every layer untouched. It reads ``qkv_format``, where "sbhd" keeps all tensors as they are
     without documents, and ``max_seqlen_q`` and ``max_seqlen_kv``, the length that RoPE is made for. Only SDPAttention
-    reads the rest.
+    reads the rest: ``cu_seqlens`` where a GPU has a kernel for it (models/layers/packed.py), elsewhere ``starts``.
 
     RoPE does not restart with a document: scores depend on differences of positions only, whatever the frequencies
     (arXiv:2104.09864, section 3.4.2), and those are the same within a document. Learned positions restart, in
     ``Batch.position_ids``.
 
-    Transformer Engine would want its "thd" format: samples of a microbatch flattened into one row of documents with
-    ``cu_seqlens``, which changes the shape of all activations. Nothing here makes that: it would be a second path
-    through the model, which no CPU can run and so no test of ours could hold to one rank. With packed documents,
-    attention is ours among Transformer Engine's other modules too (models/layers/spec.py).
+    Transformer Engine would want its "thd" format: samples of a microbatch flattened into one row through the whole
+    model, which changes the shape of all activations. Nothing here makes that: it would be a second path through the
+    model, which no CPU can run and so no test of ours could hold to one rank. With packed documents, attention is ours
+    among Transformer Engine's other modules too (models/layers/spec.py), and flattens for itself alone.
     """
 
     qkv_format: Literal["sbhd"] = "sbhd"
@@ -30,6 +31,16 @@ class Documents:
         starts."""
         self.starts = starts
         self.max_seqlen_q = self.max_seqlen_kv = starts.shape[1] * context_parallel_size
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Where each document begins in the row of all samples, one after another, and where the last ends:
+        [documents + 1] int32, on the device. Of whole samples, so without context parallelism. On a GPU this waits for
+        the device, once a microbatch, since only it knows how many there are."""
+        samples, length = self.starts.shape
+        positions = torch.arange(length, device=self.starts.device)
+        begins = (self.starts == positions).flatten().nonzero().flatten()
+        return torch.cat([begins, begins.new_tensor([samples * length])]).int()
 
     @cached_property
     def earliest(self) -> list[int]:

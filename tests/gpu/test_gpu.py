@@ -3,6 +3,9 @@
 import importlib.util
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from tools.prove_gpu import machine, specs, subjects
 
 pytestmark = pytest.mark.gpu
 
+ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the CPU backend refuses to hide a usable GPU by itself
 
 
@@ -25,6 +29,16 @@ def test_our_modules_compute_on_cuda_what_they_compute_on_the_cpu() -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("transformer_engine"), reason="transformer-engine is not installed")
 def test_transformer_engine_agrees_with_our_modules() -> None:
     assert subjects.specs(machine.look()).problems == []
+
+
+@pytest.mark.parametrize("left", ["None", "100"])
+def test_torchs_kernel_for_packed_documents_is_right(left: str) -> None:
+    """Compared with attention in blocks, as every run with data.reset does at its start; 64 and 128 wide, and GQA."""
+    look = "import torch; from models.layers.packed import disproof; print([disproof(torch.device('cuda'), dtype, 8, "
+    look += f"groups, width, {left}) for dtype in (torch.bfloat16, torch.float16) for groups in (2, 8) "
+    look += "for width in (64, 128)])"
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.split("\n")[-2] == str([""] * 8)
 
 
 def test_bf16_trains() -> None:

@@ -1,0 +1,126 @@
+"""Attention of packed documents by torch's flash kernels for rows of unequal lengths, where they are proved right.
+
+``torch.nn.attention.varlen.varlen_attn`` takes all documents of a microbatch as one row and ``cu_seqlens``, where each
+begins: it makes no mask and no score that nobody sees. It runs on CUDA alone, in 16 bits. What this program's tests
+hold to the last digit is attention in blocks (models/layers/blocks.py), and so the kernel is compared with that on
+each machine that is to use it, once, on a small example, and left out aloud where it differs or fails.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.layers.blocks import Sight, attend_in_blocks
+from models.layers.documents import Documents
+from models.shapes import GPTShape
+from parallel.layout import Layout
+
+Kernel = Callable[..., Tensor]
+"""varlen_attn, or what has its arguments."""
+LENGTH, SAMPLES = 384, 2
+WORSE = 4.0
+"""How many times the kernel's error against float32 may be that of blocks in the same dtype: both round every product,
+in another order."""
+
+
+def attend_packed(
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, left: int | None, scale: float | None,
+    kernel: Kernel | None = None,
+) -> Tensor:  # fmt: skip
+    """query [s, b, n, d], key and value [s, b, g, d] of whole samples -> [b, n, s, d].
+
+    left: tokens before its own that a query sees; None: all of its document. kernel: torch's, or one for a test.
+    """
+    s, b, heads, width = query.shape
+    rows = [tensor.transpose(0, 1).reshape(b * s, -1, width) for tensor in (query, key, value)]
+    bounds = documents.cu_seqlens
+    window = (-1 if left is None else left, 0)  # 0 after its own: causal
+    out = (kernel or _torchs())(
+        *rows, bounds, bounds, s, s, scale=scale, window_size=window, enable_gqa=heads != key.shape[2]
+    )
+    return out.view(b, s, heads, width).transpose(1, 2)
+
+
+def why_not(
+    device: torch.device, dtype: torch.dtype, heads: int, groups: int, width: int, value_width: int, left: int | None,
+    dropout: float = 0.0, context_parallel_size: int = 1,
+) -> str:  # fmt: skip
+    """Why documents are attended to in blocks instead; "" where the kernel does it.
+
+    heads, groups: of a rank. width, value_width: of keys and values, which differ in latent attention.
+    """
+    if device.type != "cuda":
+        return f"the kernel needs CUDA, this is {device.type}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"the kernel needs 16 bits, this is {str(dtype).removeprefix('torch.')}"
+    if dropout:
+        return "the kernel has no dropout of attention"
+    if context_parallel_size > 1:
+        return "documents that lie on several context ranks need each key's position"
+    if width != value_width:
+        return f"keys are {width} wide and values {value_width}"
+    return disproof(device, dtype, heads, groups, width, left)
+
+
+def how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layout) -> str:
+    """In words, for the layers that see most: "by torch's flash kernel ..." or "in blocks of queries (why)"."""
+    latent, width = shape.multi_latent_attention, shape.kv_channels
+    reason = why_not(
+        device,
+        dtype,
+        shape.num_attention_heads // layout.tp,
+        (shape.num_attention_heads if latent else shape.num_query_groups) // layout.tp,
+        shape.qk_head_dim + shape.qk_pos_emb_head_dim if latent else width,
+        shape.v_head_dim if latent else width,
+        None,
+        shape.attention_dropout,
+        layout.cp,
+    )
+    return f"in blocks of queries ({reason})" if reason else "by torch's flash kernel for rows of unequal lengths"
+
+
+@lru_cache
+def disproof(
+    device: torch.device, dtype: torch.dtype, heads: int, groups: int, width: int, left: int | None,
+    kernel: Kernel | None = None,
+) -> str:  # fmt: skip
+    """What the kernel gets wrong of output and gradients on a small example; "" where nothing. Draws from its own
+    generator; takes some milliseconds, once."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = [(LENGTH, SAMPLES, count, width) for count in (heads, groups, groups)]
+    inputs = [torch.randn(size, generator=draw).to(device, dtype) for size in sizes]
+    grad = torch.randn((SAMPLES, heads, LENGTH, width), generator=draw).to(device, dtype)
+    ends = torch.rand((SAMPLES, LENGTH), generator=draw) < 0.02
+    starts = (ends * torch.arange(1, LENGTH + 1)).roll(1, dims=1)
+    starts[:, 0] = 0
+    documents = Documents(starts.cummax(dim=1).values.to(device))
+    sight = Sight(left=left, documents=documents)
+    try:
+        found = _with_gradients(lambda q, k, v: attend_packed(q, k, v, documents, left, None, kernel), inputs, grad)
+    except (ImportError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        return f"the kernel failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    in_blocks = partial(attend_in_blocks, sight=sight)
+    blocks = _with_gradients(in_blocks, inputs, grad)
+    exact = _with_gradients(in_blocks, [one.float() for one in inputs], grad.float())
+    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
+    for name, mine, ours, true in zip(names, found, blocks, exact, strict=True):
+        off, usual = (mine.float() - true).abs().max().item(), (ours.float() - true).abs().max().item()
+        if not off <= WORSE * usual:  # not a number is no less than anything
+            return f"the kernel's {name} is off by {off:.2g} where attention in blocks is by {usual:.2g}"
+    return ""
+
+
+def _with_gradients(attend: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    with torch.enable_grad():
+        leaves = [one.detach().requires_grad_() for one in inputs]
+        output = attend(*leaves)
+        return [output.detach(), *torch.autograd.grad(output, leaves, grad)]
+
+
+def _torchs() -> Kernel:
+    from torch.nn.attention.varlen import varlen_attn  # torch 2.10 has the first, which knows fewer arguments
+
+    return cast(Kernel, varlen_attn)  # which returns more only where it is asked to
