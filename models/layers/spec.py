@@ -95,7 +95,9 @@ class Stack(HybridStack):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """[s/tp, b, h] -> [s/tp, b, h]."""
         with get_cuda_rng_tracker().fork() if self.config.sequence_parallel else contextlib.nullcontext():
-            return super().forward(*args, **kwargs)
+            output = super().forward(*args, **kwargs)
+        self.input_tensor = None  # else each chunk keeps its last input, and that input's gradient, to the next one
+        return output
 
 
 def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> ModuleSpec:

@@ -219,16 +219,18 @@ def test_no_graph_outlives_its_backward_pass(tmp_path: Path, recompute: str) -> 
         ("llama32_1b", "full", BIG, 1),
         ("llama32_1b", "mlp", BIG, 1),
         ("llama3_8b", "full", Candidate(tp=2, pp=4, vpp=4, microbatches=8), 0),
+        ("llama32_1b", "full", Candidate(tp=2, pp=2, vpp=8, mbs=4, microbatches=16), 0),
         ("qwen3_30b_a3b", "full", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
         ("qwen3_30b_a3b", "moe", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
         ("mixtral_8x7b", "full", Candidate(tp=2, pp=4, ep=8, dp=8, microbatches=4), 0),
     ],
-    ids=["dense", "mlp", "interleaved", "experts", "experts-alone", "one-expert-a-rank"],
+    ids=["dense", "mlp", "interleaved", "a-layer-a-chunk", "experts", "experts-alone", "one-expert-a-rank"],
 )
 def test_formulas_know_what_recomputation_needs(
     tmp_path: Path, model: str, recompute: str, layout: Candidate, stage: int
 ) -> None:
-    """Where little is kept, so that what is at work tells. A pipeline's outputs are let go of once they are sent."""
+    """Where little is kept, so that what is at work tells. A pipeline's outputs are let go of once they are sent, and
+    a chunk's input with its pass (models/layers/spec.py)."""
     layout = dataclasses.replace(layout, recompute=recompute)
     asked = question(model, layout, 2048)
     found = traced(tmp_path, asked, layout, stage)
