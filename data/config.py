@@ -24,8 +24,9 @@ class DataConfig:
     """The same in a file: a TOML table, or Megatron's "weight path weight path …" (--data-args-path)."""
 
     stream: tuple[str, ...] = ()
-    """Raw files, folders, globs or Hugging Face datasets (hf://OWNER/NAME), tokenised while training goes on, in place
-    of data.paths. data.split goes by a hash of each document's text then."""
+    """Raw files, folders, globs or Hugging Face datasets (hf://OWNER/NAME, or one commit of it by #REVISION behind
+    that), tokenised while training goes on, in place of data.paths. data.split goes by a hash of each document's text
+    then."""
 
     stream_count: int = 64
     """Logical streams that data.stream is dealt to: global sample i is the next one of stream i modulo this. Each is

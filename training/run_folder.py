@@ -107,8 +107,10 @@ def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
         if list(old) != list(new):
             lines.append(f"sources are {', '.join(new)} (were: {', '.join(old)})")
         for name in old.keys() & new.keys():
-            if old[name] != new[name]:
-                lines.append(f"source {name} is {new[name]} (was: {old[name]})")
+            was, is_now = ({"": one} if not isinstance(one, dict) else one for one in (old[name], new[name]))
+            for key in sorted(was.keys() | is_now.keys()):
+                if was.get(key) != is_now.get(key):
+                    lines.append(f"{key} of source {name}: {is_now.get(key)} (was: {was.get(key)})")
     if not lines and before.get("fingerprint") != now["fingerprint"]:
         lines.append(f"fingerprint is {now['fingerprint']} (was: {before.get('fingerprint')})")
     return sorted(lines)

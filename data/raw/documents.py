@@ -277,7 +277,7 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
 
     texts: list[str] = []
     size, begin, number = part.size, at, at
-    for row in hub.rows(part.source.path, part.start, part.stop, at):
+    for row in hub.rows(part.source.path, part.source.revision, part.start, part.stop, at):
         if reading.jsonl_key not in row:
             found = ", ".join(row)
             raise UserError(

@@ -1,7 +1,11 @@
 """Hugging Face datasets, through `datasets`: of the Hub by streaming, or a folder that `save_to_disk` left."""
 
+import contextlib
+import hashlib
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +19,40 @@ ROWS = 10_000
 """Rows of a saved dataset that are one step of the work."""
 
 
-def count(name: str) -> int:
-    """Steps of a dataset: the files that the Hub keeps it in, or blocks of rows of a saved one.
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What names a dataset: OWNER/NAME[:CONFIGURATION][@SPLIT][#REVISION], or a folder in place of the first."""
+
+    identity: str
+    configuration: str | None
+    split: str
+    revision: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Name":
+        """Split "train" where none is named."""
+        rest, _, revision = text.partition("#")
+        rest, _, split = rest.partition("@")
+        identity, _, configuration = rest.partition(":")
+        return cls(identity, configuration or None, split or "train", revision or None)
+
+
+def look(name: str) -> tuple[int, str]:
+    """Steps of a dataset (the files that the Hub keeps it in, or blocks of rows of a saved one), and its revision: the
+    Hub's commit, or the fingerprint that `datasets` gives to a saved one; of another folder, its files' sizes, times.
 
     Raises UserError where it cannot be opened.
     """
-    opened = _open(name)
-    if is_saved_dataset(Path(name)):
-        return -(-len(opened) // ROWS)
-    return int(opened.num_shards)
+    with _told(name):
+        revision = _revision(name)
+    opened = _open(name, revision)
+    steps = -(-len(opened) // ROWS) if is_saved_dataset(Path(name)) else int(opened.num_shards)
+    return steps, revision
 
 
-def rows(name: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[str, Any]]:
-    """The rows of steps `start` to `stop`, without the first `skipped` of each."""
-    opened = _open(name)
+def rows(name: str, revision: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows of steps `start` to `stop` of that revision, without the first `skipped` of each."""
+    opened = _open(name, revision)
     if is_saved_dataset(Path(name)):
         for step in range(start, stop):
             yield from opened.select(range(step * ROWS + skipped, min((step + 1) * ROWS, len(opened))))
@@ -37,20 +61,47 @@ def rows(name: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[st
         yield from opened.shard(num_shards=opened.num_shards, index=step).skip(skipped)
 
 
-def _open(name: str) -> "IterableDataset | Any":
-    """name: a folder, or OWNER/NAME[:CONFIGURATION][@SPLIT], split "train" where none is named."""
-    try:
+def _revision(name: str) -> str:
+    if is_saved_dataset(Path(name)):
+        return str(json.loads((Path(name) / "state.json").read_bytes())["_fingerprint"])
+    asked = Name.parse(name)
+    if Path(asked.identity).is_dir():
+        return _state_of(Path(asked.identity))
+    from huggingface_hub import HfApi
+
+    return str(HfApi().dataset_info(asked.identity, revision=asked.revision, token=os.environ.get("HF_TOKEN")).sha)
+
+
+def _state_of(folder: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        status = path.stat()
+        digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _open(name: str, revision: str) -> "IterableDataset | Any":
+    """The same rows for the same revision, whatever the Hub has had since."""
+    with _told(name):
         import datasets
-    except ImportError:
-        raise UserError(f"{name} needs `pip install datasets`.") from None
-    try:
+
         if is_saved_dataset(Path(name)):
             return datasets.load_from_disk(name)
-        identity, _, split = name.partition("@")
-        identity, _, configuration = identity.partition(":")
+        asked = Name.parse(name)
+        pinned = None if Path(asked.identity).is_dir() else revision
         return datasets.load_dataset(
-            identity, configuration or None, split=split or "train", streaming=True, token=os.environ.get("HF_TOKEN")
-        )
+            asked.identity, asked.configuration, split=asked.split, streaming=True, revision=pinned,
+            token=os.environ.get("HF_TOKEN"),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raises UserError for whatever is wrong."""
+    try:
+        yield
+    except ImportError:
+        raise UserError(f"{name} needs `pip install datasets`.") from None
     except Exception as error:  # the library has many kinds, and connection errors of three others
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"dataset {name} cannot be opened: {type(error).__name__}: {told}") from None

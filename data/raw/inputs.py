@@ -35,6 +35,8 @@ class Source:
     """Bytes on disk; of a dataset, its shards or rows."""
     changed_ns: int = 0
     """Time of the last change."""
+    revision: str = ""
+    """Of a dataset; what is read stays that one."""
 
 
 def find(inputs: tuple[str, ...], field: str = "INPUT") -> list[Source]:
@@ -43,20 +45,26 @@ def find(inputs: tuple[str, ...], field: str = "INPUT") -> list[Source]:
     field: what the user gave them as, for messages. Raises UserError for what is not there, is empty, or is given
     twice.
     """
+    return [source for sources in find_each(inputs, field).values() for source in sources]
+
+
+def find_each(inputs: tuple[str, ...], field: str = "INPUT") -> dict[str, list[Source]]:
+    """The same, input by input, by their names."""
     try:
-        return _all(inputs)
+        by_input = {one: list(_find(one)) for one in inputs}
+        _check(inputs, [source for sources in by_input.values() for source in sources])
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
+    return by_input
 
 
-def _all(inputs: tuple[str, ...]) -> list[Source]:
-    found = [source for one in inputs for source in _find(one)]
-    twice = [path for path, count in Counter(source.path for source in found).items() if count > 1]
+def _check(inputs: tuple[str, ...], found: list[Source]) -> None:
+    twice = [name for name, count in Counter(inputs).items() if count > 1]
+    twice += [path for path, count in Counter(source.path for source in found).items() if count > 1]
     if twice:
         raise UserError(f"{twice[0]} is named more than once; each of its documents would be, too.")
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
-    return found
 
 
 def _find(name: str) -> Iterator[Source]:
@@ -135,6 +143,11 @@ def _saved(name: str, folder: Path) -> list[Source]:
     )
 
 
+def unpinned(name: str) -> str:
+    """What names a dataset without the revision that it was asked for in: `hf://OWNER/NAME#REVISION`."""
+    return name if Path(name).exists() else name.partition("#")[0]
+
+
 def is_saved_dataset(folder: Path) -> bool:
     """What `Dataset.save_to_disk` leaves."""
     return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
@@ -143,4 +156,5 @@ def is_saved_dataset(folder: Path) -> bool:
 def _dataset(name: str) -> Source:
     from data.raw import hub
 
-    return Source(name, "dataset", "", hub.count(name))
+    steps, revision = hub.look(name)
+    return Source(unpinned(name), "dataset", "", steps, revision=revision)

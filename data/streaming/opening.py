@@ -51,11 +51,16 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         batch_bytes=BATCH_BYTES,
         flags="data.",
     )
-    sources = inputs.find(config.stream, "data.stream")
+    by_input = inputs.find_each(config.stream, "data.stream")
+    sources = [source for found in by_input.values() for source in found]
     total_bytes = sum(one.size for one in sources if one.kind != "dataset")
     divided = units.divide(sources, shares.unit_bytes(total_bytes, config.stream_count))
     sample = _sample(divided, reading, config.stream)
     engine = engines.choose(tokenizer, "auto", False, sample, console)
+    for one in sources:
+        if one.revision and not Path(one.path).exists():
+            name = f"{inputs.HUB}{one.path}"
+            console(f"data: {name} is at revision {one.revision}; {name}#{one.revision} keeps to it")
     sizes = [share.size / 1e6 for share in shares.deal(divided, config.stream_count, "")]
     console(
         f"data: streaming {len(sources)} input(s) in {len(divided)} unit(s) as {config.stream_count} streams of "
@@ -68,16 +73,18 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         reading=reading,
         engine=engine,
         eod=tokenizer.eod,
-        fingerprints={name: fingerprint(inputs.find((name,), "data.stream")) for name in config.stream},
+        fingerprints={name: fingerprint(found) for name, found in by_input.items()},
         plan={name: getattr(config, name) for name in names},
         console=console,
     )
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
-    """Hex digest of files by name, size and time of change, wherever they lie; of a dataset by its id and number of
-    steps alone, so that another revision of it is not noticed.
-    """
+    """Hex digest of files by name, size and time of change, wherever they lie; of a dataset, its name on the Hub and
+    its revision."""
+    if len(sources) == 1 and sources[0].revision:
+        where = "" if inputs.is_saved_dataset(Path(sources[0].path)) else f"{sources[0].path}, "
+        return f"{where}revision {sources[0].revision}"
     digest = hashlib.blake2b(digest_size=16)
     for one in sources:
         name = one.path if one.kind == "dataset" else Path(one.path).name

@@ -81,7 +81,7 @@ def test_other_data_is_refused_or_begun_anew(tmp_path: Path, capfd: pytest.Captu
     code, failure = train_or_fail(prepared_for(run, *flags), configuration(run, *flags), 1)
     assert code == 2
     assert failure is not None
-    assert f"source {path} is" in failure.text
+    assert f"shards of source {path}: " in failure.text
     accepted = configuration(run, *flags, "--data.accept_change", "True")
     assert len(train(prepared_for(run, *flags), accepted, 1)) == 4
     assert "does not say where 8 of 8 streams stand in this data" in capfd.readouterr().out

@@ -82,30 +82,6 @@ def test_a_saved_dataset(texts, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("x-*.idx"))) == 3
 
 
-def test_a_streamed_dataset_by_its_files(texts, tmp_path):
-    """hf:// goes through `load_dataset(streaming=True)`, which takes a folder where it takes an id of the Hub."""
-    folder = tmp_path / "owner" / "set"
-    folder.mkdir(parents=True)
-    parquet(folder / "train-00000-of-00002.parquet", texts[:50])
-    parquet(folder / "train-00001-of-00002.parquet", texts[50:])
-    program = (
-        "import sys; from data.raw import hub; from tools.preprocess import __main__; from pathlib import Path\n"
-        "hub.Path = lambda name: Path('nowhere')\n"  # a folder of that name is none that save_to_disk left
-        f"assert __main__.main(['hf://no/set', '--output', '{tmp_path / 'y'}', '--tokenizer', 'byte']) == 2\n"
-        f"sys.exit(__main__.main(['hf://{folder}', '--output', '{tmp_path / 'x'}', '--tokenizer', 'byte']))"
-    )
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf"), "PATH": ""}
-    ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert "INPUT: dataset no/set cannot be opened" in ran.stderr
-    assert len(list(tmp_path.glob("x-*.idx"))) == 2
-    found = b"".join(shard_bytes(path.with_suffix(""))[0] for path in sorted(tmp_path.glob("x-*.idx")))
-    assert np.frombuffer(found, np.uint16).tolist() == [byte for text in texts for byte in (*text.encode(), 256)]
-
-
 GOOD = b'{"text": "gut"}\n'
 
 
