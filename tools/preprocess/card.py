@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tools.preprocess.job import Job
-from tools.preprocess.output import read_unit
+from tools.preprocess.output import read_unit, write_whole
 
 MOST_HASHES = 1 << 26
 """Documents compared with one another to find duplicates (0.5 GB); of more, a part that the hash chooses."""
@@ -37,9 +37,7 @@ class Totals:
         return cls(**{**values, "examples": tuple(values["examples"])})
 
     def save(self, path: Path) -> None:
-        part = path.with_name(path.name + ".tmp-0")
-        part.write_text(json.dumps(asdict(self), indent=1))
-        part.replace(path)
+        write_whole(path, json.dumps(asdict(self), indent=1).encode())
 
 
 def add_up(job: Job) -> Totals:

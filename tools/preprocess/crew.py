@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,6 +21,8 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 Report = Callable[[int, int], None]
 """Called with the source bytes read and the tokens made since the last call."""
 Task = Callable[[int, Report], None]
+Clear = Callable[[dict[int, int]], None]
+"""Called with the process ids of workers that ended within a task, and these tasks: removes what is half written."""
 
 
 class Stopped(Exception):
@@ -50,8 +52,12 @@ class StopSign:
         self.is_up = True
 
 
-def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign) -> None:
+def work(
+    tasks: list[int], do: Task, clear: Clear, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign
+) -> None:
     """Do every task, the next one by whoever is free. private: descriptors that no worker may keep open.
+
+    However it ends, no worker is left, and nothing of theirs half written.
 
     Raises UserError where a task does, WorkerDied, Stopped.
     """
@@ -67,7 +73,7 @@ def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[
             process = context.Process(target=_worker, args=(theirs, do, os.getpid(), others), daemon=True)
             process.start()
             theirs.close()
-            crew[ours] = process, _give(ours, left)
+            _give(ours, left, process, crew)
         while crew:
             stop.check()
             for ready in wait(list(crew), POLL_S):
@@ -84,7 +90,7 @@ def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[
                         )
                 elif kind == "done":
                     if left:
-                        crew[ours] = process, _give(ours, left)
+                        _give(ours, left, process, crew)
                     else:
                         _send(ours, None)
                         del crew[ours]
@@ -92,15 +98,32 @@ def work(tasks: list[int], do: Task, workers: int, bar: tqdm, private: Iterable[
                 else:
                     raise UserError(values[0])
     finally:
-        for one, _ in crew.values():
-            one.kill()
-            one.join()
+        with _uninterrupted():
+            for one, _ in crew.values():
+                one.kill()
+            for one, _ in crew.values():
+                one.join()
+            with contextlib.suppress(OSError):  # what ended the work is to be told, not this
+                clear({one.pid: task for one, task in crew.values() if one.pid is not None})
 
 
-def _give(worker: Connection, left: list[int]) -> int:
+def _give(
+    worker: Connection, left: list[int], process: BaseProcess, crew: dict[Connection, tuple[BaseProcess, int]]
+) -> None:
+    """The next task. It is noted first: an interruption between the two would leave a task that nobody clears."""
     task = left.pop()
+    crew[worker] = process, task
     _send(worker, task)
-    return task
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C waits until what is within is done."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(worker: Connection, task: int | None) -> None:

@@ -1,7 +1,5 @@
 """A unit becomes a shard: what every worker does, one unit after another."""
 
-import errno
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +13,9 @@ from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
 from data.tokenizers import Tokenizer
-from parallel.errors import UserError
 from tools.preprocess.crew import Report
 from tools.preprocess.encoding import Encoding, Seen
-from tools.preprocess.output import Output
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+from tools.preprocess.output import Output, remove_unfinished, saying_where_no_space_is, shard_files, write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +44,23 @@ class Job:
         def describe(writer: ShardWriter, files: dict[str, FileSum]) -> Manifest:
             return self._manifest(unit, writer, files, seen, rejects)
 
-        try:
-            with ShardWriter(prefix, self.tokenizer.vocab_size, describe) as writer:
-                self._fill(writer, unit, seen, rejects, report)
-                _write_hashes(self.output.hashes(index), seen)
-                if not writer.document_count:
-                    raise _NoDocument
-        except _NoDocument:
-            _write_whole(empty_path(prefix), self._manifest(unit, writer, {}, seen, rejects).dump().encode())
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise UserError(
-                f"{prefix.parent}: {error.strerror} while writing {prefix.name}. The shards that are there are whole; "
-                "make room, and give the same command again."
-            ) from None
+        with saying_where_no_space_is(prefix):
+            try:
+                with ShardWriter(prefix, self.tokenizer.vocab_size, describe) as writer:
+                    self._fill(writer, unit, seen, rejects, report)
+                    write_whole(self.output.hashes(index), np.array(seen.hashes, np.uint64).tobytes())
+                    if not writer.document_count:
+                        raise _NoDocument
+            except _NoDocument:
+                write_whole(empty_path(prefix), self._manifest(unit, writer, {}, seen, rejects).dump().encode())
+
+    def clear(self, unfinished: dict[int, int]) -> None:
+        """Remove what is half written. unfinished: process ids of workers that are gone, and their units."""
+        remove_unfinished(
+            (path, process)
+            for process, index in unfinished.items()
+            for path in (*shard_files(self.prefix(index)), self.output.hashes(index))
+        )
 
     def _fill(self, writer: ShardWriter, unit: Unit, seen: Seen, rejects: Rejects, report: Report) -> None:
         before = 0
@@ -119,12 +116,3 @@ class Job:
 class _NoDocument(Exception):
     """A unit that holds nothing to write."""
 
-
-def _write_hashes(path: Path, seen: Seen) -> None:
-    _write_whole(path, np.array(seen.hashes, np.uint64).tobytes())
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(path)

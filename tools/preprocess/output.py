@@ -1,13 +1,14 @@
 """Where the shards go, who may write there, and what of an earlier run may be continued."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from data.shards import bin_path, idx_path
 from parallel.errors import UserError
 
 LEFTOVER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.[\w.]+\.tmp-")
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 GRACE_S = 5.0
 """How long a start waits for the processes of a run that was killed a moment ago."""
 
@@ -146,9 +148,7 @@ class Output:
                 f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
                 f"Give another --output. {self._way_anew(plan, part)}"
             )
-        new = path.with_name(f"plan.json.tmp-{os.getpid()}")
-        new.write_text(text)
-        new.replace(path)
+        write_whole(path, text.encode())
 
     def remove_leftovers(self, part: Part) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
@@ -260,6 +260,50 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return lines
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """A small file, which appears under its name only when it is complete."""
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def remove_unfinished(paths: Iterable[tuple[Path, int]]) -> None:
+    """Delete what processes that are gone had not finished of these files, each of which one process wrote.
+
+    A process id alone would not tell: on another node another part's process may have the same.
+    """
+    by_folder: dict[Path, set[str]] = {}
+    for path, process in paths:
+        by_folder.setdefault(path.parent, set()).add(f"{path.name}.tmp-{process}")
+    for folder, names in by_folder.items():
+        for entry in folder.iterdir():
+            whole, mark, maker = entry.name.partition(".tmp-")
+            if f"{whole}{mark}{maker.partition('-')[0]}" in names:
+                entry.unlink(missing_ok=True)
+
+
+def shard_files(prefix: Path) -> tuple[Path, ...]:
+    """All that a shard may have; its index first, so that what is left is none where they are removed in this order."""
+    return idx_path(prefix), manifest_path(prefix), bin_path(prefix), empty_path(prefix)
+
+
+@contextlib.contextmanager
+def saying_where_no_space_is(path: Path) -> Iterator[None]:
+    """Raises UserError for a full disk. path: what is written within."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise UserError(
+            f"{path.parent}: {error.strerror} while writing {path.name}. What has its name there is whole; make room, "
+            "and give the same command again."
+        ) from None
+
+
 def is_complete(prefix: Path) -> bool:
     """Whether a shard, or the note that a unit held no document, is there. `.idx` comes last."""
     return empty_path(prefix).is_file() or all(
@@ -276,6 +320,6 @@ def read_unit(prefix: Path) -> Manifest:
 
 
 def remove(prefix: Path) -> None:
-    """Delete a shard; its index first, so that what is left is none."""
-    for path in (idx_path(prefix), manifest_path(prefix), bin_path(prefix), empty_path(prefix)):
+    """Delete a shard."""
+    for path in shard_files(prefix):
         path.unlink(missing_ok=True)

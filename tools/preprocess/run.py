@@ -17,7 +17,7 @@ from parallel.errors import UserError
 from tools.preprocess import card, crew, stages
 from tools.preprocess.encoding import Encoding, SpecialText
 from tools.preprocess.job import Job
-from tools.preprocess.output import Output, Part, is_complete
+from tools.preprocess.output import Output, Part, is_complete, saying_where_no_space_is
 
 SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
 SAMPLED_UNITS = 8
@@ -66,7 +66,7 @@ def preprocess(options: Options) -> None:
     tokenizer = _tokenizer(options)
     output = Output(options.prefix)
     try:
-        with output.claimed(options.part) as claim:
+        with saying_where_no_space_is(options.prefix), output.claimed(options.part) as claim:
             output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part)
             if claim.is_locked:
                 output.remove_leftovers(options.part)
@@ -155,7 +155,7 @@ def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
         _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
     with crew.progress(sum(sizes.values()), "tokenising") as bar:
         bar.update(done)
-        crew.work([unit.index for unit in left], running.do, options.workers, bar, locks, options.stop)
+        crew.work([unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop)
 
 
 def _with_engine(job: Job, engine: engines.Engine) -> Job:
@@ -240,7 +240,7 @@ def _shuffle(options: Options, job: Job, totals: card.Totals, locks: list[int]) 
     if left and not (options.merge and is_complete(target)):
         shuffle = stages.Shuffle(job, options.shuffle_docs, is_last)
         with crew.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
-            crew.work(left, shuffle.do, options.workers, bar, locks, options.stop)
+            crew.work(left, shuffle.do, shuffle.clear, options.workers, bar, locks, options.stop)
     for unit in job.units:
         stages.remove(job.prefix(unit.index))
     return made

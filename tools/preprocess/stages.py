@@ -12,7 +12,14 @@ from data.shard_writer import ShardWriter
 from data.shards import Shard
 from tools.preprocess.crew import Report
 from tools.preprocess.job import Job
-from tools.preprocess.output import is_complete, read_unit, remove
+from tools.preprocess.output import (
+    is_complete,
+    read_unit,
+    remove,
+    remove_unfinished,
+    saying_where_no_space_is,
+    shard_files,
+)
 
 PIECE_TOKENS = 32 << 20
 """Tokens gathered before they are written."""
@@ -59,7 +66,8 @@ class Shuffle:
             source = (f"documents {first}:{last} of {total}, shuffled with seed {self.seed}",)
             return self.job.manifest(writer, files, source=source, counts={})
 
-        with ShardWriter(self.prefix(index), self.job.tokenizer.vocab_size, describe) as writer:
+        prefix, vocab_size = self.prefix(index), self.job.tokenizer.vocab_size
+        with saying_where_no_space_is(prefix), ShardWriter(prefix, vocab_size, describe) as writer:
             for piece in np.split(np.arange(len(documents)), _cuts(lengths)):
                 rows = zip(units[piece].tolist(), starts[piece].tolist(), lengths[piece].tolist(), strict=True)
                 tokens = [self.shards[unit].tokens[start : start + length] for unit, start, length in rows]
@@ -67,6 +75,12 @@ class Shuffle:
                     gathered = np.concatenate(tokens)
                     writer.add_documents(gathered, lengths[piece])
                     report(gathered.nbytes, gathered.size)
+
+    def clear(self, unfinished: dict[int, int]) -> None:
+        """Remove what is half written. unfinished: process ids of workers that are gone, and their shards."""
+        remove_unfinished(
+            (path, process) for process, index in unfinished.items() for path in shard_files(self.prefix(index))
+        )
 
     def _locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Unit, first token and tokens of each of `documents` [n]; all [n] int64."""
@@ -94,7 +108,8 @@ def join(job: Job, prefixes: list[Path], target: Path, report: Callable[[int], o
         def describe(writer: ShardWriter, files: dict[str, FileSum]) -> Manifest:
             return job.manifest(writer, files, source=tuple(prefix.name for prefix in prefixes), counts={})
 
-        with ShardWriter(target, job.tokenizer.vocab_size, describe) as writer:
+        vocab_size = job.tokenizer.vocab_size
+        with saying_where_no_space_is(target), ShardWriter(target, vocab_size, describe) as writer:
             for prefix in prefixes:
                 shard = Shard(prefix)
                 for start in range(0, shard.token_count, PIECE_TOKENS):

@@ -7,6 +7,7 @@ from pathlib import Path
 from data.raw import documents, inputs, units
 from data.raw.documents import Reading, Rejects
 from parallel.errors import UserError
+from tools.preprocess.output import saying_where_no_space_is, write_whole
 
 PART_BYTES = 1 << 20
 
@@ -42,10 +43,9 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str,
         )
     except RuntimeError as error:
         raise UserError(f"--vocab_size {vocab_size}: {str(error).splitlines()[-1]}") from None
-    part = output.with_name(f"{output.name}.tmp")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    part.write_bytes(model.getvalue())
-    part.replace(output)
+    with saying_where_no_space_is(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, model.getvalue())
     print(f"{output}: {vocab_size} pieces")
 
 

@@ -132,9 +132,9 @@ def test_a_worker_that_dies_before_its_first_task_is_said_too(monkeypatch):
     """Its pipe is broken then: no reason for a traceback."""
     give = crew._give
     monkeypatch.setattr(crew, "_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    monkeypatch.setattr(crew, "_give", lambda worker, left: connection.wait([worker], 60) and give(worker, left))
+    monkeypatch.setattr(crew, "_give", lambda worker, *more: connection.wait([worker], 60) and give(worker, *more))
     with pytest.raises(RuntimeError, match="the worker of unit 7 was killed by SIGKILL"):
-        crew.work([7], lambda *_: None, 1, crew.progress(1, "x"), (), crew.StopSign())
+        crew.work([7], lambda *_: None, lambda _: None, 1, crew.progress(1, "x"), (), crew.StopSign())
 
 
 def test_a_request_to_stop_ends_with_75_and_is_continued(lines, sentencepiece_model, tmp_path):
