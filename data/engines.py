@@ -110,19 +110,29 @@ def reference(tokenizer: Tokenizer) -> Engine:
 
 
 def choose(
-    tokenizer: Tokenizer, name: EngineName, special_ids: bool, sample: list[str], console: Callable[[str], None]
+    tokenizer: Tokenizer,
+    name: EngineName,
+    special_ids: bool,
+    sample: list[str],
+    console: Callable[[str], None],
+    begun: str | None = None,
 ) -> Engine:
     """The engine to use. auto: tiktoken for a tokenizer.json that it can stand for, where `sample` proves that it
     gives the same ids; else the tokenizer's own, which is said. A named engine is proven too, and refused where it
     differs.
 
-    special_ids: the text of a control token becomes its id. Raises UserError where the engine cannot be used.
+    special_ids: the text of a control token becomes its id. begun: name of the engine that has made a part of the
+    work; auto is that one then. Raises UserError where the engine cannot be used.
     """
     own = reference(tokenizer)
     if special_ids:
         if not isinstance(tokenizer, JsonTokenizer):
             raise UserError(f"special_text special: {own.name} never makes ids of the text of control tokens.")
         own = SpecialIdsEngine(tokenizer)
+    if begun == own.name and name in ("auto", begun):
+        return own
+    if name == "auto":
+        name = next((one for one in ("tiktoken", "gigatoken") if one == begun), name)
     if isinstance(tokenizer, SentencePieceTokenizer) and name in ("auto", "sentencepiece"):
         return _by_words(tokenizer, own, sample, console)
     if name == own.name or (name == "auto" and (special_ids or not isinstance(tokenizer, JsonTokenizer))):

@@ -32,7 +32,7 @@ class WordsEngine:
     encoded whole. Raises UserError with what is not so.
     """
 
-    name = "sentencepiece"
+    name = "sentencepiece (words)"
 
     def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
         self._processor = tokenizer.processor

@@ -43,7 +43,8 @@ class Preprocess:
     workers: int = 0
     """Processes; 0: one for each CPU. What is written does not depend on it."""
     engine: EngineName = "auto"
-    """What encodes. auto: the fastest that gives the tokenizer's ids on a sample."""
+    """What encodes. auto: the one that the output was begun with, else the fastest that gives the tokenizer's ids on a
+    sample."""
     special_text: SpecialText = "plain"
     """Text like "<|endoftext|>" in a document: stays text, becomes the control id (as in Megatron's preprocessing),
     or makes the document a bad one. Counted in any case."""

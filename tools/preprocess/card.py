@@ -69,8 +69,8 @@ def _duplicates(job: Job, hashed: int) -> tuple[int, float]:
     return round(np.count_nonzero(kept[1:] == kept[:-1]) / part), part
 
 
-def card(totals: Totals, results: list[str], is_pair: bool, eod: bool) -> str:
-    """What was made, line by line."""
+def card(totals: Totals, results: list[str], is_pair: bool, eod: bool, engine: str | None) -> str:
+    """What was made, line by line. engine: what encoded; None: not known."""
     text_tokens = totals.tokens - (totals.documents if eod else 0)
     about = "about " if totals.duplicates_estimated else ""
     lines = [
@@ -80,6 +80,7 @@ def card(totals: Totals, results: list[str], is_pair: bool, eod: bool) -> str:
         f"{about}{totals.duplicates:,} duplicates kept",
         f"{totals.special_text:,} documents with the text of a control token",
         *(f"  left out: {example}" for example in totals.examples),
+        *([f"encoded by {engine}"] if engine else []),
         f"in {results[0]}.bin/.idx/.json" if is_pair else f"in {len(results)} shards {results[0]} …",
     ]
     return "\n".join(lines)

@@ -115,4 +115,3 @@ class Job:
 
 class _NoDocument(Exception):
     """A unit that holds nothing to write."""
-

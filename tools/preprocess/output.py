@@ -126,29 +126,48 @@ class Output:
         )
 
     def agree(self, plan: dict[str, Any], overwrite: bool, part: Part) -> None:
-        """Continue the plan that is there, or make this one the plan. part: whose messages it is for.
+        """Continue the plan that is there, or make this one the plan; its engine is agreed on when it is chosen.
 
-        Raises UserError with the differences where another plan is there, or shards that belong to none.
+        part: whose messages it is for. Raises UserError with the differences where another plan is there, or shards
+        that belong to none.
         """
-        path = self.folder / "plan.json"
-        text = json.dumps(plan, indent=1)
-        if overwrite:
-            self._clear(str(plan["jsonl_key"]))
-        if path.is_file():
-            before = json.loads(path.read_text())
-            if changed := differences(before, plan):
+        with self._plan_locked():
+            if overwrite:
+                self._clear(str(plan["jsonl_key"]))
+            if before := self._plan():
+                before.pop("engine", None)
+                self._refuse(differences(before, plan), plan, part)
+                return
+            if strangers := self._shards(str(plan["jsonl_key"])):
                 raise UserError(
-                    f"--output {self.prefix}: there is the work of another command:\n"
-                    + "\n".join(f"  {line}" for line in changed)
-                    + f"\nGive that command to continue it, or another --output. {self._way_anew(plan, part)}"
+                    f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
+                    f"Give another --output. {self._way_anew(plan, part)}"
                 )
-            return
-        if strangers := self._shards(str(plan["jsonl_key"])):
-            raise UserError(
-                f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
-                f"Give another --output. {self._way_anew(plan, part)}"
-            )
-        write_whole(path, text.encode())
+            self._write_plan(plan)
+
+    def engine(self) -> str | None:
+        """What encodes, of the plan that is there; None before it is chosen, and of plans of earlier versions."""
+        return self._plan().get("engine")
+
+    def agree_engine(self, name: str, part: Part) -> None:
+        """Make this the engine of the plan that is there: engines are proven equal on a sample only.
+
+        Raises UserError where the plan has another one.
+        """
+        with self._plan_locked():
+            plan = self._plan()
+            self._refuse(differences({"engine": plan.get("engine", name)}, {"engine": name}), plan, part)
+            if "engine" not in plan:
+                self._write_plan({**plan, "engine": name})
+
+    def unusable_engine(self, error: UserError, part: Part) -> UserError:
+        """For the engine of the plan that is there, which cannot be used here."""
+        plan = self._plan()
+        return UserError(
+            f"--output {self.prefix}: its shards are made by engine {plan['engine']}; expected the same here, since "
+            f"another one's ids may differ somewhere. {error} Make it usable here, or give another --output. "
+            f"{self._way_anew(plan, part)}"
+        )
 
     def remove_leftovers(self, part: Part) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
@@ -170,6 +189,35 @@ class Output:
                 f"--output {self.prefix}: {there} is a file, expected a folder. Give another --output, or move that "
                 "file away."
             ) from None
+
+    @contextlib.contextmanager
+    def _plan_locked(self) -> Iterator[None]:
+        """Parts that start at once read and write the plan one after another; not where there are no locks."""
+        descriptor = os.open(self.folder / "plan.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _try_lock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _plan(self) -> dict[str, Any]:
+        """The one that is there; empty where none is."""
+        try:
+            return dict(json.loads((self.folder / "plan.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def _write_plan(self, plan: dict[str, Any]) -> None:
+        write_whole(self.folder / "plan.json", json.dumps(plan, indent=1).encode())
+
+    def _refuse(self, changed: list[str], plan: dict[str, Any], part: Part) -> None:
+        """Raises UserError where something of a plan has changed."""
+        if changed:
+            raise UserError(
+                f"--output {self.prefix}: there is the work of another command:\n"
+                + "\n".join(f"  {line}" for line in changed)
+                + f"\nGive that command to continue it, or another --output. {self._way_anew(plan, part)}"
+            )
 
     def _way_anew(self, plan: dict[str, Any], part: Part) -> str:
         return self.way_to_clear(str(plan["jsonl_key"])) if part.count > 1 else "To start anew, give --overwrite."
@@ -213,13 +261,13 @@ def _numbered(name: str, index: int, count: int) -> str:
     return UNIT.format(name=name, index=index, count=count)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Whether the file is locked now; False where the file system has no locks, as for data.cache.
 
-    Raises BlockingIOError where another process has it.
+    Raises BlockingIOError where another process has it; `how` may say to wait instead.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

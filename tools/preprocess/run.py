@@ -68,6 +68,7 @@ def preprocess(options: Options) -> None:
     try:
         with saying_where_no_space_is(options.prefix), output.claimed(options.part) as claim:
             output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part)
+            _check_engine(options, output)
             if claim.is_locked:
                 output.remove_leftovers(options.part)
             else:  # what looks left over may be another process's, at work
@@ -103,7 +104,7 @@ def _unit_bytes(total: int) -> int:
 
 
 def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, tokenizer: Tokenizer) -> dict[str, object]:
-    """Everything that the shards follow from; neither workers nor engine, which change no byte of them."""
+    """Everything that the shards follow from but the engine, which is chosen later; workers change no byte of them."""
     return {
         "inputs": [
             f"{one.path} ({one.kind}{one.compression}, {one.size}, changed {one.changed_ns})" for one in sources
@@ -118,6 +119,13 @@ def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, token
         "shuffle_docs": options.shuffle_docs,
         "merge": options.merge,
     }
+
+
+def _check_engine(options: Options, output: Output) -> None:
+    """One that is asked for by name is refused at once, before anything is read."""
+    begun = output.engine()
+    if options.engine != "auto" and begun is not None and begun.split()[0] != options.engine:
+        output.agree_engine(options.engine, options.part)
 
 
 def _job(options: Options, divided: list[Unit], tokenizer: Tokenizer, output: Output) -> Job:
@@ -143,11 +151,11 @@ def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
     left = [unit for unit in own if not is_complete(job.prefix(unit.index))]
     if not left:
         return
-    sample = _sample(left, options.reading)
-    special_ids = options.special_text == "special"
-    engine = engines.choose(job.tokenizer, options.engine, special_ids, sample.texts, _say)
+    sample = _sample(job.units, options.reading)  # of all: "auto" is the same in every part, and when continued
+    engine = _engine(options, job, sample)
     if options.check_space:
-        _check_space(options, job, engine, left, sample)
+        _check_space(options, job, engine, left, sample if left == job.units else _sample(left, options.reading))
+    job.output.agree_engine(engine.name, options.part)
     running = _with_engine(job, engine)
     sizes = {unit.index: unit.size for unit in own}
     done = sum(sizes.values()) - sum(unit.size for unit in left)
@@ -156,6 +164,19 @@ def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
     with crew.progress(sum(sizes.values()), "tokenising") as bar:
         bar.update(done)
         crew.work([unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop)
+    job.output.agree_engine(engine.name, options.part)  # without locks another part may have begun at the same moment
+
+
+def _engine(options: Options, job: Job, sample: Sample) -> engines.Engine:
+    """The one that the output was begun with, or the one that is asked for."""
+    begun = job.output.engine()
+    if begun is None and any(is_complete(job.prefix(unit.index)) for unit in job.units):
+        _say("what engine made the shards that are there is not known: an earlier version did not write it down")
+    special_ids = options.special_text == "special"
+    try:
+        return engines.choose(job.tokenizer, options.engine, special_ids, sample.texts, _say, begun)
+    except UserError as error:
+        raise job.output.unusable_engine(error, options.part) if begun else error from None
 
 
 def _with_engine(job: Job, engine: engines.Engine) -> Job:
@@ -228,7 +249,8 @@ def _finish(options: Options, job: Job, locks: list[int]) -> None:
         last = [target]
     for path in output.folder.glob("hashes-*.bin"):
         path.unlink(missing_ok=True)
-    print(card.card(totals, [str(prefix) for prefix in last], options.merge, options.append_eod))
+    results = [str(prefix) for prefix in last]
+    print(card.card(totals, results, options.merge, options.append_eod, output.engine()))
 
 
 def _shuffle(options: Options, job: Job, totals: card.Totals, locks: list[int]) -> list[Path]:
