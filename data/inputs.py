@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import shards
+from data.manifest import read_manifest
 from parallel.errors import UserError
 
 READ_BYTES = 1 << 20
@@ -16,7 +17,7 @@ SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-JOINED_NAME = re.compile(r"_([^_]+)_document(\.bin|\.idx)")
+JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
 
@@ -62,28 +63,62 @@ def _pairs(prefix: Path) -> list[Path]:
     """The shards that a prefix stands for: one pair, or what tools.preprocess made for it."""
     if _halves(prefix):
         return [prefix]
-    return _joined(prefix) or units(prefix)
+    return only(prefix, joined(prefix)) or units(prefix)
 
 
-def _joined(prefix: Path) -> list[Path]:
-    """The pair `PREFIX_KEY_document`, KEY being the field that --jsonl_key named; none where there is none.
+def joined(prefix: Path, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[Path]:
+    """The pairs `PREFIX_KEY_document` of which one of these files is there, KEY being what --jsonl_key named.
 
-    A field with `_` is given with its whole name: `web_en_text_document` is another prefix's, `web_en`, not the field
-    `en_text` of `web`. Raises UserError where several fit.
+    Of a name alone it cannot be told whether `web_en_text_document` is the field `en_text` of `web`, or `text` of
+    `web_en`: where a field has a `_`, what tools.preprocess wrote must say that it is this prefix's.
     """
+    found = _joined_by_name(prefix, suffixes)
+    return [one for key, one in found.items() if "_" not in key or _is_planned(prefix, key) or _is_made_of(prefix, one)]
+
+
+def _joined_by_name(prefix: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """By their fields."""
     if not prefix.parent.is_dir():
-        return []
+        return {}
     start, keys = len(prefix.name), set()
     for entry in os.scandir(prefix.parent):
-        if entry.name.startswith(prefix.name) and (matched := JOINED_NAME.fullmatch(entry.name, start)):
+        matched = JOINED_NAME.fullmatch(entry.name, start) if entry.name.startswith(prefix.name) else None
+        if matched and matched[2] in suffixes:
             keys.add(matched[1])
-    found = [prefix.with_name(f"{prefix.name}_{key}_document") for key in sorted(keys)]
+    return {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in sorted(keys)}
+
+
+def only(prefix: Path, found: list[Path]) -> list[Path]:
+    """What `joined` found. Raises UserError where several fit."""
     if len(found) > 1:
         raise UserError(
             f"data.paths: {prefix} may be any of {', '.join(one.name for one in found)} in {prefix.parent}; expected "
             "one. Give the whole name of the one that is meant."
         )
     return found
+
+
+def work_folder(prefix: Path) -> Path:
+    """`PREFIX.preprocess`, where tools.preprocess keeps its plan, and what it makes the shards of."""
+    return prefix.with_name(prefix.name + ".preprocess")
+
+
+def _is_planned(prefix: Path, key: str) -> bool:
+    """Whether the plan of this prefix is to join documents of this field."""
+    try:
+        plan = json.loads((work_folder(prefix) / "plan.json").read_bytes())
+        return bool(plan["merge"]) and plan["jsonl_key"] == key
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_made_of(prefix: Path, pair: Path) -> bool:
+    """Whether a pair's manifest says that it was joined of this prefix's shards."""
+    try:
+        manifest = read_manifest(pair)
+    except UserError:
+        return False
+    return manifest is not None and any(one.startswith(f"{work_folder(prefix).name}/") for one in manifest.source[:1])
 
 
 def _halves(prefix: Path) -> list[Path]:
@@ -113,8 +148,7 @@ def units(prefix: Path) -> list[Path]:
         if entry.name.startswith(prefix.name) and (matched := UNIT_NAME.fullmatch(entry.name, start)):
             named[int(matched[1]), int(matched[2])] = matched[3]
     counts = {count for _, count in named}
-    if len(counts) > 1:
-        raise UserError(f"data.paths: {prefix} has shards of {sorted(counts)} parts side by side; remove the old ones.")
+    check_counts(prefix, counts)
     for count in counts:
         missing = [index for index in range(count) if (index, count) not in named]
         if missing:
@@ -125,6 +159,12 @@ def units(prefix: Path) -> list[Path]:
             )
     full = sorted(key for key, suffix in named.items() if suffix == ".idx")
     return [prefix.with_name(UNIT.format(name=prefix.name, index=index, count=count)) for index, count in full]
+
+
+def check_counts(prefix: Path, counts: set[int]) -> None:
+    """counts: what stands after "of" in the names of a prefix's shards. Raises UserError for several."""
+    if len(counts) > 1:
+        raise UserError(f"data.paths: {prefix} has shards of {sorted(counts)} parts side by side; remove the old ones.")
 
 
 def read(path: Path, jsonl_key: str) -> Iterator[Piece]:
@@ -199,6 +239,11 @@ def _missing(name: str, path: Path) -> str:
     if not path.parent.is_dir():
         nearest = next(parent for parent in path.parents if parent.is_dir())
         return f"data.paths: no file or .bin/.idx prefix {name}: of {path.parent}, only {nearest} exists."
+    if unsure := [one.name for one in _joined_by_name(path, SHARD_SUFFIXES).values()]:
+        return (
+            f"data.paths: no file or .bin/.idx prefix {name} in {path.parent}; {', '.join(unsure)} may be another "
+            "prefix's: give the whole name if it is meant."
+        )
     files = path.parent.iterdir()
     present = {file.stem if file.suffix in SHARD_SUFFIXES else file.name for file in files}
     near = difflib.get_close_matches(path.name, sorted(present), cutoff=0.4)

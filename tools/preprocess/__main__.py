@@ -6,7 +6,8 @@
 
 INPUT: .jsonl, .parquet or text files, also as .gz or .zst; folders; globs; a Hugging Face dataset (hf://OWNER/NAME, or
 a folder of save_to_disk). Started again with the same command after it was killed, it goes on where it was. Exit code
-0: done; 1: verify found damage, or a worker died; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be continued.
+0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be
+continued.
 """
 
 import sys
@@ -133,13 +134,13 @@ class Preprocess:
 
 @dataclass(kw_only=True)
 class Verify:
-    """Compare every byte of shards with their manifests; name file and range of what differs."""
+    """Compare every byte of shards with their manifests; name file and range of what differs, and what is lost."""
 
     path: Annotated[Path, tyro.conf.Positional]
     """A prefix, one shard, or a folder of shards."""
 
     def run(self) -> int:
-        """1 where something is damaged. Raises UserError."""
+        """1 where something is damaged or lost. Raises UserError."""
         damages = verify.verify(self.path.expanduser())
         print("\n".join([*damages, f"DAMAGED: {len(damages)} finding(s)"]) if damages else f"good: {self.path}")
         return 1 if damages else 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from data.cache import NO_LOCKS
-from data.inputs import UNIT, empty_path
+from data.inputs import UNIT, empty_path, joined, work_folder
 from data.manifest import Manifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
 from parallel.errors import UserError
@@ -62,7 +62,7 @@ class Output:
     @property
     def folder(self) -> Path:
         """The plan, locks, and what is not finished yet."""
-        return self.prefix.with_name(self.prefix.name + ".preprocess")
+        return work_folder(self.prefix)
 
     def shard(self, index: int, count: int) -> Path:
         """Prefix of a shard that is a result."""
@@ -139,9 +139,10 @@ class Output:
                 self._refuse(differences(before, plan), plan, part)
                 return
             if strangers := self._shards(str(plan["jsonl_key"])):
+                way = "Or move it away." if overwrite else self._way_anew(plan, part)
                 raise UserError(
                     f"--output {self.prefix}: {strangers[0].name} is already there, and no plan that it belongs to. "
-                    f"Give another --output. {self._way_anew(plan, part)}"
+                    f"Give another --output. {way}"
                 )
             self._write_plan(plan)
 
@@ -241,15 +242,18 @@ class Output:
         )
 
     def _former_key(self) -> list[str]:
-        """Of the plan that is there, whose joined shards have it in their name."""
+        """Of the plan that is there, whose joined shards have it in their name; none where it joins nothing."""
         try:
-            return [str(json.loads((self.folder / "plan.json").read_text())["jsonl_key"])]
+            plan = json.loads((self.folder / "plan.json").read_text())
+            return [str(plan["jsonl_key"])] if plan["merge"] else []
         except (OSError, ValueError, KeyError):
             return []
 
     def _clear(self, key: str) -> None:
+        own = {pair.name for pair in joined(self.prefix, (".bin", ".idx", ".json"))}
         for path in self._shards(key):
-            path.unlink(missing_ok=True)
+            if not path.stem.endswith("_document") or path.stem in own:  # else it may be a longer prefix's
+                path.unlink(missing_ok=True)
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -106,7 +106,8 @@ def join(job: Job, prefixes: list[Path], target: Path, report: Callable[[int], o
     if not is_complete(target):
 
         def describe(writer: ShardWriter, files: dict[str, FileSum]) -> Manifest:
-            return job.manifest(writer, files, source=tuple(prefix.name for prefix in prefixes), counts={})
+            source = tuple(f"{prefix.parent.name}/{prefix.name}" for prefix in prefixes)  # says whose pair it is
+            return job.manifest(writer, files, source=source, counts={})
 
         vocab_size = job.tokenizer.vocab_size
         with saying_where_no_space_is(target), ShardWriter(target, vocab_size, describe) as writer:

@@ -1,32 +1,53 @@
 """Whether shards are what was written: every byte against the checksums in their manifests."""
 
+import os
 import re
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
-from data.inputs import resolve
+from data.inputs import SHARD_SUFFIXES, UNIT, check_counts, joined, only, resolve
 from data.manifest import FileSum, damaged_blocks, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
 from parallel.errors import UserError
 from tools.preprocess import crew
 
+NUMBERED = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 OURS = re.compile(r"-\d{5,}-of-\d{5,}$|_document$")
 """How the names of shards end."""
+EMPTY = ".empty.json"
+"""What stands for a shard without any document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What the name of a shard says."""
+
+    whole: Path
+    """The prefix of all of them."""
+    index: int
+    count: int
 
 
 def verify(path: Path) -> list[str]:
-    """What is damaged, a line each: file and range. path: a prefix, one shard, or a folder of shards.
+    """What is damaged or lost, a line each: file and range. path: a prefix, one shard, or a folder of shards.
 
-    Raises UserError where there is no shard.
+    Raises UserError where there is no shard, or what may not be read.
     """
-    prefixes = _prefixes(path)
-    damages: list[str] = []
+    try:
+        prefixes, lost = _expected(path)
+        for prefix in prefixes:
+            _check_readable(prefix)
+    except OSError as error:
+        raise UserError(f"verify: {error.filename or path}: {error.strerror}.") from None
+    damages = [f"{prefix}.bin, .idx and .json are missing: lost, or not made yet" for prefix in lost]
     checked: list[tuple[Path, FileSum]] = []
     unknown = 0
     for prefix in prefixes:
         try:
             manifest = read_manifest(prefix)
             Shard(prefix, check_ends=False)  # what they would tell is told by range
-        except UserError as error:
+        except (UserError, OSError) as error:
             damages.append(str(error).removeprefix("data: "))
             continue
         if manifest is None:
@@ -35,20 +56,76 @@ def verify(path: Path) -> list[str]:
             checked += [(bin_path(prefix), manifest.files["bin"]), (idx_path(prefix), manifest.files["idx"])]
     with crew.progress(sum(one.size for _, one in checked), "reading") as bar:
         for file, expected in checked:
-            damages += damaged_blocks(file, expected, bar.update)
+            try:
+                damages += damaged_blocks(file, expected, bar.update)
+            except OSError as error:
+                damages.append(f"{file}: cannot be read: {error.strerror}")
     if unknown:
         print(f"{unknown} of {len(prefixes)} shards have no manifest: their sizes are right, their content is unknown")
     return damages
 
 
-def _prefixes(path: Path) -> list[Path]:
-    if not path.is_dir():
-        found = list(resolve((str(path),)).prefixes)
+def _check_readable(prefix: Path) -> None:
+    for file in (bin_path(prefix), idx_path(prefix), manifest_path(prefix)):
+        if file.exists() and not os.access(file, os.R_OK):
+            raise UserError(f"verify: no permission to read {file}.")
+
+
+def _expected(path: Path) -> tuple[list[Path], list[Path]]:
+    """The shards that something is there of, and those of which the names of others tell that they are lost.
+
+    Raises UserError where neither is.
+    """
+    if path.is_dir():
+        found, lost = _present(path)
     else:
-        found = sorted({prefix for one in path.iterdir() if (prefix := _prefix(one)) is not None})
-    if not found:
+        found, lost = _expected_of(path)
+    if not found and not lost:
+        resolve((str(path),))  # says what lies nearby where there is nothing at all
         raise UserError(f"verify: no .bin/.idx shards at {path}.")
-    return found
+    return found, lost
+
+
+def _expected_of(path: Path) -> tuple[list[Path], list[Path]]:
+    """Of a prefix, or of one shard. What data.paths opens, and what it would if nothing were lost."""
+    prefix = (path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path).absolute()
+    there, lost = _present(prefix.parent) if prefix.parent.is_dir() else ([], [])
+    if prefix in there or prefix in lost:
+        return [one for one in there if one == prefix], [one for one in lost if one == prefix]
+    if bin_path(prefix).is_file():
+        return [prefix], []
+    if pair := only(prefix, [one for one in joined(prefix, (*SHARD_SUFFIXES, ".json")) if one in there]):
+        return pair, []
+    named = {one: numbers for one in (*there, *lost) if (numbers := _numbers(one)) and numbers.whole == prefix}
+    check_counts(prefix, {numbers.count for numbers in named.values()})
+    return [one for one in there if one in named], [one for one in lost if one in named]
+
+
+def _present(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The shards of a folder that something is there of; those that are lost."""
+    files = list(folder.iterdir())
+    found = {prefix for one in files if (prefix := _prefix(one)) is not None}
+    empty = {one.with_name(one.name.removesuffix(EMPTY)) for one in files if one.name.endswith(EMPTY)}
+    return sorted(found), _lost(found | empty)
+
+
+def _lost(there: set[Path]) -> list[Path]:
+    """The shards that others by their `-of-00012` say should be there; none of a prefix whose shards were joined."""
+    present: dict[tuple[Path, int], set[int]] = defaultdict(set)
+    for numbers in filter(None, map(_numbers, there)):
+        present[numbers.whole, numbers.count].add(numbers.index)
+    return [
+        whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
+        for (whole, count), indices in sorted(present.items())
+        if not joined(whole)
+        for index in range(count)
+        if index not in indices
+    ]
+
+
+def _numbers(prefix: Path) -> Numbers | None:
+    matched = NUMBERED.fullmatch(prefix.name)
+    return Numbers(prefix.with_name(matched[1]), int(matched[2]), int(matched[3])) if matched else None
 
 
 def _prefix(file: Path) -> Path | None:
