@@ -18,6 +18,8 @@ KINDS: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 COMPRESSIONS = (".gz", ".zst")
+SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""What `save_to_disk` leaves beside its data: no documents, whatever their ending."""
 HUB = "hf://"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -98,6 +100,8 @@ def _file(path: Path) -> Source:
     kind, compression = _kind(path)
     if not os.access(path, os.R_OK):
         raise UserError(f"no permission to read {path}.")
+    if path.name in SAVED_MARKS and (is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
+        raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
     if kind == "parquet" and compression:
         raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
     status = path.stat()
@@ -105,9 +109,12 @@ def _file(path: Path) -> Source:
 
 
 def _folder(folder: Path) -> Iterator[Source]:
-    """The files of known endings below a folder; where other programs hide theirs (names with a dot) are none."""
-    files = list(_walk(folder))
-    known = [path for path in files if _kind(path)[0] is not None]
+    """The files of known endings and the saved datasets below a folder; where other programs hide theirs (names with
+    a dot) are none.
+    """
+    found = list(_walk(folder))
+    files = [one for one in found if isinstance(one, Path)]
+    known = [one for one in found if isinstance(one, Source) or _kind(one)[0] is not None]
     if not known:
         endings = Counter(path.suffix for path in files).most_common(3)
         held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
@@ -115,13 +122,31 @@ def _folder(folder: Path) -> Iterator[Source]:
             f"folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
             f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
         )
-    yield from map(_file, known)
+    for one in known:
+        yield one if isinstance(one, Source) else _file(one)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> Iterator[Path | Source]:
+    """Files, and in the place of its files what is a saved dataset. A folder's files come before its folders."""
     for parent, folders, names in os.walk(folder, onerror=_unreadable):
+        if saved := _saved(parent, Path(parent)):
+            folders.clear()
+            yield from saved
+            continue
+        _check_no_torn_dataset(parent, names)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+
+
+def _check_no_torn_dataset(folder: str, names: list[str]) -> None:
+    """The .json files of a dataset that is not whole, or of the cache of `datasets`, are no documents either."""
+    marks = [name for name in SAVED_MARKS if name in names]
+    if marks and any(name.endswith(".arrow") for name in names):
+        raise UserError(
+            f"{folder} holds {', '.join(marks)} and .arrow files; expected also "
+            f"{', '.join(name for name in SAVED_MARKS[:2] if name not in names)}, as save_to_disk leaves them. Copy or "
+            "save that dataset again, or move it out of the inputs."
+        )
 
 
 def _unreadable(error: OSError) -> None:
@@ -132,7 +157,7 @@ def _saved(name: str, folder: Path) -> list[Source]:
     """What `save_to_disk` left in a folder: a dataset, or several of which only one can be taken; else nothing."""
     if is_saved_dataset(folder):
         return [_dataset(name)]
-    if not (folder / "dataset_dict.json").is_file():  # of a DatasetDict
+    if not _is_saved_dict(folder):
         return []
     splits = sorted(one.name for one in folder.iterdir() if is_saved_dataset(one))
     if splits == ["train"]:
@@ -151,6 +176,11 @@ def unpinned(name: str) -> str:
 def is_saved_dataset(folder: Path) -> bool:
     """What `Dataset.save_to_disk` leaves."""
     return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+
+
+def _is_saved_dict(folder: Path) -> bool:
+    """What `DatasetDict.save_to_disk` leaves; its datasets are in folders there."""
+    return (folder / "dataset_dict.json").is_file()
 
 
 def _dataset(name: str) -> Source:

@@ -200,3 +200,59 @@ def test_empty_documents_are_left_out_and_counted_and_duplicates_kept(tmp_path, 
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a", "", "b", "a", "")))
     assert made(tmp_path / "x.jsonl", output=tmp_path / "x") == [b"a", b"b", b"a"]
     assert "2 empty documents left out, 0 bad ones left out, 2 duplicates kept" in capsys.readouterr().out
+
+
+def nested(tmp_path):
+    """A folder of lines with a dataset, and one of the single split `train`, deep in it."""
+    import datasets
+
+    folder = tmp_path / "in"
+    (folder / "b").mkdir(parents=True)
+    for name, text in (("a.jsonl", "1"), ("z.jsonl", "2"), ("b/a.jsonl", "3")):
+        (folder / name).write_text(json.dumps({"text": text}) + "\n")
+    datasets.Dataset.from_dict({"text": ["4", "5"]}).save_to_disk(folder / "b" / "set", num_shards=2)
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["6"]})}).save_to_disk(folder / "c")
+    (folder / "d.d").mkdir()
+    (folder / "d.d" / "x.txt").write_text("7")
+    return folder
+
+
+def test_saved_datasets_within_a_folder_are_read_as_datasets(tmp_path):
+    folder = nested(tmp_path)
+    expected = [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
+    assert made(folder, output=tmp_path / "x") == expected
+    assert made(folder / "b", output=tmp_path / "y") == expected[2:5]
+    assert made(folder / "c", folder / "b" / "set", output=tmp_path / "z") == [b"6", b"4", b"5"]
+
+
+def test_the_order_of_files_and_datasets_within_a_folder(tmp_path):
+    from data.raw import inputs
+
+    folder = nested(tmp_path)
+    found = [(Path(one.path).relative_to(folder).as_posix(), one.kind) for one in inputs.find((str(folder),))]
+    assert found == [("a.jsonl", "jsonl"), ("z.jsonl", "jsonl"), ("b/a.jsonl", "jsonl"), ("b/set", "dataset"),
+                     ("c/train", "dataset"), ("d.d/x.txt", "text")]  # fmt: skip
+
+
+def test_what_is_beside_a_saved_datasets_data_is_never_a_document(tmp_path, capsys):
+    """Named by a glob, or left of a dataset that is not whole."""
+    folder = nested(tmp_path)
+    for name in ("b/set/*.json", "b/**/*.json", "b/set/state.json", "*/dataset_dict.json"):
+        assert run(f"{folder}/{name}", "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+        told = capsys.readouterr().err
+        assert "is of a saved dataset, not documents; expected its folder: give " in told
+    (folder / "b" / "set" / "state.json").unlink()
+    for name in (folder, folder / "b" / "set"):
+        assert run(name, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+        told = capsys.readouterr().err
+        assert f"{folder}/b/set holds dataset_info.json and .arrow files; expected also state.json" in told
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_a_dataset_of_several_splits_within_a_folder_is_refused(tmp_path, capsys):
+    import datasets
+
+    folder, split = nested(tmp_path), datasets.Dataset.from_dict({"text": ["8"]})
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(folder / "e")
+    assert run(folder, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
+    assert f"{folder}/e is a saved DatasetDict with the splits test, train; expected one" in capsys.readouterr().err
