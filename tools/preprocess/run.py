@@ -74,9 +74,9 @@ def preprocess(options: Options) -> None:
             else:  # what looks left over may be another process's, at work
                 _say(f"--output {options.prefix}: that file system has no locks; start nothing twice at once there")
             job = _job(options, divided, tokenizer, output)
-            if not output.totals.is_file():
+            if _needs_units(options, job):
                 _tokenise(options, job, claim.files)
-            left = 0 if output.totals.is_file() else sum(not is_complete(job.prefix(one.index)) for one in divided)
+            left = sum(not is_complete(job.prefix(one.index)) for one in divided) if _needs_units(options, job) else 0
             if left:
                 print(f"part {options.part.index} of {options.part.count} is done; {left} units of other parts are not")
                 return
@@ -119,6 +119,29 @@ def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, token
         "shuffle_docs": options.shuffle_docs,
         "merge": options.merge,
     }
+
+
+def _needs_units(options: Options, job: Job) -> bool:
+    """False when what is made of the shards of units is there: they are removed then. What was lost is made again."""
+    output = job.output
+    if job.is_last_stage or not output.totals.is_file():
+        return True
+    if options.merge and is_complete(_joined(options)):
+        return False
+    shuffled = _shuffled(options, output, card.Totals.load(output.totals).shards)
+    return not shuffled or not all(map(is_complete, shuffled))
+
+
+def _joined(options: Options) -> Path:
+    """The shard that --merge makes."""
+    return options.prefix.with_name(f"{options.prefix.name}_{options.reading.jsonl_key}_document")
+
+
+def _shuffled(options: Options, output: Output, count: int) -> list[Path]:
+    """The shards that --shuffle_docs makes; none without it."""
+    if options.shuffle_docs is None:
+        return []
+    return [output.kept("mixed", n, count) if options.merge else output.shard(n, count) for n in range(count)]
 
 
 def _check_engine(options: Options, output: Output) -> None:
@@ -236,7 +259,7 @@ def _finish(options: Options, job: Job, locks: list[int]) -> None:
     else:
         last = [prefix for prefix in last if not job.is_last_stage or bin_path(prefix).is_file()]
     if options.merge:
-        target = output.prefix.with_name(f"{output.prefix.name}_{options.reading.jsonl_key}_document")
+        target = _joined(options)
         present = [prefix for prefix in last if bin_path(prefix).is_file()]
         total = sum(bin_path(prefix).stat().st_size for prefix in present)
         with crew.progress(total, "joining") as bar:
@@ -255,12 +278,10 @@ def _finish(options: Options, job: Job, locks: list[int]) -> None:
 
 def _shuffle(options: Options, job: Job, totals: card.Totals, locks: list[int]) -> list[Path]:
     assert options.shuffle_docs is not None
-    output, count, is_last = job.output, totals.shards, not options.merge
-    made = [output.shard(n, count) if is_last else output.kept("mixed", n, count) for n in range(count)]
-    target = output.prefix.with_name(f"{output.prefix.name}_{options.reading.jsonl_key}_document")
+    made = _shuffled(options, job.output, totals.shards)
     left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
-    if left and not (options.merge and is_complete(target)):
-        shuffle = stages.Shuffle(job, options.shuffle_docs, is_last)
+    if left and not (options.merge and is_complete(_joined(options))):
+        shuffle = stages.Shuffle(job, options.shuffle_docs, not options.merge)
         with crew.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
             crew.work(left, shuffle.do, shuffle.clear, options.workers, bar, locks, options.stop)
     for unit in job.units:

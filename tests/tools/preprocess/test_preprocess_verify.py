@@ -7,6 +7,7 @@ import pytest
 
 from data.inputs import resolve
 from parallel.errors import UserError
+from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
 
 FORK = multiprocessing.get_context("fork")
@@ -70,6 +71,19 @@ def test_a_joined_pair_with_a_lost_file_is_damaged(lines, tmp_path, capsys, lost
         capsys.readouterr()
         assert run("verify", path) == 1
         assert f"{tmp_path / 'x_text_document'}{lost[0]} is missing" in told(capsys)[0]
+
+
+@pytest.mark.parametrize("flags", [(), ("--shuffle_docs", 3), ("--merge",), ("--merge", "--shuffle_docs", 3)])
+@pytest.mark.parametrize("lost", [(".idx",), (".bin", ".idx", ".json")])
+def test_the_same_command_makes_again_what_was_lost(lines, tmp_path, capsys, flags, lost):
+    command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1, *flags)
+    assert run(*command) == 0
+    before, said = results(tmp_path), told(capsys)
+    removed(min(tmp_path.glob("x*.idx")).with_suffix(""), *lost)
+    assert run(*command) == 0
+    assert results(tmp_path) == before
+    assert told(capsys) == said
+    assert not list(tmp_path.rglob("*.tmp-*")) and not list(tmp_path.rglob("hashes-*"))
 
 
 def test_where_shards_were_joined_none_of_them_is_missed(shards, lines, tmp_path):
