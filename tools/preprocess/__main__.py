@@ -34,7 +34,8 @@ class Preprocess:
     """Text to token shards, which training opens as data.paths = [PREFIX]."""
 
     input: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
-    """Files, folders, globs, or Hugging Face datasets as hf://OWNER/NAME[:CONFIGURATION][@SPLIT]."""
+    """Files, folders, globs, or Hugging Face datasets as hf://OWNER/NAME[:CONFIGURATION][@SPLIT][#REVISION]. Without a
+    revision, the Hub's newest; the work names it, and is not continued by another one."""
     output: Path
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
     tokenizer: str

@@ -15,7 +15,14 @@ from data.shards import token_dtype
 from data.tokenizers import Tokenizer
 from tools.preprocess.crew import Report
 from tools.preprocess.encoding import Encoding, Seen
-from tools.preprocess.output import Output, remove_unfinished, saying_where_no_space_is, shard_files, write_whole
+from tools.preprocess.output import (
+    Output,
+    remove_torn,
+    remove_unfinished,
+    saying_where_no_space_is,
+    shard_files,
+    write_whole,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,8 @@ class Job:
             for process, index in unfinished.items()
             for path in (*shard_files(self.prefix(index)), self.output.hashes(index))
         )
+        for index in unfinished.values():
+            remove_torn(self.prefix(index))
 
     def _fill(self, writer: ShardWriter, unit: Unit, seen: Seen, rejects: Rejects, report: Report) -> None:
         before = 0

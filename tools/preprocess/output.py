@@ -337,6 +337,12 @@ def remove_unfinished(paths: Iterable[tuple[Path, int]]) -> None:
                 entry.unlink(missing_ok=True)
 
 
+def remove_torn(prefix: Path) -> None:
+    """Delete a shard whose writer was killed after some of its files had got their names."""
+    if not is_complete(prefix):
+        remove(prefix)
+
+
 def shard_files(prefix: Path) -> tuple[Path, ...]:
     """All that a shard may have; its index first, so that what is left is none where they are removed in this order."""
     return idx_path(prefix), manifest_path(prefix), bin_path(prefix), empty_path(prefix)

@@ -107,7 +107,9 @@ def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, token
     """Everything that the shards follow from but the engine, which is chosen later; workers change no byte of them."""
     return {
         "inputs": [
-            f"{one.path} ({one.kind}{one.compression}, {one.size}, changed {one.changed_ns})" for one in sources
+            f"{one.path} ({one.kind}{one.compression}, {one.size}, "
+            + (f"revision {one.revision})" if one.revision else f"changed {one.changed_ns})")
+            for one in sources
         ],
         "unit_bytes": unit_bytes,
         "tokenizer": tokenizer.fingerprint,

@@ -16,6 +16,7 @@ from tools.preprocess.output import (
     is_complete,
     read_unit,
     remove,
+    remove_torn,
     remove_unfinished,
     saying_where_no_space_is,
     shard_files,
@@ -81,6 +82,8 @@ class Shuffle:
         remove_unfinished(
             (path, process) for process, index in unfinished.items() for path in shard_files(self.prefix(index))
         )
+        for index in unfinished.values():
+            remove_torn(self.prefix(index))
 
     def _locate(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Unit, first token and tokens of each of `documents` [n]; all [n] int64."""

@@ -89,7 +89,9 @@ def _expected(path: Path) -> tuple[list[Path], list[Path]]:
 def _expected_of(path: Path) -> tuple[list[Path], list[Path]]:
     """Of a prefix, or of one shard. What data.paths opens, and what it would if nothing were lost."""
     prefix = (path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path).absolute()
-    there, lost = _present(prefix.parent) if prefix.parent.is_dir() else ([], [])
+    numbers = _numbers(prefix)
+    start = numbers.whole.name if numbers else prefix.name
+    there, lost = _present(prefix.parent, start) if prefix.parent.is_dir() else ([], [])
     if prefix in there or prefix in lost:
         return [one for one in there if one == prefix], [one for one in lost if one == prefix]
     if bin_path(prefix).is_file():
@@ -101,9 +103,9 @@ def _expected_of(path: Path) -> tuple[list[Path], list[Path]]:
     return [one for one in there if one in named], [one for one in lost if one in named]
 
 
-def _present(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The shards of a folder that something is there of; those that are lost."""
-    files = list(folder.iterdir())
+def _present(folder: Path, start: str = "") -> tuple[list[Path], list[Path]]:
+    """The shards of a folder that something is there of; those that are lost. start: how their names begin."""
+    files = [one for one in folder.iterdir() if one.name.startswith(start)]
     found = {prefix for one in files if (prefix := _prefix(one)) is not None}
     empty = {one.with_name(one.name.removesuffix(EMPTY)) for one in files if one.name.endswith(EMPTY)}
     return sorted(found), _lost(found | empty)

@@ -57,7 +57,8 @@ def test_what_workers_had_not_finished_goes_with_them(slow, tmp_path, way, code)
     own = {
         folder / f"x-00000-of-00002.{name}.tmp-{first}-0a1b2c3d" for name in ("idx", "json", "empty.json")
     } | {work / f"hashes-00001.bin.tmp-{second}"}  # fmt: skip
-    for path in others | own:
+    torn = [folder / "x-00000-of-00002.bin", folder / "x-00000-of-00002.json"]  # killed before the .idx got its name
+    for path in (*others, *own, *torn):
         path.touch()
     if way == "lose a worker":
         os.kill(second, signal.SIGKILL)
@@ -67,6 +68,7 @@ def test_what_workers_had_not_finished_goes_with_them(slow, tmp_path, way, code)
     assert started.returncode == code, err
     assert "Traceback" not in err
     assert half_written(folder) == others
+    assert not any(path.exists() for path in torn)
     assert not psutil.pid_exists(first) and not psutil.pid_exists(second)
 
 

@@ -2,15 +2,12 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.shards import Shard
-from tests.tools.preprocess_program import shard_bytes
 from tools.preprocess.__main__ import main
 
 
