@@ -15,6 +15,10 @@ class Ledger(TorchDispatchMode):
     held: tensors that are there already (weights, buffers), whose storages do not count.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as Meta (meta.py)
+
     def __init__(self, held: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
@@ -23,9 +27,8 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = str(func)
-        if name.startswith(("c10d", "_c10d")):
-            self._collective(name.split(".")[1], tree_leaves((args, kwargs)))
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._collective(str(func).split(".")[1], tree_leaves((args, kwargs)))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._enter(leaf.untyped_storage())
