@@ -426,7 +426,7 @@ def test_waiting_for_data_is_measured_and_said(
             return source.fetch(sample_indices)
 
     metrics = train(replace(prepared, splits={"train": Slow()}), config, 1)
-    said = re.search(r"waited for data in ([\d.]+)% of the iterations' \d+s", capfd.readouterr().out)
+    said = re.search(r"waited for data ([\d.]+)% of the iterations' \d+s", capfd.readouterr().out)
     waited_s = sum(line["data_wait_s"] for line in metrics if "loss" in line)
     took_s = sum(line["iteration_s"] for line in metrics if "loss" in line)  # each is logged
     assert waited_s > 0.5

@@ -80,7 +80,7 @@ class Recorder(Attachment):
             self._write(progress, self.unwritten)
         if self.rates.total_s:
             share = self.all_waited_s / self.rates.total_s
-            self.ranks.say(f"waited for data in {share:.3%} of the iterations' {duration(self.rates.total_s)}")
+            self.ranks.say(f"waited for data {share:.3%} of the iterations' {duration(self.rates.total_s)}")
         if self.sinks is not None:
             self.sinks.close()
 
