@@ -112,8 +112,10 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
 
 
 def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:
-    """ZeRO-3: the whole weights, and gradients, of the two blocks at work."""
-    return np.where(columns.layout.zero >= 3, 2 * 4 * parameters / np.maximum(1, blocks), 0.0)
+    """ZeRO-3: the whole weights, and gradients, of the two blocks at work; or of all blocks, where weights stay."""
+    working = 2 * 4 * parameters / np.maximum(1, blocks)
+    held = np.where(columns.software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
+    return np.where(columns.layout.zero >= 3, working + held, 0.0)
 
 
 def _fuller(one: Memory, other: Memory) -> Memory:

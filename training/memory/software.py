@@ -40,6 +40,8 @@ class Software:
     """Weights are held in fp8 alone, not beside 16-bit ones."""
     reduces_every_microbatch: bool = False
     """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
+    gathers_once: bool = False
+    """FSDP whose weights, once gathered for a forward pass, stay until the backward pass has used them."""
     stops_early: bool = False
     """Recomputation ends when the backward pass has what it needs: a block's last product is not repeated."""
     splits_sends: bool = True

@@ -46,6 +46,8 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
         base = MEGATRON_2021 if old else _with_experts(MCORE, row, gated)
     if "deepspeed" in framework:
         base = _deepspeed(base, notes, row.get("precision", ""))
+    if "composer" in framework:
+        base = _composer(base, notes, row.get("zero", ""))
     return _noted(base, notes)
 
 
@@ -99,6 +101,13 @@ def _deepspeed(base: Software, notes: str, precision: str) -> Software:
     if day < 28:
         return replace(base, main_gradient_bytes=2, accumulate_bytes=6.0)
     return replace(base, gradient_bytes=4, main_gradient_bytes=6, accumulate_bytes=18.0)
+
+
+def _composer(base: Software, notes: str, zero: str) -> Software:
+    """Its mixed precision "DEFAULT" reduces gradients in fp32 since 0.16.4 (composer d745fcb1b); llm-foundry's runs on
+    128 GPUs and more had 0.17. ZeRO-2 is SHARD_GRAD_OP, which its README's column of strategies tells."""
+    wide = 4 if "reduced in fp32" in notes else base.gradient_bytes
+    return replace(base, gradient_bytes=wide, gathers_once=zero == "2")
 
 
 def _noted(base: Software, notes: str) -> Software:

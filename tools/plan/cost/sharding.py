@@ -82,11 +82,11 @@ def _replicated(columns: Columns, constants: Constants, forward: Column, backwar
 
 
 def _fully_sharded(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
-    """Weights gathered for each pass of each microbatch, gradients reduced for each or once."""
+    """Weights gathered for each pass of each microbatch, or for both at once, gradients reduced for each or once."""
     reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
     count = columns.layout.microbatches
     reductions = np.where(columns.software.reduces_every_microbatch > 0, count, 1)
-    gathers = 2 * count
+    gathers = np.where(columns.software.gathers_once > 0, 1, 2) * count
     moved = gathers * gather + reductions * reduce
     room = 0.9 * count * (forward + backward)
     hidden = np.minimum(moved, room)
