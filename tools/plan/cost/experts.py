@@ -8,7 +8,7 @@ import numpy as np
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s
-from tools.plan.cost.products import product_s
+from tools.plan.cost.products import gap_s, product_s
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
@@ -37,11 +37,11 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     m = np.maximum(m, 1e-3)  # models without experts
     fused = columns.software.fused_experts > 0
     kernels = np.where(fused, 1.0, count)
-    each = product_s(columns, constants, m * count / kernels, n, k) - constants.launch_s
+    each = product_s(columns, constants, m * count / kernels, n, k) - gap_s(columns, constants)
     weights = element_bytes(columns) * count / kernels * n * k / (0.8 * columns.machine.memory_bytes_per_s)
     each = np.maximum(each, weights)
     share = np.where(fused, constants.expert_gemm_fused, constants.expert_gemm)
-    return kernels * (each / share * _grouped_in_fp4(columns, constants) + constants.launch_s)
+    return kernels * (each / share * _grouped_in_fp4(columns, constants) + gap_s(columns, constants))
 
 
 def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:

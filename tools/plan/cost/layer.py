@@ -8,7 +8,7 @@ from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import dispatch_s, host_s, routed_products, routed_traffic
 from tools.plan.cost.links import bandwidth, gather_s, latency
-from tools.plan.cost.products import product_s, tuned
+from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
 
@@ -140,12 +140,12 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     share = share * np.where(columns.software.fp8_attention > 0, constants.fp8_attention, 1.0)
     share = share * tuned(columns, constants) * piece / (piece + constants.flash_ramp)
     share = share * columns.software.power_share * machine.sustained
-    flash = flops / (machine.attention_flops * share) + constants.launch_s
+    flash = flops / (machine.attention_flops * share) + gap_s(columns, constants)
     scores = 2.0 * model.heads * queries * model.seq_length
     short = model.head_dim / (model.head_dim + 64)  # inner dim of the scores' product
     slower = np.where(np.mod(model.head_dim, 8) > 0, MISALIGNED_HEADS, 1.0)
     plain = 2 * slower * flops / (machine.attention_flops * constants.gemm_ampere * short)
-    plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * constants.launch_s
+    plain = plain + constants.score_passes * scores / machine.memory_bytes_per_s + 5 * gap_s(columns, constants)
     kept = columns.software.flash_attention > 0
     return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
 
@@ -162,8 +162,7 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
     moved = element_bytes(columns) * rows * (channels * times + casts) / tuned(columns, constants)
     kernels = np.where(columns.software.fused > 0, FUSED_KERNELS, PLAIN_KERNELS)
-    gap = np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
-    return moved / columns.machine.memory_bytes_per_s + kernels * gap
+    return moved / columns.machine.memory_bytes_per_s + kernels * gap_s(columns, constants)
 
 
 def _tensor_parallel(columns: Columns, constants: Constants) -> Column:

@@ -52,7 +52,12 @@ def product_s(
     share = share_of_peak(columns, constants, formats) * shape_share(columns, constants, m, n, k)
     compute = 2 * m * n * k / (peak * share)
     memory = element_bytes(columns) * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
-    return np.where(there, np.maximum(compute, memory) + constants.launch_s, 0.0)
+    return np.where(there, np.maximum(compute, memory) + gap_s(columns, constants), 0.0)
+
+
+def gap_s(columns: Columns, constants: Constants) -> Column:
+    """Between two kernels: queued one behind the other, or each waited for."""
+    return np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
 
 
 def shape_share(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
