@@ -59,6 +59,8 @@ class Software:
     it came out."""
     fused_experts: bool = False
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
+    slow_bias_gradients: bool = False
+    """The kernel in which fused experts have the gradients of activation and biases is cudnn-frontend 1.24's."""
     graphed: bool = False
     """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
     waits_for_counts: bool = True

@@ -74,6 +74,7 @@ def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Softwa
         graphed=found.cuda_graphs != "none",
         waits_for_counts=base.waits_for_counts and found.cuda_graphs != "full",
         fused_experts=found.fused_experts and gated,
+        slow_bias_gradients=found.slow_bias_gradients,
         fp8_attention=found.fp8_attention,
         fp8_head=found.fp8_head,
     )

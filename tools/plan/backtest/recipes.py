@@ -3,7 +3,8 @@
 ``recipes.csv`` was read on 2026-11-22 from NVIDIA-NeMo/Megatron-Bridge: the configurations of models with experts in
 scripts/performance at its tags v0.1.0rc4 (release 25.09), v0.2.0 (25.11), v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0
 (26.04), v0.4.1 (26.04.01), v0.5.0 (26.06) and v0.5.1 (26.06.01), and src/megatron/bridge/perf_recipes at 067f987df
-(26.08) for what none of these has. A line holds from its release on until the next one of the same run. Layouts and
+(26.08) for what none of these has. slow_bias_gradients: experts with biases on the cudnn-frontend 1.24.0 that v0.5.1
+pins (1.23.0 before, 1.26.0 after), which the table's own footnote names for its slow GPT-OSS. A line holds from its release on until the next one of the same run. Layouts and
 figures are not in it: those are in the published tables.
 """
 
@@ -29,6 +30,7 @@ class Recipe:
     cuda_graphs: str
     """none; part: attention and router; full: whole iterations."""
     fused_experts: bool
+    slow_bias_gradients: bool
     fp8_attention: bool
     fp8_head: bool
 
@@ -59,6 +61,7 @@ def _recipes() -> dict[tuple[str, str, str], list[tuple[tuple[int, ...], Recipe]
                 overlaps_dispatch=line["overlaps_dispatch"] == "1",
                 cuda_graphs=line["cuda_graphs"],
                 fused_experts=line["fused_experts"] == "1",
+                slow_bias_gradients=line["slow_bias_gradients"] == "1",
                 fp8_attention=line["fp8_attention"] == "1",
                 fp8_head=line["fp8_head"] == "1",
             )

@@ -13,6 +13,11 @@ from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
 
+SLOW_BIAS_GRADIENTS = 1362.8 / 155.6
+"""Times that the kernel of fused experts' activation gradient takes with biases in cudnn-frontend 1.24: its spilled
+reduction before and after the fix (NVIDIA/cudnn-frontend issue #256 and pull request #322)."""
+
+
 def routed_products(columns: Columns, constants: Constants) -> Column:
     """Forward: the router, in 16 bits, and a product each way of each local expert."""
     model, layout = columns.model, columns.layout
@@ -59,13 +64,32 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     model = columns.model
     passes = np.where(columns.software.fused_dispatch > 0, 0, 4)  # read and written, before and after
     sorting = passes * model.expert_hidden
-    activation = constants.traffic_fused * (2 + model.gated) * model.expert_ffn
     small = (columns.format >= 1) & (columns.format <= 3)
     casts = np.where(small, constants.traffic_cast * 2 * (model.expert_hidden + model.expert_ffn), 0.0)
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
-    channels = sorting + constants.expert_traffic * (activation + casts)
-    moved = element_bytes(columns) * _copies(columns, constants) * channels
+    moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
+    return lean * moved / columns.machine.memory_bytes_per_s + activation_s(columns, constants)
+
+
+def activation_s(columns: Columns, constants: Constants) -> Column:
+    """Forward: the memory traffic of the activation between the products, alone."""
+    channels = constants.traffic_fused * (2 + columns.model.gated) * columns.model.expert_ffn
+    lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
+    moved = element_bytes(columns) * _copies(columns, constants) * constants.expert_traffic * channels
     return lean * moved / columns.machine.memory_bytes_per_s
+
+
+def slow_gradients_s(columns: Columns, constants: Constants, activation: Column) -> Column:
+    """Backward: what one kernel of the second product's gradient, the activation's and the biases' takes too long.
+
+    activation: backward seconds of the activation alone.
+    """
+    model, layout = columns.model, columns.layout
+    experts = np.maximum(model.experts, 1)
+    each = _copies(columns, constants) * layout.ep * layout.etp / experts
+    product = _grouped(columns, constants, experts / layout.ep, each, model.expert_ffn / layout.etp, model.expert_hidden)
+    more = (SLOW_BIAS_GRADIENTS - 1) * (product + activation)
+    return np.where(columns.software.slow_bias_gradients > 0, more, 0.0)
 
 
 def dispatch_s(columns: Columns, constants: Constants) -> Column:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tools.plan.cases import GENERATIONS, Columns
 from tools.plan.cost.constants import Constants
-from tools.plan.cost.experts import dispatch_s, host_s, routed_products, routed_traffic
+from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_products, routed_traffic, slow_gradients_s
 from tools.plan.cost.links import bandwidth, gather_s, latency
 from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
@@ -94,6 +94,8 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
         reads = 1 + (columns.recomputes("full") | columns.recomputes("moe"))
         idle = np.maximum(0.0, (1 + BACKWARD_TRAFFIC) * host - times.total) + reads * wait
         times.traffic = times.traffic + idle
+        activation = BACKWARD_TRAFFIC * activation_s(columns, constants)
+        times.products = times.products + slow_gradients_s(columns, constants, activation)
         forward = np.maximum(forward, host) + wait
     return times, forward
 
