@@ -61,6 +61,12 @@ class Software:
     """Experts' products, gated activation and casts to mxfp8 in one kernel each way."""
     slow_bias_gradients: bool = False
     """The kernel in which fused experts have the gradients of activation and biases is cudnn-frontend 1.24's."""
+    recomputes_norms: bool = False
+    """Norms are computed again in the backward pass, beside what the layout recomputes; so are the next two."""
+    recomputes_expert_activation: bool = False
+    """What stands between experts' two products."""
+    recomputes_latents: bool = False
+    """Of latent attention: queries, keys and values, from their latents."""
     graphed: bool = False
     """Attention and the router, at least, run as CUDA graphs: few launches are left to hold up a layer of experts."""
     waits_for_counts: bool = True

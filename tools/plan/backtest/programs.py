@@ -77,6 +77,9 @@ def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Softwa
         slow_bias_gradients=found.slow_bias_gradients,
         fp8_attention=found.fp8_attention,
         fp8_head=found.fp8_head,
+        recomputes_norms="layernorm" in found.recomputes,
+        recomputes_expert_activation="moe_act" in found.recomputes,
+        recomputes_latents="mla_up_proj" in found.recomputes,
     )
 
 

@@ -33,6 +33,8 @@ class Recipe:
     slow_bias_gradients: bool
     fp8_attention: bool
     fp8_head: bool
+    recomputes: tuple[str, ...]
+    """Megatron's recompute_modules."""
 
 
 def release(row: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -64,6 +66,7 @@ def _recipes() -> dict[tuple[str, str, str], list[tuple[tuple[int, ...], Recipe]
                 slow_bias_gradients=line["slow_bias_gradients"] == "1",
                 fp8_attention=line["fp8_attention"] == "1",
                 fp8_head=line["fp8_head"] == "1",
+                recomputes=tuple(line["recomputes"].split("+")),
             )
             since = (parts[0], parts[1], parts[2] if len(parts) > 2 else 0)
             found.setdefault((line["model"], line["gpu"], line["precision"]), []).append((since, own))

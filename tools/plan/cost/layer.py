@@ -77,6 +77,7 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
         ep = dispatch_s(columns, constants)
     forward = attend + mlp + routed + core + moved + routing + tp + ring + ep
     again = _again(columns, forward, core, mlp, moved, mlp + routed + routing + ep if experts else none)
+    again = again + _modules_again(columns, constants, experts=experts)
     if not experts:
         spared = columns.recomputes("full") & (columns.software.stops_early > 0)
         again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
@@ -107,6 +108,19 @@ def _again(columns: Columns, forward: Column, core: Column, mlp: Column, moved: 
         [forward, core, 0.5 * mlp + 0.5 * moved, of_experts, np.where(of_experts > 0, 0.0, mlp + 0.5 * moved)],
         0.0,
     )
+
+
+def _modules_again(columns: Columns, constants: Constants, *, experts: bool) -> Column:
+    """Modules that a recipe recomputes one by one: norms, experts' activation, latent attention's up-projections."""
+    software, rows = columns.software, tokens(columns)
+    whole = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
+    norms = element_bytes(columns) * rows * 4 * columns.model.hidden / whole * constants.traffic_fused
+    found = np.where(software.recomputes_norms > 0, norms / columns.machine.memory_bytes_per_s, 0.0)
+    if experts:
+        found = found + np.where(software.recomputes_expert_activation > 0, activation_s(columns, constants), 0.0)
+    up = sum(product_s(columns, constants, rows, n, k) for n, k in columns.matrices[1:3])
+    latent = (software.recomputes_latents > 0) & (columns.matrices[3][0] > 0)
+    return found + np.where(latent, up, 0.0)
 
 
 def _attention_products(columns: Columns, constants: Constants) -> Column:
