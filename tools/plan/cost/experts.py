@@ -12,7 +12,6 @@ from tools.plan.cost.products import gap_s, product_s
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
-
 SLOW_BIAS_GRADIENTS = 1362.8 / 155.6
 """Times that the kernel of fused experts' activation gradient takes with biases in cudnn-frontend 1.24: its spilled
 reduction before and after the fix (NVIDIA/cudnn-frontend issue #256 and pull request #322)."""
@@ -87,7 +86,9 @@ def slow_gradients_s(columns: Columns, constants: Constants, activation: Column)
     model, layout = columns.model, columns.layout
     experts = np.maximum(model.experts, 1)
     each = _copies(columns, constants) * layout.ep * layout.etp / experts
-    product = _grouped(columns, constants, experts / layout.ep, each, model.expert_ffn / layout.etp, model.expert_hidden)
+    product = _grouped(
+        columns, constants, experts / layout.ep, each, model.expert_ffn / layout.etp, model.expert_hidden
+    )
     more = (SLOW_BIAS_GRADIENTS - 1) * (product + activation)
     return np.where(columns.software.slow_bias_gradients > 0, more, 0.0)
 
