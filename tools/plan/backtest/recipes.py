@@ -3,9 +3,10 @@
 ``recipes.csv`` was read on 2026-11-22 from NVIDIA-NeMo/Megatron-Bridge: the configurations of models with experts in
 scripts/performance at its tags v0.1.0rc4 (release 25.09), v0.2.0 (25.11), v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0
 (26.04), v0.4.1 (26.04.01), v0.5.0 (26.06) and v0.5.1 (26.06.01), and src/megatron/bridge/perf_recipes at 067f987df
-(26.08) for what none of these has. slow_bias_gradients: experts with biases on the cudnn-frontend 1.24.0 that v0.5.1
-pins (1.23.0 before, 1.26.0 after), which the table's own footnote names for its slow GPT-OSS. A line holds from its release on until the next one of the same run. Layouts and
-figures are not in it: those are in the published tables.
+(26.08) for what none of these has. slow_bias_gradients: experts with biases on cudnn-frontend 1.24.0, which v0.5.1
+pins (v0.5.0 1.23.0, v0.6.0 1.26.0), and which a footnote of the table blames for 26.06.01's slow GPT-OSS. A line holds
+from its release on until the next one of the same run. Layouts and figures are not in it: those are in the published
+tables.
 """
 
 import csv
