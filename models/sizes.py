@@ -59,6 +59,8 @@ class ModelSizes:
     expert_ffn: int
     expert_hidden: int
     """Channels that experts take and give: the hidden size, but where they work in a smaller space."""
+    expert_biases: bool
+    """Experts' products have biases, as no model has that is trained here."""
     shared_ffn: int
     vocab: int
     extra_heads: int
@@ -95,6 +97,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         topk=shape.moe_router_topk if shape.num_moe_experts else 0,
         expert_ffn=shape.expert_ffn_hidden_size if shape.num_moe_experts else 0,
         expert_hidden=shape.hidden_size,
+        expert_biases=shape.add_bias_linear and shape.num_moe_experts > 0,
         shared_ffn=shape.moe_shared_expert_intermediate_size,
         vocab=shape.padded_vocab_size,
         extra_heads=shape.mtp_num_layers,

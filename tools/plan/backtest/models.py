@@ -28,7 +28,7 @@ BENCHMARKED: dict[str, GPTShape] = {
     "gpt_oss_120b": _like(
         "qwen3_235b_a22b", num_layers=36, hidden_size=2880, ffn_hidden_size=2880, num_attention_heads=64,
         num_query_groups=8, kv_channels=64, vocab_size=201088, num_moe_experts=128, moe_ffn_hidden_size=2880,
-        moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2",
+        moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2", add_bias_linear=True,
     ),
     "kimi_k2": _like(
         "deepseek_v3", num_attention_heads=64, num_query_groups=64, vocab_size=163840, num_moe_experts=384,

@@ -12,6 +12,11 @@ from tools.plan.cost.products import gap_s, product_s
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
+BIAS_CHANNELS, BIAS_CHANNELS_FP32 = 6, 14
+"""16-bit passes over experts' outputs to add biases, forward: each bias times its token's weight written, the sum of
+both written, experts' parts put together, and turned back into 16 bits, as megatron-core's TEGroupedMLP does outside
+its fused kernels (_apply_bias, 0.15 to 0.18). All but the outputs are in the type of the weights: the router's 16 bits
+for its plain all-to-all, fp32 for DeepEP and HybridEP."""
 SLOW_BIAS_GRADIENTS = 1362.8 / 155.6
 """Times that the kernel of fused experts' activation gradient takes with biases in cudnn-frontend 1.24: its spilled
 reduction before and after the fix (NVIDIA/cudnn-frontend issue #256 and pull request #322)."""
@@ -64,6 +69,9 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     passes = np.where(columns.software.fused_dispatch > 0, 0, 4)  # read and written, before and after
     sorting = passes * model.expert_hidden
     small = (columns.format >= 1) & (columns.format <= 3)
+    biased = (model.expert_biases > 0) & (columns.software.fused_experts == 0)
+    adding = np.where(columns.software.fused_dispatch > 0, BIAS_CHANNELS_FP32, BIAS_CHANNELS)
+    sorting = sorting + np.where(biased, adding * model.expert_hidden, 0.0)
     casts = np.where(small, constants.traffic_cast * 2 * (model.expert_hidden + model.expert_ffn), 0.0)
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
     moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
