@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models.families import named
-from models.sizes import sizes
+from models.sizes import ModelSizes, sizes
 from tools import clusters
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, fitted
@@ -149,6 +149,60 @@ def test_waiting_for_each_kernel_costs_small_microbatches_most() -> None:
         slow, fast = (priced(layout, seq=2048, software=own)[0].total[0] for own in (blocked, plain))
         share[mbs] = slow / fast - 1
     assert share[1] > 3 * share[8] > 0
+
+
+def test_products_are_waited_for_as_all_kernels_are() -> None:
+    layout = Candidate(tp=8, dp=8, microbatches=8)
+    waiting = dataclasses.replace(OURS, waits_for_kernels=True)
+    more = priced(layout, software=waiting)[0].products - priced(layout)[0].products
+    gap = fitted().blocked_s - fitted().launch_s
+    blocks = layout.microbatches * named("llama3_70b").num_layers
+    assert more == pytest.approx(3 * 4 * gap * blocks)  # two products of attention, two of the MLP
+
+
+def test_sharded_weights_that_stay_are_gathered_once() -> None:
+    layout = Candidate(dp=64, zero=3, recompute="full")
+    stays = dataclasses.replace(OURS, gathers_once=True)
+    (again, freed), (once, kept) = (priced(layout, "llama3_8b", software=own) for own in (OURS, stays))
+    assert once.dp < 0.8 * again.dp
+    assert kept.activations - freed.activations == pytest.approx(2 * 8.03e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        ("recomputes_norms", "llama3_70b"),
+        ("recomputes_expert_activation", "qwen3_30b_a3b"),
+        ("recomputes_latents", "deepseek_v3"),
+    ],
+)
+def test_modules_that_are_recomputed_take_their_time_again(name: str, model: str) -> None:
+    layout = Candidate(ep=8 if model != "llama3_70b" else 1, dp=8, microbatches=8)
+    again = dataclasses.replace(OURS, **{name: True})
+    kept, computed = (priced(layout, model, software=own)[0] for own in (OURS, again))
+    assert kept.recompute == 0 < computed.recompute < 0.1 * kept.total
+    other = "llama3_8b" if model != "llama3_70b" else ""
+    assert not other or priced(Candidate(dp=8), other, software=again)[0].recompute == 0
+
+
+def test_biases_of_experts_are_passes_of_their_own() -> None:
+    """More of them where tokens' weights are in fp32, none in a fused kernel, whose slow version costs much."""
+    model = dataclasses.replace(sizes(named("qwen3_30b_a3b"), 4096), expert_biases=True)
+    layout, card = Candidate(ep=8, dp=8, mbs=4), machine(clusters.load("gb200"), "bf16")
+
+    def seconds(software: Software, shape: ModelSizes = model) -> float:
+        return float(
+            step_times(Columns([Case(model=shape, layout=layout, machine=card, software=software)]), fitted()).total[0]
+        )
+
+    graphed = dataclasses.replace(OURS, graphed=True, waits_for_counts=False)
+    flex = dataclasses.replace(graphed, fused_dispatch=True)
+    fused = dataclasses.replace(graphed, fused_experts=True)
+    none = dataclasses.replace(model, expert_biases=False)
+    plain, wide = (seconds(own) - seconds(own, none) for own in (graphed, flex))
+    assert 0 < 2 * plain < wide < 3 * plain
+    assert seconds(fused) == seconds(fused, none)
+    assert seconds(dataclasses.replace(fused, slow_bias_gradients=True)) > 1.2 * seconds(fused)
 
 
 def test_a_badly_set_up_host_costs_its_share() -> None:

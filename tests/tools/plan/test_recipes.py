@@ -89,6 +89,24 @@ def test_a_program_does_what_its_recipe_says() -> None:
     assert dropped.graphed and not dropped.sends_once and not dropped.waits_for_counts
 
 
+def test_what_a_recipe_recomputes_and_which_kernels_its_release_had() -> None:
+    at = {
+        release: program(summary(release, "GPT OSS 120B", "GB200", "mxfp8"), gated=True)
+        for release in ("26.04", "26.06", "26.06.01", "26.08")
+    }
+    assert at["26.04"].recomputes_norms and at["26.04"].recomputes_expert_activation
+    assert not at["26.06"].recomputes_norms and not at["26.06"].recomputes_expert_activation
+    assert [own.slow_bias_gradients for own in at.values()] == [False, False, True, False]
+    latent = program(summary("26.04", "Kimi_K2", "GB300", "mxfp8"), gated=True)
+    assert latent.recomputes_latents and not latent.recomputes_norms
+
+
+def test_llm_foundry_by_its_strategy_and_its_composer(rows: dict[str, Row]) -> None:
+    small, large, earlier = (rows[name].case.software for name in ("r0290", "r0278", "r0296"))
+    assert small.gathers_once and not large.gathers_once and not earlier.gathers_once
+    assert [own.gradient_bytes for own in (small, large, earlier)] == [4, 4, 2]
+
+
 @pytest.mark.parametrize(
     "day, slow_host, accumulated, reduced, held",
     [("02-20", 1.03, 6.0, 2, 2), ("02-26", 1.0, 6.0, 2, 2), ("02-28", 1.0, 18.0, 4, 6)],
