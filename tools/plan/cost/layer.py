@@ -68,7 +68,8 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     mlp = _mlp_products(columns, constants, width)
     core, core_backward = _core_attention(columns, constants)
     moved = _traffic(columns, constants, width)
-    tp = _tensor_parallel(columns, constants) * (0.5 + 0.5 * (columns.layout.etp > 1) if experts else 1.0)
+    whole = (columns.layout.etp > 1) | (columns.model.shared_ffn > 0)
+    tp = _tensor_parallel(columns, constants) * (0.5 + 0.5 * whole if experts else 1.0)
     ring = _context_parallel(columns, constants, core)
     none = np.zeros(columns.count)
     routed, routing, ep = none, none, none
