@@ -185,6 +185,17 @@ def test_modules_that_are_recomputed_take_their_time_again(name: str, model: str
     assert not other or priced(Candidate(dp=8), other, software=again)[0].recompute == 0
 
 
+def test_shared_experts_are_split_over_tp_as_an_mlp_is() -> None:
+    layout = Candidate(tp=2, ep=8, dp=8)
+    alone = sizes(named("qwen3_30b_a3b"), 4096)
+    card = machine(clusters.load("h100_ib"), "bf16")
+    seconds = [
+        float(step_times(Columns([Case(model=own, layout=layout, machine=card, software=OURS)]), fitted()).tp[0])
+        for own in (alone, dataclasses.replace(alone, shared_ffn=2048))
+    ]
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
 def test_biases_of_experts_are_passes_of_their_own() -> None:
     """More of them where tokens' weights are in fp32, none in a fused kernel, whose slow version costs much."""
     model = dataclasses.replace(sizes(named("qwen3_30b_a3b"), 4096), expert_biases=True)

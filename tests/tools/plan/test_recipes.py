@@ -101,6 +101,18 @@ def test_what_a_recipe_recomputes_and_which_kernels_its_release_had() -> None:
     assert latent.recomputes_latents and not latent.recomputes_norms
 
 
+def test_whose_tensor_parallelism_overlaps() -> None:
+    found = {
+        name: program(summary(at, name, gpu, precision), gated=True).tp_overlap
+        for at, name, gpu, precision in (
+            ("25.09", "Qwen3-235B-A22B", "GB200", "fp8"), ("25.09", "DeepSeek-V3", "H100", "fp8"),
+            ("26.04", "Llama3-70B", "GB200", "nvfp4"), ("26.04", "Llama3-8B", "GB200", "mxfp8"),
+        )
+    }  # fmt: skip
+    assert list(found.values()) == [True, False, False, True]
+    assert not program(summary("26.02", "Qwen3-235B-A22B", "H100", "fp8"), gated=True).tp_overlap
+
+
 def test_llm_foundry_by_its_strategy_and_its_composer(rows: dict[str, Row]) -> None:
     small, large, earlier = (rows[name].case.software for name in ("r0290", "r0278", "r0296"))
     assert small.gathers_once and not large.gathers_once and not earlier.gathers_once

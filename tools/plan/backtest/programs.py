@@ -44,6 +44,8 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
     if base is None:
         old = framework == "megatron-lm" and int(float(row.get("year", "") or 2025)) < 2023
         base = MEGATRON_2021 if old else _with_experts(MCORE, row, gated)
+        if row.get("precision", "") == "nvfp4":  # so all of Megatron-Bridge's recipes for Llama until 26.06.01
+            base = replace(base, tp_overlap=False)
     if "deepspeed" in framework:
         base = _deepspeed(base, notes, row.get("precision", ""))
     if "composer" in framework:
@@ -68,6 +70,7 @@ def _with_experts(base: Software, row: Mapping[str, str], gated: bool) -> Softwa
         return replace(base, fused_dispatch=deepep, sends_once=deepep)
     return replace(
         base,
+        tp_overlap=found.overlaps_tp,
         fused_dispatch=found.dispatcher != "alltoall",
         sends_once=found.dispatcher != "alltoall",
         overlaps_dispatch=found.overlaps_dispatch,

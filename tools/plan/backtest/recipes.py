@@ -25,6 +25,8 @@ RECIPES = Path(__file__).with_name("recipes.csv")
 class Recipe:
     """Of one model, card and number format."""
 
+    overlaps_tp: bool
+    """tp_comm_overlap."""
     dispatcher: str
     """alltoall, deepep or hybridep."""
     overlaps_dispatch: bool
@@ -60,6 +62,7 @@ def _recipes() -> dict[tuple[str, str, str], list[tuple[tuple[int, ...], Recipe]
         for line in csv.DictReader(file):
             parts = [int(part) for part in line["since"].split(".")]
             own = Recipe(
+                overlaps_tp=line["overlaps_tp"] == "1",
                 dispatcher=line["dispatcher"],
                 overlaps_dispatch=line["overlaps_dispatch"] == "1",
                 cuda_graphs=line["cuda_graphs"],
