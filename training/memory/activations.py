@@ -31,14 +31,14 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     stream = stream_bytes(columns)
     attention = _attention_bytes(columns)
     if experts:
-        mlp = _expert_bytes(columns)
-        wide = mlp / 2
+        mlp, wide = _expert_bytes(columns), _expert_working(columns)
     else:
-        mlp = width * rows * (2 + model.gated) * model.ffn / layout.tp
-        wide = width * rows * (1 + model.gated) * model.ffn / layout.tp
+        mlp, wide = _mlp_bytes(columns, model.ffn), width * rows * (1 + model.gated) * model.ffn / layout.tp
     own = columns.software.transformer_engine == 0
     mlp = np.where(own, _own_expert_bytes(columns) if experts else _own_mlp_bytes(columns, model.ffn), mlp)
-    whole = np.where(own, _own_bytes(columns) + mlp, 4 * stream + attention + mlp)
+    entered = np.where(columns.software.recomputes_norms > 0, 0.0, product_input_bytes(columns))
+    norms = 2 * stream * (1 + entered / width)  # what they read, and what products then read
+    whole = np.where(own, _own_bytes(columns) + mlp, norms + attention + mlp)
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
     scores = _score_bytes(columns)
@@ -168,15 +168,39 @@ def element_bytes(columns: Columns) -> Column:
     return np.where(columns.format == FORMATS.index("fp32"), 4.0, 2.0)
 
 
+def product_input_bytes(columns: Columns) -> Column:
+    """Of an element that a product has read and its weight's gradient reads again.
+
+    Transformer Engine keeps it as it multiplied it: in fp8, with a scale for 32 in mxfp8, in four bits with one for 16
+    in nvfp4 (v2.9, pytorch/module/linear.py and layernorm_linear.py: ``update_usage(rowwise_usage=False)``).
+    """
+    return np.select([columns.format == FORMATS.index(name) for name in ("fp8", "mxfp8", "fp4")],
+                     [1.0, 1 + 1 / 32, 0.5 + 1 / 16], element_bytes(columns))  # fmt: skip
+
+
 def _attention_bytes(columns: Columns) -> Column:
+    """Queries, keys, values, and what attention returns, which the products in eight bits and fewer keep no second time
+    (megatron-core 0.19.2, transformer/attention.py:443), but for delayed scales."""
     model, layout, rows = columns.model, columns.layout, tokens(columns)
     latent = sum((n for n, _ in columns.matrices[:3:2]), np.zeros(columns.count))  # down-projected, before the norms
     width = element_bytes(columns)
-    latent = np.where(columns.matrices[3][0] > 0, 2 * width * latent, 0.0)
-    values = np.minimum(model.query_width, model.attention_width / 2) * width
-    through = width * (model.query_width + 2 * model.kv_width) + values
-    through = through + width * (model.query_width + model.kv_width) * model.query_norms  # what the norms have read
-    return rows * (through / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
+    is_latent = columns.matrices[3][0] > 0
+    latent = np.where(is_latent, (width + product_input_bytes(columns)) * latent, 0.0)
+    returned = model.attention_width - model.query_width
+    values = np.where(is_latent, returned, model.kv_width)
+    through = width * (model.query_width + model.kv_width + values)
+    # what the norms have read, which in latent attention are the latents'
+    normed = np.where(is_latent, 0.0, width * (model.query_width + model.kv_width) * model.query_norms)
+    through = np.where(is_latent & (columns.software.recomputes_latents > 0), 0.0, through + normed)
+    returned = (width + (columns.format == FORMATS.index("fp8"))) * returned
+    return rows * ((through + returned) / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
+
+
+def _mlp_bytes(columns: Columns, inner: Column) -> Column:
+    """The first product, and what the second one reads."""
+    model, width = columns.model, element_bytes(columns)
+    each = width * (1 + model.gated) + product_input_bytes(columns)
+    return tokens(columns) * each * inner / columns.layout.tp
 
 
 def _score_bytes(columns: Columns) -> Column:
@@ -186,14 +210,29 @@ def _score_bytes(columns: Columns) -> Column:
 
 
 def _expert_bytes(columns: Columns) -> Column:
-    """The permuted copies that its experts read, their first product and activation, shared experts, the router."""
+    """The permuted copies that its experts read, their first product and activation, shared experts, the router.
+
+    What experts return is kept by nobody: each token's weight is applied within the activation (megatron-core 0.19.2,
+    transformer/moe/experts.py:890).
+    """
     model, layout = columns.model, columns.layout
-    sent = tokens(columns) / layout.tp * model.topk * layout.etp
-    inner = (2 + model.gated) * model.expert_ffn / layout.etp
-    width = element_bytes(columns)
-    own = width * sent * (2 * model.expert_hidden + inner)
-    shared = width * tokens(columns) * (2 + model.gated) * model.shared_ffn / layout.tp
-    return own + shared + 4 * tokens(columns) / layout.tp * 2 * model.experts
+    width, read = element_bytes(columns), product_input_bytes(columns)
+    second = np.where(columns.software.recomputes_expert_activation > 0, 0.0, read)
+    inner = (width * (1 + model.gated) + second) * model.expert_ffn / layout.etp
+    own = _sent(columns) * (read * model.expert_hidden + inner)
+    return own + _mlp_bytes(columns, model.shared_ffn) + 4 * tokens(columns) / layout.tp * 2 * model.experts
+
+
+def _expert_working(columns: Columns) -> Column:
+    """The gradients of what experts read, and of their first product."""
+    model, width = columns.model, element_bytes(columns)
+    return width * _sent(columns) * (model.expert_hidden + (1 + model.gated) * model.expert_ffn / columns.layout.etp)
+
+
+def _sent(columns: Columns) -> Column:
+    """Tokens that the experts of a rank get of a microbatch, in balance."""
+    layout = columns.layout
+    return tokens(columns) / layout.tp * columns.model.topk * layout.etp
 
 
 def in_flight(columns: Columns, stage: Column) -> Column:

@@ -13,7 +13,8 @@ from parallel.errors import UserError
 from tools.plan.aligned import aligned
 from tools.plan.backtest import refit, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
-from tools.plan.backtest.peaks import peak_bytes, untold
+from tools.plan.backtest.peaks import as_given, peak_bytes, untold
+from tools.plan.backtest.recipes import recipe
 from tools.plan.backtest.rows import GIB, Row, read
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants, fitted, interval
@@ -103,8 +104,20 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
         f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark "
         f"that fills the card, {rightly} above the line by their own published peak); "
         f"of {sum(map(untold, rows))} rows that do not tell what is "
-        f"recomputed, the least that fits"
+        f"recomputed, the least that fits",
+        _by_recipes([row for row in rows if row.experts and row.measured_s and recipe(row.text) is not None]),
     ]
+
+
+def _by_recipes(rows: Sequence[Row]) -> str:
+    """Mixtures whose recipes tell what they recompute, where no choice of ours can make a run fit."""
+    if not rows:
+        return "of mixtures, no recipe tells what is recomputed"
+    shares = as_given(rows) / np.array([row.case.machine.memory_bytes for row in rows])
+    return (
+        f"of {len(rows)} runs of mixtures whose recipes tell what they recompute, with that and no more, "
+        f"{int((shares > SAFE_SHARE).sum())} exceed {SAFE_SHARE:.0%} of the card and {int((shares > 1).sum())} the card"
+    )
 
 
 def cross_validation(rows: Sequence[Row]) -> list[str]:

@@ -26,6 +26,11 @@ def peak_bytes(rows: Sequence[Row]) -> Column:
     return found
 
 
+def as_given(rows: Sequence[Row]) -> Column:
+    """The same, with nothing recomputed but what the row, or its recipe, tells."""
+    return _total(rows, "none")
+
+
 def untold(row: Row) -> bool:
     """Whether the table leaves out what is recomputed."""
     return not row.text.get("recompute")
