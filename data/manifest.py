@@ -52,6 +52,8 @@ class Manifest:
     """Whether `eod` ends every document."""
     special_text: str
     """What became of the text of control tokens: plain, special or error."""
+    engine: str = ""
+    """What encoded it, as the output's plan has it; "" in manifests from before 2026-11-22."""
     source: tuple[str, ...] = ()
     """The inputs, as `PATH[first byte:end]` or `PATH[first row group:end]`."""
     counts: dict[str, int] = field(default_factory=dict)

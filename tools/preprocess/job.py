@@ -115,6 +115,7 @@ class Job:
             eod=self.tokenizer.eod,
             append_eod=self.encoding.eod is not None,
             special_text=self.encoding.special_text,
+            engine=self.output.engine() or "",
             source=source,
             counts=counts,
             rejected=rejected,

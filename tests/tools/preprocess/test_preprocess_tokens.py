@@ -73,6 +73,7 @@ def test_a_manifest_says_what_is_in_a_shard(texts, lines, tokenizer_json, tmp_pa
     assert manifest.tokenizer_fingerprint == tokenizer.fingerprint
     assert manifest.source == (f"{lines}[0:{lines.stat().st_size}]",)
     assert manifest.append_eod
+    assert manifest.engine == json.loads((tmp_path / "x.preprocess/plan.json").read_text())["engine"] != ""
     assert manifest.counts["text_bytes"] == sum(len(text.encode()) for text in texts)
 
 
