@@ -1,7 +1,7 @@
 """Tensors without values or memory: what is made on the CPU is made on torch's "meta" device instead.
 
 Rather than under ``FakeTensorMode``, which computes the same shapes and pretends to be on the CPU as well: a stage of
-qwen3_30b_a3b with 16 experts a rank took 16.4 CPU s under it, and takes 4.1 here (62,782 operations; 2026-11-22, 2
+qwen3_30b_a3b with 16 experts a rank took 16.4 CPU s under it, and takes 2 here (62,782 operations; 2026-11-22, 2
 virtual CPUs). tests/tools/plan/test_trace.py holds it to the bytes of real tensors.
 """
 
