@@ -21,13 +21,13 @@ def _balanced(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
     sent = int(self.num_out_tokens)
     self.input_splits = self.output_splits = _shares(sent, self.ep_size)
     self.output_splits_tp = np.full(self.tp_size, sent)
-    each = _shares(sent * self.ep_size, self.num_experts)[: self.num_local_experts]
     local = np.stack([_shares(int(share), self.num_local_experts) for share in self.output_splits])
-    self.num_global_tokens_per_local_expert = np.concatenate([local] * self.tp_size) if self.ep_size > 1 else each
+    is_alone = self.ep_size * self.tp_size == 1
+    self.num_global_tokens_per_local_expert = local[0] if is_alone else np.concatenate([local] * self.tp_size)
     chunks = np.arange(self.num_experts * self.tp_size)
     self.sort_input_by_local_experts = chunks.reshape(-1, self.num_local_experts).T.ravel()
     self.restore_output_by_local_experts = chunks.reshape(self.num_local_experts, -1).T.ravel()
-    self.balanced_tokens = local.sum(axis=0) * self.tp_size if self.ep_size > 1 else each
+    self.balanced_tokens = local.sum(axis=0) * self.tp_size
     return self.balanced_tokens
 
 
