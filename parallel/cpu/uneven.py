@@ -32,12 +32,18 @@ def reduce_scatter(whole: Tensor, group: dist.ProcessGroup, sizes: Sequence[int]
 
 
 def where_uneven(mcore: Callable[..., Tensor], ours: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """mcore's function ``(tensor, group, sizes=None, use_global_buffer=False)``, ours where sizes are given."""
+    """mcore's function ``(tensor, group, sizes=None, use_global_buffer=False)``, ours where sizes are given and differ.
+
+    ``sizes`` are the same on all ranks of the group, so all of them choose alike.
+    """
 
     @functools.wraps(mcore)
     def call(tensor: Tensor, group: dist.ProcessGroup, sizes: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         if sizes is None or group.size() == 1:
             return mcore(tensor, group, sizes, *args, **kwargs)
-        return ours(tensor, group, [int(size) for size in sizes])
+        whole = [int(size) for size in sizes]
+        if len(set(whole)) == 1:
+            return mcore(tensor, group, None, *args, **kwargs)
+        return ours(tensor, group, whole)
 
     return call

@@ -151,7 +151,9 @@ def _own_expert_working(columns: Columns) -> Column:
     inner = model.expert_ffn / layout.etp
     sent = tokens(columns) / layout.tp * model.topk * layout.etp
     one = sent * layout.ep / np.maximum(1, model.experts)
-    together = 4 * width * sent * model.hidden
+    # Ranks that share an expert add its outputs up in fp32; what each had sent, and got, before it was gathered stays.
+    shared = 2 * width + np.where(width == 2, 4, 0) + (4 + width * (1 + (layout.ep > 1))) / layout.etp
+    together = np.where(layout.etp > 1, shared, 4 * width) * sent * model.hidden
     activation = width * sent * model.hidden + np.where(width == 2, 12, 8) * one * inner
     weight = width * (2 * sent * model.hidden + (1 + model.gated) * inner * (model.hidden - one))
     return np.maximum(together, np.maximum(activation, weight))

@@ -225,8 +225,18 @@ def test_no_graph_outlives_its_backward_pass(tmp_path: Path, recompute: str) -> 
         ("qwen3_30b_a3b", "full", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
         ("qwen3_30b_a3b", "moe", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
         ("mixtral_8x7b", "full", Candidate(tp=2, pp=4, ep=8, dp=8, microbatches=4), 0),
+        ("mixtral_8x7b", "full", Candidate(tp=4, pp=2, ep=2, etp=4, dp=2, microbatches=4), 0),
     ],
-    ids=["dense", "mlp", "interleaved", "a-layer-a-chunk", "experts", "experts-alone", "one-expert-a-rank"],
+    ids=[
+        "dense",
+        "mlp",
+        "interleaved",
+        "a-layer-a-chunk",
+        "experts",
+        "experts-alone",
+        "one-expert-a-rank",
+        "shared-experts",
+    ],
 )
 def test_formulas_know_what_recomputation_needs(
     tmp_path: Path, model: str, recompute: str, layout: Candidate, stage: int
