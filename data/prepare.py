@@ -130,7 +130,7 @@ def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) 
             PreparedSource(name=name, shards=(), units=0, fingerprint=found, tokens=0)
             for name, found in streams.fingerprints.items()
         ),
-        plan=streams.plan,
+        plan={**streams.plan, "engine": streams.engine.name},  # not in the digest: earlier versions did not keep it
         streams=streams,
     )
 

@@ -74,7 +74,7 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         engine=engine,
         eod=tokenizer.eod,
         fingerprints={name: fingerprint(found) for name, found in by_input.items()},
-        plan={name: getattr(config, name) for name in names} | {"engine": engine.name},
+        plan={name: getattr(config, name) for name in names},
         console=console,
     )
 

@@ -66,7 +66,15 @@ def why_not(
 
 
 def how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layout) -> str:
-    """In words, for the layers that see most: "by torch's flash kernel ..." or "in blocks of queries (why)"."""
+    """In words: "by torch's flash kernel ..." or "in blocks of queries (why)"; of windowed layers, too, where it is
+    another one."""
+    whole = _how(shape, device, dtype, layout, None)
+    left = shape.window_size[0]
+    windowed = whole if left < 0 else _how(shape, device, dtype, layout, left)
+    return whole if windowed == whole else f"{whole}; in windowed layers {windowed}"
+
+
+def _how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layout, left: int | None) -> str:
     latent, width = shape.multi_latent_attention, shape.kv_channels
     reason = why_not(
         device,
@@ -75,7 +83,7 @@ def how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layou
         (shape.num_attention_heads if latent else shape.num_query_groups) // layout.tp,
         shape.qk_head_dim + shape.qk_pos_emb_head_dim if latent else width,
         shape.v_head_dim if latent else width,
-        None,
+        left,
         shape.attention_dropout,
         layout.cp,
     )

@@ -114,6 +114,15 @@ def test_a_run_says_why_it_takes_blocks(shape: str, device: str, cp: int, reason
     assert packed.how(named(shape), torch.device(device), torch.bfloat16, layout) == f"in blocks of queries ({reason})"
 
 
+def test_a_run_says_so_of_windowed_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel is right without a window and wrong with one. Its device is this CPU here."""
+    monkeypatch.setattr(packed, "why_not", lambda device, dtype, heads, groups, width, value_width, left, *_:
+                        packed.disproof(CPU, dtype, heads, groups, width, left, wrong_window))  # fmt: skip
+    found = packed.how(named("mistral_tiny"), CPU, torch.bfloat16, layout_of(ParallelConfig(), 1))
+    assert found.startswith("by torch's flash kernel for rows of unequal lengths; in windowed layers in blocks of")
+    assert "the kernel's output is off by" in found
+
+
 @pytest.mark.parametrize(("kwargs", "reason"), [
     ({"dtype": torch.float32}, "needs 16 bits, this is float32"), ({"dropout": 0.1}, "no dropout"),
     ({"context_parallel_size": 2}, "several context ranks"), ({"value_width": 32}, "64 wide and values 32"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from data.prepare import Prepared
 from data.source import build_source
@@ -411,21 +412,33 @@ def test_state_beside_weights_is_versioned_json(prepared: Prepared, tmp_path: Pa
     assert state["progress"] == {"iteration": 1, "consumed_samples": 8}
 
 
+def test_the_first_samples_do_not_depend_on_the_length_of_training(prepared: Prepared, tmp_path: Path) -> None:
+    found = []
+    for iters in ("3", "6"):
+        flags = ("--train.train_iters", iters, "--optimizer.lr_decay_style", "constant")
+        found.append(losses(train(prepared, configuration(tmp_path / iters, *flags), 1)))
+    assert found[0] == found[1][:3]
+
+
 def test_waiting_for_data_is_measured_and_said(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that takes half a second for a batch, where an iteration takes less: its wait is seen by all means."""
-    config = configuration(tmp_path / "run", "--train.train_iters", "4")
+    """The second replica's first batch takes 3 s, and the training starts with it: the rank that waits longest counts,
+    for which the others wait."""
+    config = configuration(tmp_path / "run", "--train.train_iters", "2")
     source = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
 
     class Slow:
         seq_length, epochs = source.seq_length, source.epochs
+        is_first = True
 
         def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
-            time.sleep(0.5)
+            if torch.distributed.get_rank() == 1 and self.is_first:
+                time.sleep(3)
+            self.is_first = False
             return source.fetch(sample_indices)
 
-    metrics = train(replace(prepared, splits={"train": Slow()}), config, 1)
+    metrics = train(replace(prepared, splits={"train": Slow()}), config, 2)
     said = re.search(r"waited for data ([\d.]+)% of the iterations' \d+s", capfd.readouterr().out)
     waited_s = sum(line["data_wait_s"] for line in metrics if "loss" in line)
     took_s = sum(line["iteration_s"] for line in metrics if "loss" in line)  # each is logged

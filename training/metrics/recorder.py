@@ -44,9 +44,7 @@ class Recorder(Attachment):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.rates.end(result.tokens)
-        waited_s = self.data_wait_s()
-        self.waited_s += waited_s
-        self.all_waited_s += waited_s
+        self.waited_s += self.data_wait_s()
         self.skipped += result.skipped
         self.unwritten = result
         if (
@@ -60,6 +58,8 @@ class Recorder(Attachment):
             self.ranks.show_progress(f"iteration {progress.iteration}/{self.train_iters}{self.rates.time_left(left)}")
 
     def _write(self, progress: Progress, result: StepResult) -> None:
+        self.waited_s = self._longest(self.waited_s)
+        self.all_waited_s += self.waited_s
         measured = self._memory()  # by all ranks, as the meters
         for meter in self.meters:
             measured |= meter.report()
@@ -101,6 +101,12 @@ class Recorder(Attachment):
         if result.loss_scale != 1.0:
             values["loss_scale"] = result.loss_scale
         return values | self.rates.report(self.train_iters - progress.iteration)
+
+    def _longest(self, seconds: float) -> float:
+        """Of all ranks: the others wait for the one that waits for its data. A small reduction per line."""
+        mine = torch.tensor([seconds], dtype=torch.float64, device=self.ranks.device)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        return mine.item()
 
     def _memory(self) -> dict[str, Value]:
         """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. Two small reductions per line."""
