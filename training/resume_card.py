@@ -76,8 +76,9 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
         yield "fp8's scaling history is not saved"
     for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
         yield f"{name} {old} before, {new} now"
-    for name in _pairs(before.get("data"), now.entries.get("data")):
-        yield f"other data ({name})"
+    for name, (was, _) in _pairs(before.get("data"), now.entries.get("data")).items():
+        if was != UNSET:  # which an earlier version did not keep
+            yield f"other data ({name})"
     if before.get("schedule") != now.entries.get("schedule"):
         yield "another schedule"
     if fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:
@@ -111,9 +112,11 @@ def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JS
             yield prefix + name, value
 
 
+UNSET = "unset"
+
+
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:
-    """Name -> (old, new) of the entries in which two tables differ; None, "unset", where one lacks it."""
+    """Name -> (old, new) of the entries in which two tables differ; UNSET where one lacks it."""
     old, new = (table if isinstance(table, dict) else {} for table in (before, now))
     names = dict.fromkeys([*old, *new])
-    unset = "unset"
-    return {n: (old.get(n, unset), new.get(n, unset)) for n in names if old.get(n, unset) != new.get(n, unset)}
+    return {n: (old.get(n, UNSET), new.get(n, UNSET)) for n in names if old.get(n, UNSET) != new.get(n, UNSET)}
