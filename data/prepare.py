@@ -43,6 +43,8 @@ class PreparedSource:
     """0 where nobody has counted them: of what is streamed."""
     weight: float = 1.0
     """As it was given."""
+    each: tuple[str, ...] = ()
+    """The beginning of each shard's own digest: enough to tell which one has changed."""
 
     @property
     def prefixes(self) -> tuple[Path, ...]:
@@ -148,11 +150,13 @@ def _source(
     """The shards of one source, opened and checked; raw files become one more."""
     if given.raw_files or not given.prefixes:
         shown = [*shown, Shard(_tokenised(config, given.raw_files, tokenizer, folder, console))]
+    digests = [shard.fingerprint() for shard in shown]
     return PreparedSource(
         name=source.name,
         shards=tuple(shown),
         units=units,
-        fingerprint=_digest([shard.fingerprint() for shard in shown]),
+        fingerprint=_digest(digests),
+        each=tuple(digest[:8] for digest in digests),
         tokens=sum(shard.token_count for shard in shown),
         weight=source.weight,
     )

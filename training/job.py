@@ -29,6 +29,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, batch_schedule, learning_schedule
+from training.data_changes import data_changes, data_entry
 from training.evaluation import Evaluation
 from training.generate import continuation
 from training.memory.measured import MemoryReport
@@ -143,7 +144,7 @@ def build_stream(
     """This rank's batches of the train split, from where ``progress`` is. entries: of the checkpoint it continues."""
     micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
     if prepared.streams is not None:
-        same = not run_folder.data_changes(entries.get("data"), run_folder.data_entry(config, prepared))
+        same = not data_changes(entries.get("data"), data_entry(config, prepared))
         cursors = stream_position.found(entries, same, prepared.streams.count, progress, ranks)
         stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
     return BatchStream(

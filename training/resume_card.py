@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from parallel.layout import Layout
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
+from training.data_changes import data_changes
 
 MOST_CHANGES = 12
 """Changed fields named one by one."""
@@ -76,9 +77,10 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
         yield "fp8's scaling history is not saved"
     for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
         yield f"{name} {old} before, {new} now"
-    for name, (was, _) in _pairs(before.get("data"), now.entries.get("data")).items():
-        if was != UNSET:  # which an earlier version did not keep
-            yield f"other data ({name})"
+    data = now.entries.get("data")
+    if isinstance(data, dict) and data_changes(before.get("data"), data):
+        changed = [name for name, (was, _) in _pairs(before.get("data"), data).items() if was != UNSET]
+        yield f"other data ({', '.join(changed)})"
     if before.get("schedule") != now.entries.get("schedule"):
         yield "another schedule"
     if fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:

@@ -16,6 +16,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
 from training.config import RunConfig, learning_schedule
+from training.data_changes import data_changes, data_entry
 from training.hindrance import hindered
 from training.loop import Reason
 from training.resume_card import Now, card
@@ -72,48 +73,6 @@ def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now
         recipe_before=(path / RECIPE).read_text() if (path / RECIPE).exists() else "",
         entries=own.entries,
     )
-
-
-def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
-    """What decides which samples come in which order."""
-    sources: dict[str, JSON] = {
-        source.name: {"weight": source.units, "tokens": source.tokens, "shards": source.fingerprint}
-        for source in prepared.sources
-    }
-    order: dict[str, JSON] = {} if prepared.plan is None else dict(prepared.plan)
-    return {
-        "fingerprint": prepared.fingerprint,
-        "tokenizer": prepared.tokenizer.fingerprint,
-        "sources": sources,
-        "seed": config.train.seed,
-        "split": config.data.split,
-        "seq_length": config.model.seq_length,
-        "order": config.data.order,
-        **order,
-    }
-
-
-def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
-    """What differs, a line each; nothing that the checkpoint, of an older version, says nothing of."""
-    if not isinstance(before, dict):
-        return []
-    lines = []
-    for key in now.keys() & before.keys() - {"fingerprint", "sources"}:
-        if before[key] != now[key]:
-            lines.append(f"{key} is {now[key]} (was: {before[key]})")
-    old, new = before.get("sources"), now["sources"]
-    # What a source is called, or where it lies, changes nothing.
-    if isinstance(old, dict) and isinstance(new, dict) and list(old.values()) != list(new.values()):
-        if list(old) != list(new):
-            lines.append(f"sources are {', '.join(new)} (were: {', '.join(old)})")
-        for name in old.keys() & new.keys():
-            was, is_now = ({"": one} if not isinstance(one, dict) else one for one in (old[name], new[name]))
-            for key in sorted(was.keys() | is_now.keys()):
-                if was.get(key) != is_now.get(key):
-                    lines.append(f"{key} of source {name}: {is_now.get(key)} (was: {was.get(key)})")
-    if not lines and before.get("fingerprint") != now["fingerprint"]:
-        lines.append(f"fingerprint is {now['fingerprint']} (was: {before.get('fingerprint')})")
-    return sorted(lines)
 
 
 def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:

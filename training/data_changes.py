@@ -1,0 +1,73 @@
+"""What a checkpoint keeps of the data, and what a resume finds changed."""
+
+from collections.abc import Iterator
+
+from data.prepare import Prepared
+from training.checkpoint.state import JSON
+from training.config import RunConfig
+
+
+def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
+    """What decides which samples come in which order."""
+    sources: dict[str, JSON] = {
+        source.name: {
+            "weight": source.units,
+            "tokens": source.tokens,
+            "shards": source.fingerprint,
+            "each_shard": " ".join(source.each),
+        }
+        for source in prepared.sources
+    }
+    order: dict[str, JSON] = {} if prepared.plan is None else dict(prepared.plan)
+    return {
+        "fingerprint": prepared.fingerprint,
+        "tokenizer": prepared.tokenizer.fingerprint,
+        "sources": sources,
+        "seed": config.train.seed,
+        "split": config.data.split,
+        "seq_length": config.model.seq_length,
+        "order": config.data.order,
+        **order,
+    }
+
+
+def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
+    """What differs, a line each; nothing that the checkpoint, of an older version, says nothing of."""
+    if not isinstance(before, dict):
+        return []
+    lines = [
+        f"{key} is {now[key]} (was: {before[key]})"
+        for key in now.keys() & before.keys() - {"fingerprint", "sources"}
+        if before[key] != now[key]
+    ]
+    lines += _sources(before.get("sources"), now.get("sources"))
+    if not lines and before.get("fingerprint") != now.get("fingerprint"):
+        lines.append(f"fingerprint is {now.get('fingerprint')} (was: {before.get('fingerprint')})")
+    return sorted(lines)
+
+
+def _sources(old: JSON, new: JSON) -> Iterator[str]:
+    """By their order: what a source is called, or where it lies, changes nothing."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return
+    if len(old) != len(new):
+        yield f"sources are {', '.join(new)} (were: {', '.join(old)})"
+        return
+    for name, was, found in zip(new, old.values(), new.values(), strict=True):
+        if isinstance(was, dict) and isinstance(found, dict):
+            for key in sorted(was.keys() & found.keys() - {"each_shard"}):
+                if was[key] != found[key]:
+                    which = _which(was, found) if key == "shards" else ""
+                    yield f"{key} of source {name}: {found[key]} (was: {was[key]}){which}"
+
+
+def _which(was: dict[str, JSON], found: dict[str, JSON]) -> str:
+    """Of the shards of a source, those that are others, where the checkpoint tells."""
+    old, new = (str(one.get("each_shard") or "").split() for one in (was, found))
+    if not old or not new:
+        return ""
+    if len(old) != len(new):
+        return f"; {len(new)} shards (were: {len(old)})"
+    changed = [number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]
+    shown = ", ".join(str(number) for number in changed[:5])
+    return f"; changed, of {len(new)} counted from 0: {shown}{', …' if len(changed) > 5 else ''}"
