@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data import shards
 from data.manifest import read_manifest
+from data.raw.shard_files import WORK_SUFFIX
 from parallel.errors import UserError
 
 READ_BYTES = 1 << 20
@@ -100,7 +101,7 @@ def only(prefix: Path, found: list[Path]) -> list[Path]:
 
 def work_folder(prefix: Path) -> Path:
     """`PREFIX.preprocess`, where tools.preprocess keeps its plan, and what it makes the shards of."""
-    return prefix.with_name(prefix.name + ".preprocess")
+    return prefix.with_name(prefix.name + WORK_SUFFIX)
 
 
 def _is_planned(prefix: Path, key: str) -> bool:

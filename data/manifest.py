@@ -15,6 +15,8 @@ BLOCK_BYTES = 64 << 20
 """What has a checksum of its own, so that damage is named by its range."""
 END_BYTES = 4096
 """What every start reads of a file's beginning and of its end: one page of a file system each."""
+BEGINNING = b'{\n "format": '
+"""How every manifest begins: a line that is no JSON, which no .jsonl file holds."""
 
 
 def manifest_path(prefix: Path) -> Path:
@@ -127,6 +129,18 @@ def read_manifest(prefix: Path) -> Manifest | None:
             f"data: {path} is not a shard's manifest ({type(error).__name__}: {error}). Copy or tokenise the shard "
             "again, or remove this file to use the shard unchecked."
         ) from None
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file is a shard's manifest, of any format, whatever its name. What does not begin like one is not read
+    on: it may be large. False where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(BEGINNING)) == BEGINNING
+            return begins and "files" in json.loads(BEGINNING + file.read())
+    except (OSError, ValueError):
+        return False
 
 
 def _structured(values: dict[str, Any]) -> Manifest:

@@ -4,11 +4,12 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from parallel.errors import UserError
 
 Kind = Literal["jsonl", "text", "parquet", "dataset"]
@@ -41,53 +42,115 @@ class Source:
     """Of a dataset; what is read stays that one."""
 
 
-def find(inputs: tuple[str, ...], field: str = "INPUT") -> list[Source]:
+def find(inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None) -> list[Source]:
     """Everything that `inputs` name, in the order given; folders and globs sorted by name.
 
-    field: what the user gave them as, for messages. Raises UserError for what is not there, is empty, or is given
-    twice.
+    field: what the user gave them as, for messages. say: hears what is left out. Raises UserError for what is not
+    there, is empty, or is given twice.
     """
-    return [source for sources in find_each(inputs, field).values() for source in sources]
+    return [source for sources in find_each(inputs, field, say).values() for source in sources]
 
 
-def find_each(inputs: tuple[str, ...], field: str = "INPUT") -> dict[str, list[Source]]:
+def find_each(
+    inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None
+) -> dict[str, list[Source]]:
     """The same, input by input, by their names."""
+    left_out: Counter[str] = Counter()
     try:
-        by_input = {one: list(_find(one)) for one in inputs}
-        _check(inputs, [source for sources in by_input.values() for source in sources])
+        documents = _without_shards(inputs, say)
+        by_input = {one: _once(_find(one, left_out)) for one in documents}
+        _check(documents, [source for sources in by_input.values() for source in sources])
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
+    if say and left_out:
+        counts = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in left_out.most_common())
+        say(
+            f"{field}: {left_out.total()} file(s) in folders are left out, of endings that are not known: {counts}. "
+            "Unpack what is packed; what a glob names is read as text"
+        )
     return by_input
 
 
+def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) -> tuple[str, ...]:
+    """Where a shell's glob names the inputs, it names the shards that are there when the command is given again.
+
+    Raises UserError where nothing else is named, or where nobody would hear of it.
+    """
+    shards = [one for one in inputs if is_made(Path(one).expanduser())]
+    if shards and (say is None or len(shards) == len(inputs)):
+        raise UserError(f"{shards[0]} is of token shards, or of the work of tools.preprocess; expected documents.")
+    if say and shards:
+        say(f"{len(shards)} of the inputs named are left out, as they are of token shards: {shards[0]} …")
+    return tuple(one for one in inputs if one not in shards)
+
+
+def _once(found: Iterable[Source]) -> list[Source]:
+    """What links within a folder lead to as well is read once, under the name that comes first."""
+    by_place: dict[str, Source] = {}
+    for source in found:
+        by_place.setdefault(_place(source), source)
+    return list(by_place.values())
+
+
+def _place(source: Source) -> str:
+    """Where it is, whatever links lead there; of a dataset of the Hub, its name."""
+    return source.path if source.kind == "dataset" and not Path(source.path).exists() else os.path.realpath(source.path)
+
+
 def _check(inputs: tuple[str, ...], found: list[Source]) -> None:
-    twice = [name for name, count in Counter(inputs).items() if count > 1]
-    twice += [path for path, count in Counter(source.path for source in found).items() if count > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is named more than once; each of its documents would be, too.")
+    _check_each_is_another((os.path.realpath(Path(name).expanduser()), name) for name in inputs)
+    _check_each_is_another((_place(source), source.path) for source in found)
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
 
 
-def _find(name: str) -> Iterator[Source]:
+def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
+    """named: places, and the names that lead there."""
+    names: dict[str, str] = {}
+    for place, name in named:
+        if place in names:
+            other = f", as {names[place]} too" if names[place] != name else ""
+            raise UserError(f"{name} is named more than once{other}; each of its documents would be, too.")
+        names[place] = name
+
+
+def _find(name: str, left_out: Counter[str]) -> Iterator[Source]:
+    """left_out: gets the endings of the files that a folder holds beside those that are found."""
     path = Path(name).expanduser()
     if path.is_file():
         yield _file(path)
     elif path.is_dir():
-        yield from _saved(name, path) or _folder(path)
+        yield from _saved(name, path) or _folder(path, left_out)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
-        paths = sorted(filter(Path.is_file, map(Path, glob.glob(str(path), recursive=True))))  # noqa: PTH207  absolute too
-        if not paths:
-            raise UserError(f"no file fits {name}.")
-        yield from map(_file, paths)
-    elif HUB_ID.fullmatch(name) and not path.parent.exists() and _kind(path)[0] is None:
+        yield from map(_file, _globbed(name, path))
+    elif HUB_ID.fullmatch(name) and not path.is_symlink() and not path.parent.exists() and _kind(path)[0] is None:
         yield _dataset(name)
     else:
+        _check_leads_somewhere(path)
         raise UserError(
             f"no file, folder or glob {name}; {path.parent} {'exists' if path.parent.is_dir() else 'does not'}. "
             f"A dataset of the Hugging Face Hub is named {HUB}OWNER/NAME."
+        )
+
+
+def _globbed(name: str, path: Path) -> list[Path]:
+    found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  absolute too
+    for one in found:
+        _check_leads_somewhere(one)
+    files = [one for one in found if one.is_file() and not is_made(one)]
+    if not files:
+        raise UserError(f"no file fits {name}.")
+    return files
+
+
+def _check_leads_somewhere(path: Path) -> None:
+    """Of a link that leads nowhere nobody can tell how much is missing: it may have been a folder."""
+    if path.is_symlink() and not path.exists():
+        raise UserError(
+            f"{path} is a link to {path.readlink()}, which is not there. Copy or mount what it points to, or remove "
+            "the link."
         )
 
 
@@ -99,6 +162,7 @@ def _kind(path: Path) -> tuple[Kind | None, str]:
 def _file(path: Path) -> Source:
     kind, compression = _kind(path)
     if not os.access(path, os.R_OK):
+        _check_leads_somewhere(path)
         raise UserError(f"no permission to read {path}.")
     if path.name in SAVED_MARKS and (is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
@@ -108,13 +172,16 @@ def _file(path: Path) -> Source:
     return Source(str(path), kind or "text", compression, status.st_size, status.st_mtime_ns)
 
 
-def _folder(folder: Path) -> Iterator[Source]:
+def _folder(folder: Path, left_out: Counter[str]) -> Iterator[Source]:
     """The files of known endings and the saved datasets below a folder; where other programs hide theirs (names with
-    a dot) are none.
+    a dot) are none, nor are token shards, as those of a preprocessing that writes there.
     """
     found = list(_walk(folder))
     files = [one for one in found if isinstance(one, Path)]
     known = [one for one in found if isinstance(one, Source) or _kind(one)[0] is not None]
+    others = [path for path in files if _kind(path)[0] is None]
+    for path in others:
+        _check_leads_somewhere(path)
     if not known:
         endings = Counter(path.suffix for path in files).most_common(3)
         held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
@@ -122,20 +189,44 @@ def _folder(folder: Path) -> Iterator[Source]:
             f"folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
             f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
         )
+    left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:
         yield one if isinstance(one, Source) else _file(one)
 
 
+def _ending(path: Path) -> str:
+    """`.jsonl.bz2` of what is packed in a way that is not known."""
+    return Path(path.stem).suffix + path.suffix if _kind(Path(path.stem))[0] else path.suffix
+
+
 def _walk(folder: Path) -> Iterator[Path | Source]:
     """Files, and in the place of its files what is a saved dataset. A folder's files come before its folders."""
-    for parent, folders, names in os.walk(folder, onerror=_unreadable):
+    seen = {os.path.realpath(folder)}
+    for parent, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
         if saved := _saved(parent, Path(parent)):
             folders.clear()
             yield from saved
             continue
         _check_no_torn_dataset(parent, names)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+        folders[:] = _to_visit(parent, folders, seen)
+        files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+        yield from (path for path in files if not is_shard_file(path))
+
+
+def _to_visit(parent: str, names: list[str], seen: set[str]) -> list[str]:
+    """The folders of a folder that are gone into, sorted: each place once, whatever links lead there, and no link to a
+    folder that it lies in, which would have no end. seen: gets the places.
+    """
+    chosen = []
+    for name in sorted(names, key=lambda name: (Path(parent, name).is_symlink(), name)):
+        path = Path(parent, name)
+        place = os.path.realpath(path)
+        is_loop = Path(os.path.realpath(parent)).is_relative_to(place)
+        if name.startswith(".") or is_loop or place in seen or is_work_folder(path):
+            continue
+        seen.add(place)
+        chosen.append(name)
+    return sorted(chosen)
 
 
 def _check_no_torn_dataset(folder: str, names: list[str]) -> None:

@@ -60,7 +60,7 @@ class Sample:
 
 def preprocess(options: Options) -> None:
     """Raises UserError."""
-    sources = inputs.find(options.inputs)
+    sources = inputs.find(options.inputs, say=_say)
     unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
     divided = units.divide(sources, unit_bytes)
     tokenizer = _tokenizer(options)
