@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ READ_BYTES = 1 << 20
 SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
-UNIT_NAME = re.compile(r"-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
+UNIT_NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
+NUMBERED = re.compile(r"(.+)-\d{5,}-of-\d{5,}")
 JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
@@ -142,24 +143,50 @@ def units(prefix: Path) -> list[Path]:
 
     Raises UserError where some are missing, or two preprocessings are mixed.
     """
-    if not prefix.parent.is_dir():
-        return []
-    named, start = {}, len(prefix.name)
-    for entry in os.scandir(prefix.parent):
-        if entry.name.startswith(prefix.name) and (matched := UNIT_NAME.fullmatch(entry.name, start)):
-            named[int(matched[1]), int(matched[2])] = matched[3]
+    named = _named_units(prefix.parent, prefix.name).get(prefix.name, {})
+    _check_complete(prefix, named)
+    full = sorted(key for key, suffix in named.items() if suffix == ".idx")
+    return [prefix.with_name(UNIT.format(name=prefix.name, index=index, count=count)) for index, count in full]
+
+
+def check_complete(prefixes: Iterable[Path]) -> None:
+    """prefixes: of pairs, as a glob finds them. Raises UserError as `units` does where others of a numbered one are
+    missing.
+
+    Each folder is listed once, however many prefixes' shards it holds.
+    """
+    wholes: dict[Path, set[str]] = {}
+    for prefix in prefixes:
+        if matched := NUMBERED.fullmatch(prefix.name):
+            wholes.setdefault(prefix.parent, set()).add(matched[1])
+    for folder, names in sorted(wholes.items()):
+        named = _named_units(folder, "")
+        for name in sorted(names):
+            _check_complete(folder / name, named.get(name, {}))
+
+
+def _named_units(folder: Path, start: str) -> dict[str, dict[tuple[int, int], str]]:
+    """Ends of names by numbers, by the prefix of all. start: how names begin, so that others cost little."""
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if entry.name.startswith(start) and (matched := UNIT_NAME.fullmatch(entry.name)):
+            found.setdefault(matched[1], {})[int(matched[2]), int(matched[3])] = matched[4]
+    return found
+
+
+def _check_complete(prefix: Path, named: dict[tuple[int, int], str]) -> None:
+    """named: what is there of a prefix. Other programs number from 1: then the last one's number is the count."""
     counts = {count for _, count in named}
     check_counts(prefix, counts)
     for count in counts:
-        missing = [index for index in range(count) if (index, count) not in named]
+        first = 1 if (count, count) in named else 0
+        missing = [index for index in range(first, first + count) if (index, count) not in named]
         if missing:
             name = UNIT.format(name=prefix.name, index=missing[0], count=count)
             raise UserError(
                 f"data.paths: {len(missing)} of the {count} shards of {prefix} are missing, the first {name}.idx: "
                 "copy all of them, or give the command of tools.preprocess again to continue it."
             )
-    full = sorted(key for key, suffix in named.items() if suffix == ".idx")
-    return [prefix.with_name(UNIT.format(name=prefix.name, index=index, count=count)) for index, count in full]
 
 
 def check_counts(prefix: Path, counts: set[int]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.config import DataConfig
+from data.inputs import check_complete
 from parallel.errors import UserError
 
 
@@ -32,7 +33,10 @@ def named(config: DataConfig) -> list[Named]:
 
 
 def _globbed(name: str) -> tuple[str, ...]:
-    """Files and prefixes that a name stands for, each once though a glob finds both halves of a pair."""
+    """Files and prefixes that a name stands for, each once though a glob finds both halves of a pair.
+
+    Raises UserError where nothing fits, or shards are missing that the names of others tell of.
+    """
     if not glob.has_magic(name):
         return (name,)
     found = glob.glob(str(Path(name).expanduser()), recursive=True)  # noqa: PTH207  absolute too
@@ -41,6 +45,7 @@ def _globbed(name: str) -> tuple[str, ...]:
     prefixes = {str(one.with_suffix("")) if one.suffix in (".bin", ".idx") else str(one) for one in files}
     if not prefixes:
         raise UserError(f'data.blend: nothing fits "{name}".')
+    check_complete(Path(one).absolute() for one in prefixes)
     return tuple(sorted(prefixes))
 
 

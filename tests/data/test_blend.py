@@ -126,6 +126,29 @@ def test_a_glob_leaves_out_what_a_killed_writer_leaves(tmp_path):
     assert source.paths == (f"{tmp_path}/web-0",)
 
 
+def test_lost_shards_behind_a_glob_are_refused_as_behind_a_prefix(tmp_path, monkeypatch):
+    """In a folder that holds those of others too, which number theirs from 1; an empty unit has no pair."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("code-00000-of-00004", "code-00002-of-00004", "code-00003-of-00004", "web-00001-of-00002",
+                 "web-00002-of-00002", "book-00001-of-00002"):  # fmt: skip
+        shard(tmp_path / name, 0)
+    (tmp_path / "code-00001-of-00004.empty.json").touch()
+    (tmp_path / "raw-00001-of-00002.jsonl").touch()
+
+    def found(name):
+        return named(DataConfig(blend={name: 0.3}))[0].paths
+
+    assert len(found("code-*")) == len(found(f"{tmp_path}/code-*.idx")) == 3
+    assert len(found("web-*")) == 2 and len(found("raw-*")) == 1
+    with pytest.raises(UserError, match=r"1 of the 2 shards of .*/book are missing, the first book-00000-of-00002.idx"):
+        found("*")
+    (tmp_path / "code-00001-of-00004.empty.json").unlink()
+    (tmp_path / "code-00003-of-00004.idx").unlink()
+    for name in ("code-*", "**/code-*.bin", "[cw]*"):
+        with pytest.raises(UserError, match=r"2 of the 4 shards of .*/code are missing, the first code-00001-of-00004"):
+            found(name)
+
+
 def test_a_recipe_holds_a_blend(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text('[data.blend]\n"a/b.c" = 0.5\n"d-*" = 1\n')
