@@ -26,6 +26,8 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 MAX_SEQUENCE_TOKENS = 2**31 - 1
 FINGERPRINT_BYTES = 1 << 16
+STRETCH = 1 << 20
+"""Sequences of an index that are checked at once, in a few tens of MB of memory."""
 
 
 def bin_path(prefix: Path) -> Path:
@@ -105,6 +107,37 @@ class Shard:
         self._check_documents(starts, 0)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return np.diff(ends[starts])
+
+    def check_index(self) -> None:
+        """Read the whole index, for those who follow it without looking at neighbours.
+
+        Raises UserError naming the first sequence that does not begin where the one before it ends, or the first
+        documents that cannot be right.
+        """
+        end, width = 0, self.dtype.itemsize
+        for first in range(0, self.sequence_count, STRETCH):
+            count = min(STRETCH, self.sequence_count - first)
+            lengths = self._array(np.int32, HEADER.size, first, count).astype(np.int64)
+            offsets = self._array(np.int64, self._offsets_at, first, count)
+            ends = end + np.cumsum(lengths) * width
+            starts = ends - lengths * width
+            wrong = (offsets != starts) | (lengths < 0)
+            if wrong.any():
+                place = int(np.argmax(wrong))
+                self._refuse(
+                    f"sequence {first + place} of {lengths[place]} tokens at byte {offsets[place]} of the .bin",
+                    f"byte {starts[place]}, where the one before it ends, and 0 or more tokens",
+                )
+            end = int(ends[-1])
+        for first in range(0, self._document_entries, STRETCH):
+            before = max(first - 1, 0)
+            count = min(STRETCH + 1, self._document_entries - before)
+            self._check_documents(self._array(np.int64, self._documents_at, before, count), before)
+
+    def _array(self, dtype: type[np.integer], start: int, first: int, count: int) -> np.ndarray:
+        """Entries `first` to `first` + `count` of what begins at byte `start` of the index."""
+        offset = start + first * np.dtype(dtype).itemsize
+        return np.fromfile(idx_path(self.prefix), dtype, count, offset=offset)
 
     def fingerprint(self) -> str:
         """Hex digest of the checksums that the manifest holds.

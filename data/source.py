@@ -189,8 +189,15 @@ class TokenSource:
     def _beyond_vocabulary(self, samples: np.ndarray, windows: np.ndarray, sample_indices: np.ndarray) -> str:
         row, column = np.argwhere((samples < 0) | (samples >= self.vocab_size))[0].tolist()
         segment, position = self._locate(int(windows[row]) * self.seq_length + column)
+        # prepare() has compared the tokenizer with what every manifest says.
+        if segment.shard.manifest is not None:
+            way = (
+                f"Its manifest says that data.tokenizer made it, so it is damaged: `python -m tools.preprocess verify "
+                f"{segment.shard.prefix}` names where. Copy it or tokenise the text again."
+            )
+        else:
+            way = "Set data.tokenizer to the one that the file was made with, or tokenise the text again."
         return (
             f"data: {bin_path(segment.shard.prefix)} holds token id {samples[row, column]} at token "
-            f"{position} (sample {sample_indices[row]}); the vocabulary has {self.vocab_size} ids. "
-            "Set data.tokenizer to the one that the file was made with, or tokenise the text again."
+            f"{position} (sample {sample_indices[row]}); the vocabulary has {self.vocab_size} ids. {way}"
         )

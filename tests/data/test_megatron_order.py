@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from data import shards
 from data.config import DataConfig
 from data.megatron_order import SEAL, Plan, open_splits
 from data.prepare import prepare
@@ -68,6 +69,57 @@ def test_a_shard_made_again_under_its_name_is_not_read_by_an_old_cache(tmp_path)
     again = opened(tmp_path, paths=(path,))["train"].fetch(np.arange(60))
     expected = theirs(tmp_path, ([path], None))[0]
     assert [row[:-1].tolist() for row in again] == [expected[index]["tokens"].tolist() for index in range(60)]
+
+
+@pytest.mark.parametrize("wrong", [257, 65535])
+def test_an_id_beyond_the_vocabulary_is_refused_on_every_batch(tmp_path, wrong):
+    path = shard(tmp_path / "a", 1)
+    tokens = np.fromfile(f"{path}.bin", np.uint16)
+    tokens[1000] = wrong
+    tokens.tofile(f"{path}.bin")
+    source = opened(tmp_path, paths=(path,))["train"]
+    refused = 0
+    for index in range(len(source.dataset)):
+        item = source.dataset[index]
+        if wrong in item["tokens"] or wrong == item["labels"][-1]:
+            with pytest.raises(UserError, match=rf"token id {wrong} in samples \[{index}\]; the vocabulary has 257"):
+                source.fetch(np.array([index]))
+            refused += 1
+        else:
+            source.fetch(np.array([index]))
+    assert refused
+
+
+@pytest.mark.parametrize(
+    "field, entry, message",
+    [
+        ("q", 100, r"sequence 100 of \d+ tokens at byte \d+ of the \.bin, expected byte \d+"),
+        ("i", 100, r"sequence 101 of \d+ tokens at byte \d+ of the \.bin, expected byte \d+"),
+        ("document", 100, r"documents 99 to 10[01] at sequences \[99, 228"),
+    ],
+    ids=["pointer", "length", "document"],
+)
+@pytest.mark.parametrize("stretch", [7, 100, 1 << 20])
+def test_a_damaged_index_is_refused_when_the_cache_is_made(tmp_path, monkeypatch, field, entry, message, stretch):
+    """One bit in the middle, which no start looks at: megatron-core would train on other tokens without a word."""
+    monkeypatch.setattr(shards, "STRETCH", stretch)
+    path = shard(tmp_path / "a", 1)
+    opened(tmp_path, paths=(path,))
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    header, count = shards.HEADER.size, 200
+    place = {"i": header + 4 * entry, "q": header + 4 * count + 8 * entry, "document": header + 12 * count + 8 * entry}
+    index[place[field]] ^= 128 if field == "document" else 2
+    (tmp_path / "a.idx").write_bytes(index)
+    with pytest.raises(UserError, match=rf"a\.idx has {message}.*damaged"):
+        opened(tmp_path, paths=(path,))
+
+
+def test_the_index_is_read_once_a_cache(tmp_path, monkeypatch):
+    path, read = shard(tmp_path / "a", 1), []
+    monkeypatch.setattr(shards.Shard, "check_index", lambda one: read.append(one.prefix))
+    for _ in range(2):
+        opened(tmp_path, paths=(path,))
+    assert len(read) == 1
 
 
 def test_samples_beyond_the_plan_are_refused(tmp_path):

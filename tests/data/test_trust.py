@@ -1,6 +1,8 @@
 """What must not be trained on is refused at start: another tokenizer, files that a manifest does not describe."""
 
 import json
+import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from data.manifest import manifest_path
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from data.shards import Shard, bin_path, idx_path
+from data.source import build_source
 from parallel.errors import UserError
 from tools.preprocess.__main__ import main
 
@@ -128,6 +131,24 @@ def refused_until_the_manifest_has_no_ends(made, tmp_path, path):
     opened(made, tmp_path)
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_an_id_beyond_the_vocabulary_is_damage_where_a_manifest_proves_the_tokenizer(made, tmp_path, has_manifest):
+    prefix = first(made)
+    tokens = np.array(Shard(prefix).tokens)
+    assert len(tokens) > 2 * (4096 // 2) + 10
+    tokens[2050] = 300  # where no start looks
+    bin_path(prefix).write_bytes(tokens.tobytes())
+    if not has_manifest:
+        manifest_path(prefix).unlink()
+    prepared, _ = opened(prefix, tmp_path)
+    source = build_source(prepared, DataConfig(split="1,0,0"), 64, 0, "train")
+    damaged = rf"is damaged: `python -m tools.preprocess verify {prefix}` names where"
+    with pytest.raises(UserError, match=damaged if has_manifest else "Set data.tokenizer to the one that") as caught:
+        source.fetch(np.arange(source.samples_per_epoch))
+    assert f"{bin_path(prefix)} holds token id 300 at token 2050" in str(caught.value)
+    assert ("Set data.tokenizer" in str(caught.value)) is not has_manifest
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 99}'])
 def test_a_manifest_that_is_none_is_named(made, tmp_path, content):
     manifest_path(first(made)).write_text(content)
@@ -146,10 +167,6 @@ def test_the_fingerprint_follows_every_byte_through_the_manifest(made, tmp_path)
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path):
     """Sparse files: a hundred times the tokens and documents, and 1 MB is enough for either."""
-    import tracemalloc
-
-    from data.source import build_source
-
     peaks = []
     for name, documents in (("first", 100), ("small", 10_000), ("large", 1_000_000)):  # the first one imports
         with ShardWriter(tmp_path / name, 257) as writer:
@@ -163,3 +180,47 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks[1:]) < 1_000_000
+
+
+def held(prefix, tmp_path):
+    """Bytes that are in use after a start and a look at every shard."""
+    tracemalloc.start()
+    try:
+        prepared, _ = opened(prefix, tmp_path, require_manifest=True)
+        source = build_source(prepared, DataConfig(split="1,0,0"), 64, 0, "train")
+        for shard in prepared.shards:
+            assert shard.tokens[0] == 0
+        source.fetch(np.arange(8))
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def copied(prefix, count, documents, blocks, tmp_path):
+    """Many shards with manifests of tools.preprocess, as of so many blocks of 64 MiB, and of so many inputs."""
+    source = tmp_path / f"{prefix.name}.jsonl"
+    source.write_text(json.dumps({"text": chr(0) * 100}) + "\n" + '{"text": "x"}\n' * documents)
+    assert main([str(source), "--output", str(tmp_path / "one"), "--tokenizer", "byte", "--overwrite"]) == 0
+    one = tmp_path / "one-00000-of-00001"
+    said = json.loads(manifest_path(one).read_text())
+    said["source"] *= blocks
+    for sums in said["files"].values():
+        sums["blocks"] = [f"{number:032x}" for number in range(blocks)]
+    for index in range(count):
+        target = prefix.with_name(f"{prefix.name}-{index:05d}-of-{count:05d}")
+        shutil.copy(bin_path(one), bin_path(target))
+        shutil.copy(idx_path(one), idx_path(target))
+        manifest_path(target).write_text(json.dumps(said, indent=1))
+    return prefix
+
+
+def test_memory_does_not_grow_with_a_shards_size_and_little_with_their_number(tmp_path):
+    """What a start keeps of 200 shards beyond what it keeps of one, of small ones and of larger ones. Their tokens'
+    maps are a third of it; numbers above 256 are objects of their own."""
+    a_shard = []
+    for size, documents, blocks in (("a", 10, 1), ("b", 10, 1), ("c", 2_000, 100)):  # the first one imports
+        few = copied(tmp_path / f"few-{size}", 1, documents, blocks, tmp_path)
+        many = copied(tmp_path / f"many-{size}", 200, documents, blocks, tmp_path)
+        a_shard.append((held(many, tmp_path) - held(few, tmp_path)) / 199)
+    assert max(a_shard[1:]) < 4096
+    assert a_shard[2] < a_shard[1] + 512
