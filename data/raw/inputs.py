@@ -147,11 +147,15 @@ def _globbed(name: str, path: Path) -> list[Path]:
 
 def _check_leads_somewhere(path: Path) -> None:
     """Of a link that leads nowhere nobody can tell how much is missing: it may have been a folder."""
-    if path.is_symlink() and not path.exists():
+    if not path.is_symlink():
+        return
+    try:
+        path.stat()
+    except OSError as error:
         raise UserError(
-            f"{path} is a link to {path.readlink()}, which is not there. Copy or mount what it points to, or remove "
-            "the link."
-        )
+            f"{path} is a link to {path.readlink()}, which cannot be reached ({error.strerror}). Copy or mount what it "
+            "points to, or remove the link."
+        ) from None
 
 
 def _kind(path: Path) -> tuple[Kind | None, str]:

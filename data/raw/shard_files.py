@@ -1,5 +1,6 @@
 """Token shards that lie among inputs, as where tools.preprocess writes into a folder that it reads: no documents."""
 
+import os
 import re
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def is_made(path: Path) -> bool:
 
 def is_work_folder(path: Path) -> bool:
     """Whether it is `PREFIX.preprocess`; of the name alone another folder may be."""
-    return path.name.endswith(WORK_SUFFIX) and any((path / mark).is_file() for mark in WORK_MARKS)
+    return path.name.endswith(WORK_SUFFIX) and any(map(_is_there, (path / mark for mark in WORK_MARKS)))
 
 
 def is_shard_file(path: Path) -> bool:
@@ -32,5 +33,10 @@ def is_shard_file(path: Path) -> bool:
     """
     is_ours = OURS.fullmatch(path.name) is not None
     if path.suffix == ".json":
-        return (is_ours or any(path.with_suffix(half).is_file() for half in OTHER_HALF)) and is_manifest(path)
-    return is_ours or (path.suffix in OTHER_HALF and path.with_suffix(OTHER_HALF[path.suffix]).is_file())
+        return (is_ours or any(_is_there(path.with_suffix(half)) for half in OTHER_HALF)) and is_manifest(path)
+    return is_ours or (path.suffix in OTHER_HALF and _is_there(path.with_suffix(OTHER_HALF[path.suffix])))
+
+
+def _is_there(path: Path) -> bool:
+    """Also where a folder may not be looked into: what is read later says so."""
+    return os.access(path, os.F_OK)
