@@ -51,7 +51,7 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         batch_bytes=BATCH_BYTES,
         flags="data.",
     )
-    by_input = inputs.find_each(config.stream, "data.stream")
+    by_input = inputs.find_each(config.stream, "data.stream", console)
     sources = [source for found in by_input.values() for source in found]
     total_bytes = sum(one.size for one in sources if one.kind != "dataset")
     divided = units.divide(sources, shares.unit_bytes(total_bytes, config.stream_count))
