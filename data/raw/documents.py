@@ -37,10 +37,11 @@ BEGIN = Place()
 
 
 class Batch(NamedTuple):
-    """Some documents, and the bytes on disk that reading went on by."""
+    """Some documents, and how far reading went on by them."""
 
     texts: list[str]
     source_bytes: int
+    """On disk; of a dataset, which does not say how large it is, the bytes of these texts."""
     place: Place = BEGIN
 
 
@@ -251,9 +252,10 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
             batches = file.iter_batches(
                 BATCH_ROWS, row_groups=range(part.start, part.stop), columns=[key], use_threads=False
             )
-            row, size = 0, part.size
+            rows = sum(file.metadata.row_group(group).num_rows for group in range(part.start, part.stop))
+            row = 0
             for batch in batches:
-                texts, place = [], Place(0, row)
+                texts, place, before = [], Place(0, row), row
                 if row < at:
                     row += len(batch)
                     continue
@@ -265,8 +267,7 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
                     else:
                         texts.append(text)
                     row += 1
-                yield Batch(texts, size, place)
-                size = 0
+                yield Batch(texts, part.size * row // rows - part.size * before // rows, place)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
 
@@ -276,7 +277,7 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
     from data.raw import hub
 
     texts: list[str] = []
-    size, begin, number = part.size, at, at
+    size, begin, number = 0, at, at
     for row in hub.rows(part.source.path, part.source.revision, part.start, part.stop, at):
         if reading.jsonl_key not in row:
             found = ", ".join(row)
@@ -290,6 +291,7 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
             rejects.reject(lambda: f"{where}: {reason}")  # noqa: B023
         else:
             texts.append(text)
+            size += len(text.encode())
         if len(texts) >= BATCH_ROWS:
             yield Batch(texts, size, Place(0, begin))
             texts, size, begin = [], 0, number

@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,15 +51,51 @@ def look(name: str) -> tuple[int, str]:
     return steps, revision
 
 
-def rows(name: str, revision: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[str, Any]]:
-    """The rows of steps `start` to `stop` of that revision, without the first `skipped` of each."""
+def step_rows(name: str, revision: str) -> list[float] | None:
+    """Rows of each step; of the Hub's, where the dataset's card says how many there are, the mean; None elsewhere.
+
+    Raises UserError where it cannot be opened.
+    """
     opened = _open(name, revision)
     if is_saved_dataset(Path(name)):
-        for step in range(start, stop):
-            yield from opened.select(range(step * ROWS + skipped, min((step + 1) * ROWS, len(opened))))
-        return
+        return [min(ROWS, len(opened) - start) for start in range(0, len(opened), ROWS)]
+    split = (opened.info.splits or {}).get(Name.parse(name).split)
+    return [split.num_examples / opened.num_shards] * opened.num_shards if split and split.num_examples else None
+
+
+def rows(name: str, revision: str, start: int, stop: int, skipped: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows of steps `start` to `stop` of that revision, without the first `skipped` of each.
+
+    Raises UserError where they cannot be opened or read.
+    """
+    opened = _open(name, revision)
     for step in range(start, stop):
-        yield from opened.shard(num_shards=opened.num_shards, index=step).skip(skipped)
+        if is_saved_dataset(Path(name)):
+            found = opened.select(range(step * ROWS + skipped, min((step + 1) * ROWS, len(opened))))
+        else:
+            found = opened.shard(num_shards=opened.num_shards, index=step).skip(skipped)
+        yield from _readable(found, f"{name}: step {step}", skipped)
+
+
+def _readable(found: Iterable[dict[str, Any]], place: str, first: int) -> Iterator[dict[str, Any]]:
+    """What is read, row by row: `datasets` reads a stretch at a time, so that what is wrong is in a row or after it.
+
+    Raises UserError for whatever is wrong.
+    """
+    ahead = iter(found)
+    for row in itertools.count(first):
+        try:
+            one = next(ahead)
+        except StopIteration:
+            return
+        except Exception as error:  # of the library, of the formats, of connections: many kinds
+            raise UserError(
+                f"dataset {place}, row {row} or soon after cannot be read: {_first_line(_cause(error))}. If the Hub "
+                "could not be reached, the same command continues. If a file is damaged or one of its rows is bad, "
+                "the rest of that file cannot be read, whatever on_bad_document says: mend it, or name a revision that "
+                "is right."
+            ) from None
+        yield one
 
 
 def _revision(name: str) -> str:
@@ -103,5 +140,14 @@ def _told(name: str) -> Iterator[None]:
     except ImportError:
         raise UserError(f"{name} needs `pip install datasets`.") from None
     except Exception as error:  # the library has many kinds, and connection errors of three others
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"dataset {name} cannot be opened: {type(error).__name__}: {told}") from None
+        raise UserError(f"dataset {name} cannot be opened: {_first_line(error)}") from None
+
+
+def _cause(error: Exception) -> Exception:
+    """What an error of `datasets` only wraps."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
+
+
+def _first_line(error: Exception) -> str:
+    told = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {told}"

@@ -15,7 +15,7 @@ class Part:
     start: int
     stop: int
     size: int
-    """Bytes on disk, for progress and for filling units."""
+    """Bytes on disk, for progress and for filling units; a dataset's step fills one, whatever it holds."""
 
     def __str__(self) -> str:
         return f"{self.source.path}[{self.start}:{self.stop}]"

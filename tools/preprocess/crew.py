@@ -19,7 +19,7 @@ from parallel.errors import UserError
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1  # prctl(2)
 Report = Callable[[int, int], None]
-"""Called with the source bytes read and the tokens made since the last call."""
+"""Called with the source bytes read (documents.Batch) and the tokens made since the last call."""
 Task = Callable[[int, Report], None]
 Clear = Callable[[dict[int, int]], None]
 """Called with the process ids of workers that ended within a task, and these tasks: removes what is half written."""
@@ -164,8 +164,8 @@ def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]
         parent.send(("failed", f"{error.filename or 'a file'}: {error.strerror or error}. What is done is kept."))
 
 
-def progress(total: int, title: str, unit: str = "B") -> tqdm:
-    """A bar with rate and time left; where stderr is no terminal, a line every 30 s."""
+def progress(total: int | None, title: str, unit: str = "B") -> tqdm:
+    """A bar with rate, and with time left where the total is known; where stderr is no terminal, a line every 30 s."""
 
     class Bar(tqdm):
         monitor_interval = 0  # no watching thread: workers are forked from this process

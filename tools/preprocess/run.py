@@ -8,21 +8,19 @@ from pathlib import Path
 
 from data import engines
 from data.engines import EngineName
-from data.raw import documents, inputs, units
-from data.raw.documents import Reading, Rejects
+from data.raw import inputs, units
+from data.raw.documents import Reading
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
 from parallel.errors import UserError
-from tools.preprocess import card, crew, stages
+from tools.preprocess import card, crew, estimate, stages
 from tools.preprocess.encoding import Encoding, SpecialText
+from tools.preprocess.estimate import Extent, Sample
 from tools.preprocess.job import Job
-from tools.preprocess.output import Output, Part, is_complete, saying_where_no_space_is
+from tools.preprocess.output import Output, Part, is_complete, read_unit, saying_where_no_space_is
 
 SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
-SAMPLED_UNITS = 8
-SAMPLE_BYTES = 256 << 10
-SAMPLED_DOCUMENT = 32 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +43,6 @@ class Options:
     overwrite: bool
     check_space: bool
     stop: crew.StopSign
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Some documents of the whole input."""
-
-    texts: list[str]
-    text_per_byte: float
-    """Bytes of text for each byte of the inputs."""
-    mean_document: float
-    """Bytes of text."""
 
 
 def preprocess(options: Options) -> None:
@@ -176,20 +163,28 @@ def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
     left = [unit for unit in own if not is_complete(job.prefix(unit.index))]
     if not left:
         return
-    sample = _sample(job.units, options.reading)  # of all: "auto" is the same in every part, and when continued
-    engine = _engine(options, job, sample)
+    whole = estimate.sample(job.units, options.reading)  # "auto" is the same in every part, and when continued
+    engine = _engine(options, job, whole)
+    sample = whole if left == job.units else estimate.sample(left, options.reading)
+    extent = estimate.extent(left)
     if options.check_space:
-        _check_space(options, job, engine, left, sample if left == job.units else _sample(left, options.reading))
+        _check_space(options, job, engine, extent, sample)
     job.output.agree_engine(engine.name, options.part)
     running = _with_engine(job, engine)
-    sizes = {unit.index: unit.size for unit in own}
-    done = sum(sizes.values()) - sum(unit.size for unit in left)
+    done = sum(_read_bytes(job, unit) for unit in own if is_complete(job.prefix(unit.index)))
+    to_read = extent.to_read(sample)
     if done:
         _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
-    with crew.progress(sum(sizes.values()), "tokenising") as bar:
+    with crew.progress(None if to_read is None else done + to_read, "tokenising") as bar:
         bar.update(done)
         crew.work([unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop)
     job.output.agree_engine(engine.name, options.part)  # without locks another part may have begun at the same moment
+
+
+def _read_bytes(job: Job, unit: Unit) -> int:
+    """What reading a complete unit counted: bytes of its files, or of a dataset's text."""
+    files = [part.size for part in unit.parts if part.source.kind != "dataset"]
+    return sum(files) + (read_unit(job.prefix(unit.index)).counts["text_bytes"] if len(files) < len(unit.parts) else 0)
 
 
 def _engine(options: Options, job: Job, sample: Sample) -> engines.Engine:
@@ -208,31 +203,16 @@ def _with_engine(job: Job, engine: engines.Engine) -> Job:
     return replace(job, encoding=replace(job.encoding, engine=engine))
 
 
-def _sample(left: list[Unit], reading: Reading) -> Sample:
-    """The first documents of units that are spread over all."""
-    most = 2 if left[0].parts[0].source.kind == "dataset" else SAMPLED_UNITS
-    chosen = left[:: max(1, len(left) // most)][:most]
-    texts: list[str] = []
-    text_bytes = source_bytes = documents_seen = 0
-    for unit in chosen:
-        batch = next(documents.read(unit, reading, Rejects("skip")), documents.Batch([], 1))
-        sizes = [len(text.encode()) for text in batch.texts]
-        text_bytes, source_bytes = text_bytes + sum(sizes), source_bytes + batch.source_bytes
-        documents_seen += len(sizes)
-        room = SAMPLE_BYTES // len(chosen)
-        for text in batch.texts:
-            if room <= 0:
-                break
-            texts.append(text[: min(room, SAMPLED_DOCUMENT)])
-            room -= len(texts[-1])
-    return Sample(texts, text_bytes / max(1, source_bytes), text_bytes / max(1, documents_seen))
-
-
-def _check_space(options: Options, job: Job, engine: engines.Engine, left: list[Unit], sample: Sample) -> None:
+def _check_space(options: Options, job: Job, engine: engines.Engine, extent: Extent, sample: Sample) -> None:
     """Refuse what cannot fit, before anything is written."""
+    if extent.unknown:
+        _say(
+            f"{', '.join(extent.unknown)}: how many rows that holds is not known before it is read; the estimate of "
+            "disk space is without it"
+        )
     ids, _ = engine.encode_batch(sample.texts)
     sampled = sum(len(text.encode()) for text in sample.texts)
-    text_bytes = sum(unit.size for unit in left) * sample.text_per_byte
+    text_bytes = extent.text_bytes(sample)
     found = text_bytes / max(1.0, sample.mean_document)
     tokens = text_bytes * len(ids) / max(1, sampled) + found
     needed = tokens * token_dtype(job.tokenizer.vocab_size).itemsize + 28 * found

@@ -43,7 +43,7 @@ def run(tmp_path):
             command = [sys.executable, *map(str, arguments)]
             return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
-        program.old, program.publish = run.old, publish
+        program.old, program.publish, program.hub = run.old, publish, hub
         yield program
 
 
@@ -60,6 +60,7 @@ def test_preprocessing_reads_the_commit_that_it_began_with(run, tmp_path):
     done = preprocess("hf://owner/set")
     assert done.returncode == 0, done.stderr
     assert texts(tmp_path / "x") == OLD
+    assert "owner/set: how many rows that holds is not known before it is read" in done.stderr
     plan = json.loads((tmp_path / "x.preprocess/plan.json").read_text())
     assert run.old in str(plan["inputs"])
     new = run.publish()
@@ -95,3 +96,49 @@ def test_training_goes_on_in_the_commit_that_it_began_with(run, tmp_path):
     change = f"shards of source hf://owner/set: owner/set, revision {new} (was: owner/set, revision {run.old})"
     assert change in other.stderr
     assert train(f"hf://owner/set#{run.old}", 2).returncode == 0
+
+
+GOOD = b'{"text": "gut"}\n'
+
+
+def damaged(texts):
+    """A table whose second half cannot be read."""
+    raw = bytearray(table(texts))
+    raw[len(raw) // 2 : len(raw) // 2 + 400] = bytes(400)
+    return bytes(raw)
+
+
+BAD = {"b.jsonl": GOOD * 9 + b'{"text": "x\n' + GOOD, "b.parquet": damaged([os.urandom(40).hex() for _ in range(9000)])}
+
+
+@pytest.mark.parametrize("file, row, why", [("b.jsonl", 0, "ArrowInvalid: JSON"), ("b.parquet", None, "Error: ")])
+def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row, why):
+    good = GOOD * 300 if file.endswith("l") else table(["gut"] * 300)
+    run.hub.commit("owner/bad", {"README.md": b"", file.replace("b", "a", 1): good, file: BAD[file]})
+    told = [
+        run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "x", "--tokenizer", "byte"),
+        run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "y", "--tokenizer", "byte",
+            "--on_bad_document", "skip"),
+        run("pretrain_gpt.py", "slurm/recipes/debug.toml", "--data.stream", "hf://owner/bad", "--data.split", "1,0,0",
+            "--train.train_iters", 1, "--run_dir", tmp_path / "run", "--data.tokenizer", "byte",
+            "--data.stream_count", 8, "--train.generate_tokens", 0),
+    ]  # fmt: skip
+    for one in told:
+        assert one.returncode == 2, one.stderr
+        assert "Traceback" not in one.stderr and "worker of unit" not in one.stderr
+        assert f"dataset owner/bad: step 1, row {row if row is not None else ''}" in one.stderr
+        assert "or soon after cannot be read: " in one.stderr and why in one.stderr
+
+
+def test_rows_are_as_many_as_the_card_says(run):
+    card = "---\ndataset_info:\n  splits:\n  - name: train\n    num_bytes: 9\n    num_examples: 400\n---\n"
+    run.hub.commit("owner/told", {"README.md": card.encode(), "a.jsonl": GOOD * 300, "b.jsonl": GOOD * 100})
+    program = (
+        "from data.raw import inputs, units; from tools.preprocess import estimate\n"
+        "sources = inputs.find(('hf://owner/told', 'hf://owner/set'))\n"
+        "print(*map(estimate.extent, ([one] for one in units.divide(sources, 1000))), sep='\\n')"
+    )
+    found = run("-c", program)
+    known, unknown = "Extent(file_bytes=0, rows=200.0, unknown=())", "rows=0, unknown=('owner/set',)"
+    lines = found.stdout.splitlines()
+    assert lines[:2] == [known] * 2 and len(lines) == 4 and all(unknown in line for line in lines[2:]), found
