@@ -71,9 +71,10 @@ def work(
             ours, theirs = context.Pipe()
             others = [ours.fileno(), *(one.fileno() for one in crew), *private]
             process = context.Process(target=_worker, args=(theirs, do, os.getpid(), others), daemon=True)
-            process.start()
-            theirs.close()
-            _give(ours, left, process, crew)
+            with _uninterrupted():  # a worker has it so from its first moment, until it does not listen any more
+                process.start()
+                theirs.close()
+                _give(ours, left, process, crew)
         while crew:
             stop.check()
             for ready in wait(list(crew), POLL_S):
@@ -128,14 +129,14 @@ def _uninterrupted() -> Iterator[None]:
 
 def _send(worker: Connection, task: int | None) -> None:
     """A worker may have died meanwhile: `_hear` says so, and how, where it still had work."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(ConnectionError):
         worker.send(task)
 
 
 def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
     try:
         return worker.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         process.join()
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -145,23 +146,37 @@ def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
 
 def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]) -> None:
     """Give up what belongs to the parent, its locks above all, and do what it says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for descriptor in others:
         os.close(descriptor)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        while (task := parent.recv()) is not None:
-            do(task, lambda size, tokens: parent.send(("progress", size, tokens)))
-            parent.send(("done",))
-    except (BrokenPipeError, EOFError):  # the parent is gone
-        os._exit(1)
+        while (task := _asked(parent)) is not None:
+            do(task, lambda size, tokens: _tell(parent, "progress", size, tokens))
+            _tell(parent, "done")
     except UserError as error:
-        parent.send(("failed", str(error)))
+        _tell(parent, "failed", str(error))
     except OSError as error:
-        parent.send(("failed", f"{error.filename or 'a file'}: {error.strerror or error}. What is done is kept."))
+        _tell(parent, "failed", f"{error.filename or 'a file'}: {error.strerror or error}. What is done is kept.")
+
+
+def _asked(parent: Connection) -> int | None:
+    """The next task; None: there is none. Where the parent is gone, there is nobody left to work for."""
+    try:
+        return parent.recv()
+    except (EOFError, ConnectionError):  # reset: it had not heard all that it was told
+        os._exit(1)
+
+
+def _tell(parent: Connection, *what: object) -> None:
+    try:
+        parent.send(what)
+    except ConnectionError:
+        os._exit(1)
 
 
 def progress(total: int | None, title: str, unit: str = "B") -> tqdm:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -79,6 +80,58 @@ def test_a_mistake_in_one_unit_leaves_nothing_of_the_others(slow, tmp_path):
     assert ended.returncode == 2, err
     assert "not JSON" in err
     assert not half_written(tmp_path / "out")
+
+
+def test_workers_that_are_at_work_end_with_a_killed_parent(slow, tmp_path):
+    """Stopped, they cannot find it gone by themselves: as those in the midst of a long write, or of a long text."""
+    started, found = at_work((slow, "--output", tmp_path / "out" / "x", *FLAGS), tmp_path / "out")
+    workers = [psutil.Process(one) for one in found]
+    try:
+        for worker in workers:
+            worker.suspend()
+        before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
+        started.kill()
+        started.communicate()
+        _, alive = psutil.wait_procs(workers, timeout=20)
+        assert not alive
+    finally:
+        for worker in psutil.wait_procs(workers, timeout=0)[1]:
+            worker.kill()
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_worker_that_finds_its_parent_gone_says_nothing(capfd):
+    """Gone without having heard of what was done: reading is an error of another kind then, and writing too."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    arguments = (theirs, lambda *_: None, os.getpid(), [ours.fileno()])
+    worker = context.Process(target=crew._worker, args=arguments)
+    worker.start()
+    theirs.close()
+    ours.send(7)
+    assert ours.poll(60)  # done is told, and never heard
+    ours.close()
+    worker.join()
+    assert worker.exitcode == 1
+    assert capfd.readouterr().err == ""
+
+
+INTERRUPTED = """
+import os, signal, sys
+from tools.preprocess import crew
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
+def do(task, report):
+    os.kill(os.getpid(), signal.SIGINT)
+    print(task, flush=True)
+crew.work([2, 1], do, print, 2, crew.progress(None, "x"), (), crew.StopSign())
+"""
+
+
+def test_workers_do_not_hear_an_interrupt_from_their_first_moment_on():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split()) == ["1", "2", "{}"]
+    assert "Interrupt" not in ended.stderr
 
 
 def on_a_small_disk(size, folder, *arguments):

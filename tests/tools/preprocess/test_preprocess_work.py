@@ -174,6 +174,23 @@ def test_parts_share_the_units_and_the_last_one_finishes(lines, tmp_path, capsys
     assert "part 2 of 3 is done; " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [("--merge",), ("--merge", "--shuffle_docs", 3)])
+@pytest.mark.parametrize("parts", [[()], [("--part", "0/2"), ("--part", "1/2")]])
+def test_a_finished_join_given_again_changes_nothing(lines, tmp_path, capsys, flags, parts):
+    """Its units are gone then, and joining none of them would make an empty pair."""
+    command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--unit_mb", 0.1, *flags)
+    for part in parts:
+        capsys.readouterr()
+        assert run(*command, *part) == 0
+    made, told = results(tmp_path), capsys.readouterr().out
+    assert len(made["x_text_document.bin"]) > 100_000 and "120 documents" in told
+    for part in (*parts, *parts):
+        assert run(*command, *part) == 0
+        assert results(tmp_path) == made
+        assert capsys.readouterr().out == told
+    assert run("verify", tmp_path / "x") == 0
+
+
 def test_another_command_on_an_output_is_refused_with_the_difference(lines, tmp_path, capsys):
     command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte")
     assert run(*command) == 0
