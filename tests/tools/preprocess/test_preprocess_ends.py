@@ -91,7 +91,7 @@ def test_workers_that_are_at_work_end_with_a_killed_parent(slow, tmp_path):
             worker.suspend()
         before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
         started.kill()
-        started.communicate()
+        started.wait()  # not for its pipes, which workers have too
         _, alive = psutil.wait_procs(workers, timeout=20)
         assert not alive
     finally:
