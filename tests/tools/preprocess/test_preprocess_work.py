@@ -50,25 +50,45 @@ def published(folder):
     return {path for path in folder.rglob("*") if path.is_file() and ".tmp-" not in path.name}
 
 
-def killed_after(more, delay_s, folder, command):
-    """Start the program and kill it with -9 a moment after it has published so many more files: how many there are
-    then, None where it had ended before. Its workers end with it: nothing comes after that."""
-    started, goal = forked(command), len(published(folder)) + more
-    while started.is_alive() and len(published(folder)) < goal:
+def killed_when(is_time, delay_s, folder, command):
+    """Start the program and kill it with -9 a moment after it is time: whether it was at work. Its workers end with
+    it: nothing comes after them."""
+    import psutil
+
+    started = forked(command)
+    while started.is_alive() and not is_time():
         time.sleep(0.0005)
     time.sleep(delay_s)
     is_at_work = started.is_alive()
+    workers = psutil.Process(started.pid).children() if is_at_work else []
     started.kill()
     started.join()
-    time.sleep(0.02)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
     found = published(folder)
-    time.sleep(0.04)
+    time.sleep(0.02)
     assert published(folder) == found
-    return len(found) if is_at_work else None
+    return is_at_work
 
 
-@pytest.mark.parametrize("flags", [(), ("--merge", "--shuffle_docs", 7)])
-def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(lines, sentencepiece_model, tmp_path, flags):
+def kills(draw, folder, stage, count, of):
+    """`count` times to kill it, spread over a stage of `of` shards, named `stage`: how many of them are there then."""
+    for number in range(count):
+        goal = int((number + draw.random()) * of / (count + 1))  # not at the very end, when it may end first
+        yield lambda goal=goal: len(list(folder.glob(f"{stage}-*.idx"))) >= goal, draw.uniform(0, 0.01)
+
+
+def joining(draw, target, count):
+    """`count` times to kill it, while it writes the shard of all."""
+    for _ in range(count):
+        yield lambda: any(target.parent.glob(f"{target.name}.bin.tmp-*")), draw.uniform(0, 0.003)
+
+
+@pytest.mark.parametrize("flags, seed", [((), 1), (("--merge", "--shuffle_docs", 7), 2)])
+def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(
+    lines, sentencepiece_model, tmp_path, flags, seed
+):
+    """Points of every stage."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     source = tmp_path / "much.jsonl"
@@ -77,17 +97,29 @@ def test_killed_at_random_points_gives_the_bytes_of_an_uninterrupted_run(lines, 
     whole = forked((*command, "--output", tmp_path / "whole" / "x"))
     whole.join()
     assert whole.exitcode == 0
-    draw, counts = random.Random(1), []
-    for _ in range(10):
-        more, delay_s = draw.randint(0, 12), draw.uniform(0, 0.01)
-        counts.append(
-            killed_after(more, delay_s, tmp_path / "killed", (*command, "--output", tmp_path / "killed" / "x"))
-        )
-        for path in (tmp_path / "killed").glob("x*.idx"):  # what has its name is whole
+    shards = json.loads((tmp_path / "whole/x.preprocess/totals.json").read_text())["shards"]
+    draw, folder = random.Random(seed), tmp_path / "killed"
+    work, target = folder / "x.preprocess", folder / "x_text_document"
+    times = list(kills(draw, folder, "x", 10, shards))
+    if flags:
+        times = [
+            *kills(draw, work, "unit", 5, shards),
+            *kills(draw, work, "mixed", 4, shards),
+            *joining(draw, target, 2),
+        ]
+    stages = []
+    for is_time, delay_s in times:
+        assert killed_when(is_time, delay_s, folder, (*command, "--output", folder / "x")), stages
+        for path in folder.glob("x*.idx"):  # what has its name is whole
             Shard(path.with_suffix(""))
-    assert None not in counts and len(set(counts)) > 5 and counts[-1] > 20, counts
-    assert run(*command, "--output", tmp_path / "killed" / "x") == 0
-    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+        units = len(list(folder.glob("x-*.idx") if not flags else work.glob("unit-*.idx")))
+        stages.append((units, len(list(work.glob("mixed-*.idx"))), any(folder.glob(f"{target.name}.bin.tmp-*"))))
+    in_units = [units for units, mixed, _ in stages if 0 < units < shards and not mixed]
+    in_shuffling = [mixed for _, mixed, _ in stages if 0 < mixed < shards]
+    assert len({units * 4 // shards for units in in_units}) > 2, stages
+    assert not flags or (len(in_shuffling) > 1 and any(is_joining for *_, is_joining in stages)), stages
+    assert run(*command, "--output", folder / "x") == 0
+    assert results(folder) == results(tmp_path / "whole")
     assert not list(tmp_path.rglob("*.tmp-*"))
 
 
