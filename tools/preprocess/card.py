@@ -63,10 +63,15 @@ def _duplicates(job: Job, hashed: int) -> tuple[int, float]:
     """How many documents repeat an earlier one, and which part of all was looked at."""
     part = min(1.0, MOST_HASHES / max(1, hashed))
     below = np.uint64(min(part * 2.0**64, 2**64 - 1))
-    chosen = [np.fromfile(job.output.hashes(index), np.uint64) for index in range(len(job.units))]
-    kept = np.concatenate([one if part == 1 else one[one < below] for one in chosen])
+    kept = np.concatenate([_hashes(job.output.hashes(index), below, part == 1) for index in range(len(job.units))])
     kept.sort()  # not np.unique, which imports numpy.ma: more than it does for a small run
     return round(np.count_nonzero(kept[1:] == kept[:-1]) / part), part
+
+
+def _hashes(path: Path, below: np.uint64, is_all: bool) -> np.ndarray:
+    """Of a unit: those below a limit only, so that never many more than these are in memory."""
+    found = np.fromfile(path, np.uint64)
+    return found if is_all else found[found < below]
 
 
 def card(totals: Totals, results: list[str], is_pair: bool, eod: bool, engine: str | None) -> str:

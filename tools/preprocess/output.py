@@ -202,11 +202,21 @@ class Output:
             os.close(descriptor)
 
     def _plan(self) -> dict[str, Any]:
-        """The one that is there; empty where none is."""
+        """The one that is there; empty where none is. Raises UserError where it cannot be read."""
+        path = self.folder / "plan.json"
         try:
-            return dict(json.loads((self.folder / "plan.json").read_text()))
+            plan = json.loads(path.read_bytes())
         except FileNotFoundError:
             return {}
+        except ValueError:
+            plan = None
+        if not isinstance(plan, dict):
+            raise UserError(
+                f"--output {self.prefix}: {path} cannot be read: {path.stat().st_size} bytes, expected the plan of the "
+                "work as JSON: damaged, so that nothing says what the shards there were made of. Give another "
+                "--output. To start anew, give --overwrite, without --part."
+            )
+        return plan
 
     def _write_plan(self, plan: dict[str, Any]) -> None:
         write_whole(self.folder / "plan.json", json.dumps(plan, indent=1).encode())
@@ -246,7 +256,7 @@ class Output:
         try:
             plan = json.loads((self.folder / "plan.json").read_text())
             return [str(plan["jsonl_key"])] if plan["merge"] else []
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return []
 
     def _clear(self, key: str) -> None:
@@ -313,10 +323,13 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A small file, which appears under its name only when it is complete."""
+    """A small file, which appears under its name only when it is complete, and on the disk."""
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        part.write_bytes(data)
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
