@@ -142,9 +142,12 @@ class Verify:
 
     def run(self) -> int:
         """1 where something is damaged or lost. Raises UserError."""
-        damages = verify.verify(self.path.expanduser())
-        print("\n".join([*damages, f"DAMAGED: {len(damages)} finding(s)"]) if damages else f"good: {self.path}")
-        return 1 if damages else 0
+        found = verify.verify(self.path.expanduser())
+        if not found:
+            print(f"good: {self.path}")
+            return 0
+        print(*(one.what for one in found), f"DAMAGED: {len(found)} finding(s)", verify.way_out(found), sep="\n")
+        return 1
 
 
 @dataclass(kw_only=True)

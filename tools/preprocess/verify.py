@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.inputs import SHARD_SUFFIXES, UNIT, check_counts, joined, only, resolve
+from data.inputs import SHARD_SUFFIXES, UNIT, check_counts, empty_path, joined, only, resolve, work_folder
 from data.manifest import FileSum, damaged_blocks, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
 from parallel.errors import UserError
@@ -15,6 +15,8 @@ from tools.preprocess import crew
 NUMBERED = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 OURS = re.compile(r"-\d{5,}-of-\d{5,}$|_document$")
 """How the names of shards end."""
+FILES = {"bin": bin_path, "idx": idx_path}
+"""What manifests have checksums of."""
 EMPTY = ".empty.json"
 """What stands for a shard without any document."""
 
@@ -29,8 +31,18 @@ class Numbers:
     count: int
 
 
-def verify(path: Path) -> list[str]:
-    """What is damaged or lost, a line each: file and range. path: a prefix, one shard, or a folder of shards.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is damaged or lost."""
+
+    prefix: Path
+    """Of the shard."""
+    what: str
+    """File and range."""
+
+
+def verify(path: Path) -> list[Finding]:
+    """What is damaged or lost. path: a prefix, one shard, or a folder of shards.
 
     Raises UserError where there is no shard, or what may not be read.
     """
@@ -40,29 +52,78 @@ def verify(path: Path) -> list[str]:
             _check_readable(prefix)
     except OSError as error:
         raise UserError(f"verify: {error.filename or path}: {error.strerror}.") from None
-    damages = [f"{prefix}.bin, .idx and .json are missing: lost, or not made yet" for prefix in lost]
-    checked: list[tuple[Path, FileSum]] = []
-    unknown = 0
+    found = [Finding(one, f"{one}.bin, .idx and .json are missing: lost, or not made yet") for one in lost]
+    checked: list[tuple[Path, Path, FileSum]] = []
+    without: list[Path] = []
     for prefix in prefixes:
         try:
             manifest = read_manifest(prefix)
-            Shard(prefix, check_ends=False)  # what they would tell is told by range
+            shard = Shard(prefix, check_ends=False)  # what they would tell is told by range
+            if manifest is None:
+                shard.document_lengths()  # nothing else tells whether the middle of the index is right
         except (UserError, OSError) as error:
-            damages.append(str(error).removeprefix("data: "))
+            found.append(Finding(prefix, str(error).removeprefix("data: ")))
             continue
         if manifest is None:
-            unknown += 1
+            without.append(prefix)
         else:
-            checked += [(bin_path(prefix), manifest.files["bin"]), (idx_path(prefix), manifest.files["idx"])]
-    with crew.progress(sum(one.size for _, one in checked), "reading") as bar:
-        for file, expected in checked:
+            checked += [(prefix, file(prefix), manifest.files[name]) for name, file in FILES.items()]
+    lost_manifests = _lost_manifests(without)
+    found += lost_manifests
+    with crew.progress(sum(one.size for *_, one in checked), "reading") as bar:
+        for prefix, file, expected in checked:
             try:
-                damages += damaged_blocks(file, expected, bar.update)
+                found += [Finding(prefix, what) for what in damaged_blocks(file, expected, bar.update)]
             except OSError as error:
-                damages.append(f"{file}: cannot be read: {error.strerror}")
-    if unknown:
+                found.append(Finding(prefix, f"{file}: cannot be read: {error.strerror}"))
+    if unknown := len(without) - len(lost_manifests):
         print(f"{unknown} of {len(prefixes)} shards have no manifest: their sizes are right, their content is unknown")
-    return damages
+    return found
+
+
+def way_out(found: list[Finding]) -> str:
+    """What to do about findings: the command that made shards makes them again, if only they are missing."""
+    ours = sorted({str(work.with_suffix("")) for one in found if (work := _work_of(one.prefix))})
+    again = (
+        "Remove the .bin, .idx and .json of each shard that is named, and give the command again that made "
+        f"{', '.join(ours)}: it makes what is missing."
+    )
+    elsewhere = "Copy the .bin, .idx and .json of each shard that is named again, or tokenise again."
+    return "\n".join([again] * bool(ours) + [elsewhere] * any(_work_of(one.prefix) is None for one in found))
+
+
+def _work_of(prefix: Path) -> Path | None:
+    """The folder of the work that a shard is of, where it is there: by the shard's name."""
+    if numbers := _numbers(prefix):
+        work = work_folder(numbers.whole)
+        return work if work.is_dir() else None
+    words = prefix.name.split("_")
+    wholes = [prefix.with_name("_".join(words[:count])) for count in range(len(words) - 2, 0, -1)]
+    return next((work for one in wholes if (work := work_folder(one)).is_dir() and prefix in joined(one)), None)
+
+
+def _lost_manifests(without: list[Path]) -> list[Finding]:
+    """Of shards without a manifest, those that had one; shards of Megatron have none."""
+    signs: dict[tuple[Path, int], Path | None] = {}  # a prefix may have thousands of shards
+    found = []
+    for prefix in without:
+        numbers = _numbers(prefix)
+        family = (numbers.whole, numbers.count) if numbers else (prefix, 0)
+        if family not in signs:
+            signs[family] = _sign_of_manifests(*family)
+        if sign := signs[family]:
+            found.append(Finding(prefix, f"{manifest_path(prefix)} is missing: lost, as {sign.name} is there"))
+    return found
+
+
+def _sign_of_manifests(whole: Path, count: int) -> Path | None:
+    """What is there only where shards had manifests: the manifest of one of `count`, or the folder of the work."""
+    for index in range(count):
+        one = whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
+        for file in (manifest_path(one), empty_path(one)):
+            if file.is_file():
+                return file
+    return _work_of(one if count else whole)
 
 
 def _check_readable(prefix: Path) -> None:

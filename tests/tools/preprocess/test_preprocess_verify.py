@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import shutil
 
 import pytest
 
 from data.inputs import resolve
+from data.shards import HEADER
 from parallel.errors import UserError
 from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
@@ -36,6 +38,13 @@ def told(capsys):
     return capsys.readouterr().out.splitlines()
 
 
+def way_out(prefix):
+    return (
+        "Remove the .bin, .idx and .json of each shard that is named, and give the command again that made "
+        f"{prefix}: it makes what is missing."
+    )
+
+
 def test_shards_that_are_lost_wholly_are_named_as_the_others_tell(shards, tmp_path, capsys):
     lost = (shards[0], shards[2], shards[-1])
     for prefix in lost:
@@ -44,12 +53,13 @@ def test_shards_that_are_lost_wholly_are_named_as_the_others_tell(shards, tmp_pa
         capsys.readouterr()
         assert run("verify", path) == 1
         names = [f"{prefix}.bin, .idx and .json are missing: lost, or not made yet" for prefix in lost]
-        assert told(capsys) == [*names, "DAMAGED: 3 finding(s)"]
+        assert told(capsys) == [*names, "DAMAGED: 3 finding(s)", way_out(tmp_path / "x")]
     assert run("verify", shards[2]) == 1
     assert run("verify", shards[1]) == 0
     assert told(capsys) == [
         f"{shards[2]}.bin, .idx and .json are missing: lost, or not made yet",
         "DAMAGED: 1 finding(s)",
+        way_out(tmp_path / "x"),
         f"good: {shards[1]}",
     ]
 
@@ -71,6 +81,72 @@ def test_a_joined_pair_with_a_lost_file_is_damaged(lines, tmp_path, capsys, lost
         capsys.readouterr()
         assert run("verify", path) == 1
         assert f"{tmp_path / 'x_text_document'}{lost[0]} is missing" in told(capsys)[0]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_lost_manifest_is_told_by_the_others(shards, tmp_path, capsys, is_copied):
+    """Or by the folder of the work alone."""
+    removed(shards[1], ".json")
+    if is_copied:
+        shutil.rmtree(tmp_path / "x.preprocess")
+    else:
+        for prefix in (shards[0], *shards[2:]):
+            removed(prefix, ".json")
+    named = 1 if is_copied else len(shards)
+    for path in (tmp_path / "x", tmp_path, shards[1]):
+        capsys.readouterr()
+        assert run("verify", path) == 1
+        told_of = 1 if path == shards[1] else named
+        lines = told(capsys)
+        sign = f"{shards[0].name}.json" if is_copied else "x.preprocess"
+        assert f"{shards[1]}.json is missing: lost, as {sign} is there" in lines
+        assert f"DAMAGED: {told_of} finding(s)" in lines
+        assert ("Copy the .bin, .idx and .json of each shard" in lines[-1]) == is_copied
+    shutil.rmtree(tmp_path / "x.preprocess", ignore_errors=True)
+    for prefix in shards:
+        prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
+    assert run("verify", tmp_path / "x") == 0  # as Megatron's, which have none
+    assert "shards have no manifest" in told(capsys)[-2]
+
+
+def test_a_lost_manifest_of_a_joined_pair_is_told_by_its_work(body, tmp_path, capsys):
+    for key in ("text", "raw_body"):
+        assert run(body, "--output", tmp_path / key, *JOINED, "--jsonl_key", key) == 0
+        pair = tmp_path / f"{key}_{key}_document"
+        removed(pair, ".json")
+        capsys.readouterr()
+        assert run("verify", pair) == 1
+        assert told(capsys)[0] == f"{pair}.json is missing: lost, as {key}.preprocess is there"
+        shutil.rmtree(tmp_path / f"{key}.preprocess")
+        assert run("verify", pair) == 0
+
+
+def test_an_index_that_contradicts_itself_is_damaged_without_a_manifest_too(shards, tmp_path, capsys):
+    shutil.rmtree(tmp_path / "x.preprocess")
+    for prefix in shards:
+        removed(prefix, ".json")
+    index = shards[1].with_name(f"{shards[1].name}.idx")
+    raw = bytearray(index.read_bytes())
+    raw[HEADER.size + 4 * 5] ^= 1  # the length of a document in the middle
+    index.write_bytes(raw)
+    capsys.readouterr()
+    assert run("verify", tmp_path / "x") == 1
+    assert any(line.startswith(f"{index} has lengths of at least ") for line in told(capsys))
+
+
+@pytest.mark.parametrize("flags", [(), ("--shuffle_docs", 3), ("--merge",)])
+def test_the_way_out_of_damage_is_one(lines, tmp_path, capsys, flags):
+    command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1, *flags)
+    assert run(*command) == 0
+    before, guilty = results(tmp_path), max(tmp_path.glob("x*.bin"))
+    guilty.write_bytes(bytes(guilty.stat().st_size))
+    assert run(*command) == 0 and results(tmp_path) != before  # there is all, by its names
+    capsys.readouterr()
+    assert run("verify", tmp_path / "x") == 1
+    assert told(capsys)[-1] == way_out(tmp_path / "x")
+    removed(guilty.with_suffix(""), ".bin", ".idx", ".json")
+    assert run(*command) == 0
+    assert results(tmp_path) == before
 
 
 @pytest.mark.parametrize("flags", [(), ("--shuffle_docs", 3), ("--merge",), ("--merge", "--shuffle_docs", 3)])
