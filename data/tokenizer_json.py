@@ -26,11 +26,13 @@ class JsonTokenizer:
     the file is missing or unusable, where `tokenizers` is not installed, and where nothing ends a document.
     """
 
-    def __init__(self, path: Path, eod_token: str | None = None) -> None:
+    def __init__(self, path: Path, eod_token: str | None = None, flags: str = "data.") -> None:
+        """flags: what stands before `tokenizer` and `eod_token` where a user sets them, for messages."""
         # One text at a time: threads of theirs would not survive a fork, and processes already share the work.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if not path.is_file():
-            raise UserError(f"data.tokenizer: no file {path}.")
+            raise UserError(f"{flags}tokenizer: no file {path}.")
+        self._flags = flags
         self.path: Path | None = path
         self.raw = path.read_bytes()
         plain = self._load()
@@ -68,11 +70,11 @@ class JsonTokenizer:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise UserError(f"data.tokenizer: {self.path} needs `pip install tokenizers`.") from None
+            raise UserError(f"{self._flags}tokenizer: {self.path} needs `pip install tokenizers`.") from None
         try:
             return Tokenizer.from_buffer(self.raw)
         except Exception as error:  # the library raises nothing more precise
-            raise UserError(f"data.tokenizer: {self.path} is not a tokenizer.json ({error}).") from None
+            raise UserError(f"{self._flags}tokenizer: {self.path} is not a tokenizer.json ({error}).") from None
 
     @property
     def _added(self) -> list[Any]:
@@ -88,8 +90,8 @@ class JsonTokenizer:
         if index is None:
             said = "nothing says" if token is None else f'it has no token "{token}", which should say'
             raise UserError(
-                f"data.tokenizer: {self.path}: {said} what ends a document. Name it with data.eod_token; its "
-                f"control tokens: {', '.join(self.special_texts[:20]) or 'none'}."
+                f"{self._flags}tokenizer: {self.path}: {said} what ends a document. Name it with "
+                f"{self._flags}eod_token; its control tokens: {', '.join(self.special_texts[:20]) or 'none'}."
             )
         return int(index)
 

@@ -20,15 +20,16 @@ class TiktokenTokenizer:
     Raises UserError where a file is missing or unusable, or where tiktoken is not installed.
     """
 
-    def __init__(self, path: Path, eod_token: str | None = None) -> None:
+    def __init__(self, path: Path, eod_token: str | None = None, flags: str = "data.") -> None:
+        """flags: what stands before `tokenizer` where a user sets it, for messages."""
         try:
             import tiktoken
         except ImportError:
-            raise UserError(f"data.tokenizer: {path} needs `pip install tiktoken`.") from None
+            raise UserError(f"{flags}tokenizer: {path} needs `pip install tiktoken`.") from None
         about = path.with_suffix(".json")
         for file in (path, about):
             if not file.is_file():
-                raise UserError(f"data.tokenizer: no file {file}; {path.name} needs its ranks and {about.name}.")
+                raise UserError(f"{flags}tokenizer: no file {file}; {path.name} needs its ranks and {about.name}.")
         self.path: Path | None = path
         raw = path.read_bytes(), about.read_bytes()
         try:
@@ -43,7 +44,7 @@ class TiktokenTokenizer:
             )
         except (ValueError, KeyError, TypeError, binascii.Error) as error:
             raise UserError(
-                f"data.tokenizer: {path} and {about.name} are not tiktoken's ranks and their description "
+                f"{flags}tokenizer: {path} and {about.name} are not tiktoken's ranks and their description "
                 f"({type(error).__name__}: {error})."
             ) from None
         self.special_texts: tuple[str, ...] = tuple(specials)

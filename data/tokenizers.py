@@ -27,19 +27,20 @@ def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer
     return open_tokenizer(Path(config.tokenizer).expanduser().absolute(), config.eod_token)
 
 
-def open_tokenizer(path: Path, eod_token: str | None) -> "Tokenizer":
+def open_tokenizer(path: Path, eod_token: str | None, flags: str = "data.") -> "Tokenizer":
     """The tokenizer in a file, known by its ending: .json, .tiktoken, else a SentencePiece model; or the
-    tokenizer.json in a folder. eod_token: what ends a document, where the file does not say.
+    tokenizer.json in a folder. eod_token: what ends a document, where the file does not say. flags: what stands before
+    `tokenizer` and `eod_token` where a user sets them, for messages.
 
     Raises UserError where it is missing or unusable.
     """
     if path.is_dir():
         path = path / "tokenizer.json"
     if path.suffix == ".json":
-        return JsonTokenizer(path, eod_token)
+        return JsonTokenizer(path, eod_token, flags)
     if path.suffix == ".tiktoken":
-        return TiktokenTokenizer(path, eod_token)
-    return SentencePieceTokenizer(path)
+        return TiktokenTokenizer(path, eod_token, flags)
+    return SentencePieceTokenizer(path, flags)
 
 
 class Tokenizer(Protocol):
@@ -96,24 +97,25 @@ class SentencePieceTokenizer:
     Raises UserError where the file is missing, is no model, or has no such id.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: str = "data.") -> None:
+        """flags: as for `open_tokenizer`."""
         from sentencepiece import SentencePieceProcessor
 
         if not path.is_file():
             raise UserError(
-                f'data.tokenizer: no file {path}; expected "builtin", "byte", a .model, .json or .tiktoken.'
+                f'{flags}tokenizer: no file {path}; expected "builtin", "byte", a .model, .json or .tiktoken.'
             )
         self.path: Path | None = path
         model = path.read_bytes()
         try:
             self.processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise UserError(f"data.tokenizer: {path} is not a SentencePiece model ({error}).") from None
+            raise UserError(f"{flags}tokenizer: {path} is not a SentencePiece model ({error}).") from None
         self.vocab_size: int = self.processor.get_piece_size()
         self.eod: int = self.processor.eos_id()
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
         if self.eod < 0:
-            raise UserError(f"data.tokenizer: {path} has no end-of-sentence piece, which must end documents.")
+            raise UserError(f"{flags}tokenizer: {path} has no end-of-sentence piece, which must end documents.")
         controls = filter(self.processor.is_control, range(self.vocab_size))
         self.special_texts: tuple[str, ...] = tuple(self.processor.id_to_piece(index) for index in controls)
 

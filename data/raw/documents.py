@@ -3,7 +3,7 @@
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     source_bytes: int
     """On disk; of a dataset, which does not say how large it is, the bytes of these texts."""
     place: Place = BEGIN
+    positions: Sequence[int] = ()
+    """Of each text: byte where its line begins, or row; see `where`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,14 @@ def read(unit: Unit, reading: Reading, rejects: Rejects, start: Place = BEGIN) -
             raise UserError(f"{part.source.path} was removed meanwhile.") from None
 
 
+def where(unit: Unit, batch: Batch, number: int, reading: Reading) -> str:
+    """The place of a batch's text, for messages. It may be read up to there."""
+    part, position = unit.parts[batch.place.part], batch.positions[number]
+    if part.source.kind == "jsonl":
+        return _line(part, position, reading)
+    return part.source.path if part.source.kind == "text" else _row(part, position)
+
+
 def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """The lines that begin within the part."""
     with _opened(part, reading) as file:
@@ -101,12 +111,10 @@ def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[
         end = None if packed else part.stop
         begin, before = _go_to(file, max(part.start, at)), 0
         for offset, block in _blocks(file, begin, end, part, reading, rejects):
-            texts, place = _parse(block, offset, part, reading, rejects), Place(0, offset)
-            if packed:
-                yield Batch(texts, packed.packed_bytes - before, place)
-                before = packed.packed_bytes
-            else:
-                yield Batch(texts, len(block), place)
+            texts, positions = _parse(block, offset, part, reading, rejects)
+            size = packed.packed_bytes - before if packed else len(block)
+            before += size
+            yield Batch(texts, size, Place(0, offset), positions)
 
 
 def _go_to(file: io.BufferedReader, start: int) -> int:
@@ -153,9 +161,13 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rejects) -> list[str]:
-    """The documents of a stretch of lines."""
-    key, limit, texts, position = reading.jsonl_key, reading.max_document_bytes, [], offset
+def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rejects) -> tuple[list[str], list[int]]:
+    """The documents of a stretch of lines, and where their lines begin."""
+    key, limit, position = reading.jsonl_key, reading.max_document_bytes, offset
+    texts: list[str] = []
+    positions: list[int] = []
+    if not offset and block.startswith(codecs.BOM_UTF8):  # a file's, which some programs begin text with
+        block, position = block.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
     for line in block.split(b"\n"):
         if line and not line.isspace():
             try:
@@ -163,21 +175,21 @@ def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rej
                 is_good = type(text) is str and len(line) <= limit
             except (ValueError, KeyError, TypeError, IndexError):
                 is_good = False
-            if is_good:
+            if not is_good:
+                text = _parse_again(line, position, part, reading, rejects)
+            if text is not None:
                 texts.append(text)
-            else:
-                _parse_again(line, position, part, reading, rejects, texts)
+                positions.append(position)
         position += len(line) + 1
-    return texts
+    return texts, positions
 
 
-def _parse_again(line: bytes, position: int, part: Part, reading: Reading, rejects: Rejects, texts: list[str]) -> None:
-    """What the fast way does not take: a document that is right all the same, or the reason why not."""
+def _parse_again(line: bytes, position: int, part: Part, reading: Reading, rejects: Rejects) -> str | None:
+    """What the fast way does not take: a document that is right all the same; None where it is not, for a reason."""
     text, reason = field_of(line, reading)
     if text is None:
         rejects.reject(lambda: f"{_line(part, position, reading)}: {reason}")
-    else:
-        texts.append(text)
+    return text
 
 
 def field_of(line: bytes, reading: Reading) -> tuple[str | None, str]:
@@ -223,6 +235,11 @@ def _line(part: Part, offset: int, reading: Reading) -> str:
     return f"{part.source.path}:{number} (byte {offset}{unpacked})"
 
 
+def _row(part: Part, number: int) -> str:
+    group = "step" if part.source.kind == "dataset" else "row group"
+    return f"{part.source.path}: {group} {part.start}, row {number}"
+
+
 def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """One document, the whole file."""
     with _opened(part, reading) as file:
@@ -236,7 +253,7 @@ def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[B
         except UnicodeDecodeError as error:
             place = f"{part.source.path} (byte {error.start})"
             rejects.reject(lambda: f"{place}: not UTF-8 text.")
-    yield Batch(texts, part.size)
+    yield Batch(texts, part.size, positions=[0] * len(texts))
 
 
 def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
@@ -255,19 +272,20 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
             rows = sum(file.metadata.row_group(group).num_rows for group in range(part.start, part.stop))
             row = 0
             for batch in batches:
-                texts, place, before = [], Place(0, row), row
+                texts, positions, before = [], [], row
                 if row < at:
                     row += len(batch)
                     continue
                 for value in batch.column(0).to_pylist():
                     text, reason = _checked(value, f'column "{key}"', reading)
-                    where = f"{path}: row group {part.start}, row {row}"
                     if text is None:
-                        rejects.reject(lambda: f"{where}: {reason}")  # noqa: B023
+                        rejects.reject(lambda: f"{_row(part, row)}: {reason}")  # noqa: B023
                     else:
                         texts.append(text)
+                        positions.append(row)
                     row += 1
-                yield Batch(texts, part.size * row // rows - part.size * before // rows, place)
+                size = part.size * row // rows - part.size * before // rows
+                yield Batch(texts, size, Place(0, before), positions)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
 
@@ -277,6 +295,7 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
     from data.raw import hub
 
     texts: list[str] = []
+    positions: list[int] = []
     size, begin, number = 0, at, at
     for row in hub.rows(part.source.path, part.source.revision, part.start, part.stop, at):
         if reading.jsonl_key not in row:
@@ -285,17 +304,17 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
                 f'{part.source.path}: no column "{reading.jsonl_key}"; found: {found}. Set {reading.flags}jsonl_key.'
             )
         text, reason = _checked(row[reading.jsonl_key], f'column "{reading.jsonl_key}"', reading)
-        where = f"{part.source.path}: step {part.start}, row {number}"
-        number += 1
         if text is None:
-            rejects.reject(lambda: f"{where}: {reason}")  # noqa: B023
+            rejects.reject(lambda: f"{_row(part, number)}: {reason}")  # noqa: B023
         else:
             texts.append(text)
+            positions.append(number)
             size += len(text.encode())
+        number += 1
         if len(texts) >= BATCH_ROWS:
-            yield Batch(texts, size, Place(0, begin))
-            texts, size, begin = [], 0, number
-    yield Batch(texts, size, Place(0, begin))
+            yield Batch(texts, size, Place(0, begin), positions)
+            texts, positions, size, begin = [], [], 0, number
+    yield Batch(texts, size, Place(0, begin), positions)
 
 
 def _opened(part: Part, reading: Reading) -> io.BufferedReader:

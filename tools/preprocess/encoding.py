@@ -1,6 +1,6 @@
 """Texts to ids with what ends each document, and what is seen on the way."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,9 +39,12 @@ class Encoding:
     special_texts: tuple[str, ...]
     special_text: SpecialText
 
-    def encode(self, texts: list[str], seen: Seen, rejects: Rejects) -> Ids:
-        """Documents of ids: [n], one after another, and their lengths [documents] int64, none of them 0."""
-        texts = self._check_specials(texts, seen, rejects)
+    def encode(self, texts: list[str], seen: Seen, rejects: Rejects, where: Callable[[int], str]) -> Ids:
+        """Documents of ids: [n], one after another, and their lengths [documents] int64, none of them 0.
+
+        where: the place of a text, by its number, for messages.
+        """
+        texts = self._check_specials(texts, seen, rejects, where)
         ids, lengths = self.engine.encode_batch(texts)
         raw = [text.encode() for text in texts]
         seen.text_bytes += sum(map(len, raw))
@@ -50,15 +53,21 @@ class Encoding:
         seen.empty += len(lengths) - len(held)
         return (ids, held) if self.eod is None else end_documents(ids, held, self.eod)
 
-    def _check_specials(self, texts: list[str], seen: Seen, rejects: Rejects) -> list[str]:
+    def _check_specials(self, texts: list[str], seen: Seen, rejects: Rejects, where: Callable[[int], str]) -> list[str]:
         """Count the texts that hold a control token's; with "error", leave them out."""
         found = _holding(texts, self.special_texts)
         seen.special_text += len(found)
         if self.special_text != "error" or not found:
             return texts
         for number, special in found.items():
-            rejects.reject(lambda: f"a document holds the text of a control token, {special} ({texts[number][:60]!r}).")  # noqa: B023
+            rejects.reject(lambda: f"{where(number)}: {_around(texts[number], special)}.")  # noqa: B023
         return [text for number, text in enumerate(texts) if number not in found]
+
+
+def _around(text: str, special: str) -> str:
+    at = text.index(special)
+    shown = text[max(0, at - 30) : at + len(special) + 30]
+    return f"the document holds the text of a control token, {special}, at character {at} ({shown!r})"
 
 
 def _holding(texts: list[str], specials: Sequence[str]) -> dict[int, str]:

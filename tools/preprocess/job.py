@@ -1,6 +1,7 @@
 """A unit becomes a shard: what every worker does, one unit after another."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from data.inputs import empty_path
 from data.manifest import FileSum, Manifest
 from data.raw import documents
-from data.raw.documents import Reading, Rejects
+from data.raw.documents import Batch, Reading, Rejects
 from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
@@ -75,9 +76,13 @@ class Job:
         before = 0
         for batch in documents.read(unit, self.reading, rejects):
             if batch.texts:
-                writer.add_documents(*self.encoding.encode(batch.texts, seen, rejects))
+                where = partial(self._where, unit, batch)
+                writer.add_documents(*self.encoding.encode(batch.texts, seen, rejects, where))
             report(batch.source_bytes, writer.token_count - before)
             before = writer.token_count
+
+    def _where(self, unit: Unit, batch: Batch, number: int) -> str:
+        return documents.where(unit, batch, number, self.reading)
 
     def _manifest(
         self, unit: Unit, writer: ShardWriter, files: dict[str, FileSum], seen: Seen, rejects: Rejects

@@ -82,7 +82,14 @@ def preprocess(options: Options) -> None:
 def _tokenizer(options: Options) -> Tokenizer:
     if options.tokenizer == "byte":
         return ByteTokenizer()
-    return open_tokenizer(Path(options.tokenizer).expanduser().absolute(), options.eod_token)
+    path = Path(options.tokenizer).expanduser().absolute()
+    if not path.exists():
+        builtin = "training makes the built-in one of its own text; " if options.tokenizer == "builtin" else ""
+        raise UserError(
+            f'--tokenizer: no file {path}; {builtin}expected "byte", a SentencePiece .model, a tokenizer.json or its '
+            "folder, or a .tiktoken. `python -m tools.preprocess train` makes a .model of your text."
+        )
+    return open_tokenizer(path, options.eod_token, "--")
 
 
 def _unit_bytes(total: int) -> int:

@@ -1,5 +1,6 @@
 """Everything that can be an input gives the same documents; what is bad is named with its place."""
 
+import codecs
 import gzip
 import json
 from pathlib import Path
@@ -118,6 +119,55 @@ def test_a_line_longer_than_memory_should_hold_is_skipped_over(tmp_path):
     assert made(path, output=tmp_path / "x", flags=flags) == [b"gut", b"gut"]
 
 
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_byte_order_mark_begins_a_file_and_no_line(tmp_path, capsys, ending):
+    mark, path = codecs.BOM_UTF8, tmp_path / f"x.jsonl{ending}"
+    pack = gzip.compress if ending else bytes
+    path.write_bytes(pack(mark + GOOD * 4000))
+    assert made(path, output=tmp_path / "x", flags=("--unit_mb", 0.01)) == [b"gut"] * 4000
+    path.write_bytes(pack(mark + GOOD + mark + GOOD))
+    assert run(path, "--output", tmp_path / "y", "--tokenizer", "byte") == 2
+    assert f"{path}:2 (byte {len(mark + GOOD)}" in capsys.readouterr().err
+
+
+SPECIAL = "abc </s> def"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "gz", "parquet", "txt", "dataset"])
+def test_a_control_tokens_text_is_named_with_its_place(tmp_path, capsys, sentencepiece_model, kind):
+    """Also where documents before it were left out."""
+    import datasets
+
+    texts = ["gut", None, "gut", SPECIAL, "gut"]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    path, byte = folder / f"x.{kind}", lines.index('{"text": "abc')
+    if kind == "jsonl":
+        path.write_text(lines)
+    elif kind == "gz":
+        path = folder / "x.jsonl.gz"
+        path.write_bytes(gzip.compress(lines.encode()))
+    elif kind == "parquet":
+        parquet(path, texts)
+    elif kind == "txt":
+        path.write_text(SPECIAL)
+        (folder / "a.txt").write_text("gut")
+    else:
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(path)
+    places = {"jsonl": f":4 (byte {byte})", "gz": f":4 (byte {byte} unpacked)", "parquet": ": row group 0, row 3",
+              "txt": "", "dataset": ": step 0, row 3"}  # fmt: skip
+    command = (folder, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--special_text", "error")
+    assert run(*command, "--on_bad_document", "skip") == 0
+    told = (
+        f"{path}{places[kind]}: the document holds the text of a control token, </s>, at character 4 ('abc </s> def')"
+    )
+    assert f"left out: {told}" in capsys.readouterr().out
+    if kind == "txt":
+        assert run(*command, "--overwrite") == 2
+        assert f"preprocess: {told}. --on_bad_document skip leaves" in capsys.readouterr().err
+
+
 def test_text_that_is_not_utf8_is_named(tmp_path, capsys):
     (tmp_path / "x.txt").write_bytes(b"abc\xff")
     assert run(tmp_path / "x.txt", "--output", tmp_path / "x", "--tokenizer", "byte") == 2
@@ -180,16 +230,26 @@ def test_inputs_without_text_are_a_mistake(tmp_path, capsys, content):
         (("*.none",), r"no file fits *.none"),
         (("x.jsonl", "x.jsonl"), "named more than once"),
         (("x.jsonl", "--tokenizer", "missing.model"), "missing.model"),
+        (("x.jsonl", "--tokenizer", "builtin"), 'own text; expected "byte", a SentencePiece .model, a tokenizer.json'),
+        (("x.jsonl", "--tokenizer", "x.jsonl"), "--tokenizer: "),
+        (("x.jsonl", "--tokenizer", "x.json"), "--tokenizer: "),
+        (("x.jsonl", "--tokenizer", "x.tiktoken"), "--tokenizer: "),
+        (("x.jsonl", "--tokenizer", "no_eod.json"), "Name it with --eod_token; its control tokens: none"),
         (("x.jsonl", "--part", "4/4"), "expected I/N"),
         (("x.jsonl", "--output", "."), "is a folder"),
         (("x.jsonl", "--engine", "tiktoken"), "whose engine is bytes"),
     ],
 )
 def test_mistakes_of_the_command_line(tmp_path, monkeypatch, capsys, flags, reason):
+    from tokenizers import Tokenizer, models
+
     monkeypatch.chdir(tmp_path)
-    Path("x.jsonl").write_bytes(GOOD)
+    for name in ("x.jsonl", "x.json", "x.tiktoken"):
+        Path(name).write_bytes(GOOD)
+    Tokenizer(models.BPE({"a": 0}, [])).save("no_eod.json")
     assert run("--output", "out", "--tokenizer", "byte", *flags) == 2
-    assert reason in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert reason in told and "data." not in told
     assert not list(tmp_path.glob("out-*"))
 
 
