@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,18 +119,27 @@ def _state_of(folder: Path) -> str:
 
 
 def _open(name: str, revision: str) -> "IterableDataset | Any":
-    """The same rows for the same revision, whatever the Hub has had since."""
-    with _told(name):
-        import datasets
+    """The same rows for the same revision, whatever the Hub has had since.
 
-        if is_saved_dataset(Path(name)):
-            return datasets.load_from_disk(name)
-        asked = Name.parse(name)
-        pinned = None if Path(asked.identity).is_dir() else revision
-        return datasets.load_dataset(
-            asked.identity, asked.configuration, split=asked.split, streaming=True, revision=pinned,
-            token=os.environ.get("HF_TOKEN"),
-        )  # fmt: skip
+    Once in a process: to open one asks the Hub for several files each time, and what was opened before a fork shares
+    its connections. Raises UserError for whatever is wrong.
+    """
+    with _told(name):
+        return _opened(name, revision, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _opened(name: str, revision: str, process: int) -> "IterableDataset | Any":
+    import datasets
+
+    if is_saved_dataset(Path(name)):
+        return datasets.load_from_disk(name)
+    asked = Name.parse(name)
+    pinned = None if Path(asked.identity).is_dir() else revision
+    return datasets.load_dataset(
+        asked.identity, asked.configuration, split=asked.split, streaming=True, revision=pinned,
+        token=os.environ.get("HF_TOKEN"),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

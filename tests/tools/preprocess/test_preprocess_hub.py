@@ -55,12 +55,14 @@ def texts(prefix):
 
 def test_preprocessing_reads_the_commit_that_it_began_with(run, tmp_path):
     def preprocess(name):
-        return run("-m", "tools.preprocess", name, "--output", tmp_path / "x", "--tokenizer", "byte")
+        return run("-m", "tools.preprocess", name, "--output", tmp_path / "x", "--tokenizer", "byte", "--workers", 1)
 
     done = preprocess("hf://owner/set")
     assert done.returncode == 0, done.stderr
     assert texts(tmp_path / "x") == OLD
     assert "owner/set: how many rows that holds is not known before it is read" in done.stderr
+    opened = [line for line in run.hub.asked if line.startswith("HEAD") and line.endswith("dataset_infos.json")]
+    assert len(opened) == 2, "by the parent, and by its one worker for both files"
     plan = json.loads((tmp_path / "x.preprocess/plan.json").read_text())
     assert run.old in str(plan["inputs"])
     new = run.publish()
