@@ -1,6 +1,7 @@
 """What is expected before anything is read whole is about what there is: of rows too, which come in large groups."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -64,3 +65,22 @@ def test_a_disk_with_half_the_room_is_refused(source, tmp_path, monkeypatch, cap
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     assert main([*source, "--output", str(tmp_path / "x"), "--tokenizer", "byte"]) == 2
     assert "Make room" in capsys.readouterr().err
+
+
+def test_what_was_read_of_a_dataset_before_is_counted_as_its_text(tmp_path, monkeypatch, capsys):
+    import datasets
+
+    from data.raw import hub
+
+    monkeypatch.setattr(hub, "ROWS", 6_000)
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "set")
+    command = [str(tmp_path / "set"), "--output", str(tmp_path / "x"), "--tokenizer", "byte", "--workers", "1"]
+    assert main(command) == 0
+    for path in tmp_path.glob("x-00002-*"):
+        path.unlink()
+    capsys.readouterr()
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert "continuing: 3 of 4 units are there" in told
+    total = re.search(r"tokenising: .*/([\d.]+)M ", told)
+    assert total and float(total[1]) == pytest.approx(TEXT_BYTES / 1e6, rel=0.05), told

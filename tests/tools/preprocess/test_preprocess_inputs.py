@@ -126,7 +126,8 @@ def test_a_byte_order_mark_begins_a_file_and_no_line(tmp_path, capsys, ending):
     path.write_bytes(pack(mark + GOOD * 4000))
     assert made(path, output=tmp_path / "x", flags=("--unit_mb", 0.01)) == [b"gut"] * 4000
     path.write_bytes(pack(mark + GOOD + mark + GOOD))
-    assert run(path, "--output", tmp_path / "y", "--tokenizer", "byte") == 2
+    at_the_second_line = (len(mark + GOOD) + 0.1) / 1e6  # a unit begins there
+    assert run(path, "--output", tmp_path / "y", "--tokenizer", "byte", "--unit_mb", at_the_second_line) == 2
     assert f"{path}:2 (byte {len(mark + GOOD)}" in capsys.readouterr().err
 
 
