@@ -120,9 +120,10 @@ def _sign_of_manifests(whole: Path, count: int) -> Path | None:
     """What is there only where shards had manifests: the manifest of one of `count`, or the folder of the work."""
     for index in range(count):
         one = whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
-        for file in (manifest_path(one), empty_path(one)):
-            if file.is_file():
-                return file
+        if _is_manifest(one):
+            return manifest_path(one)
+        if empty_path(one).is_file():
+            return empty_path(one)
     return _work_of(one if count else whole)
 
 

@@ -107,6 +107,11 @@ def test_a_lost_manifest_is_told_by_the_others(shards, tmp_path, capsys, is_copi
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     assert run("verify", tmp_path / "x") == 0  # as Megatron's, which have none
     assert "shards have no manifest" in told(capsys)[-2]
+    for prefix in shards[1:]:
+        removed(prefix, ".bin", ".idx")
+    (tmp_path / f"{shards[1].name}.json").write_text("{}")  # an input may be named like a shard
+    assert run("verify", shards[0]) == 0
+    assert "shards have no manifest" in told(capsys)[-2]
 
 
 def test_a_lost_manifest_of_a_joined_pair_is_told_by_its_work(body, tmp_path, capsys):
