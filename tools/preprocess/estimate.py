@@ -1,7 +1,7 @@
 """What a part of the inputs tells of all: how much there is to read, and how much will be written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.raw import documents
 from data.raw.documents import Batch, Reading, Rejects
@@ -71,6 +71,7 @@ def sample(left: Sequence[Unit], reading: Reading) -> Sample:
     """The first documents of units that are spread over all."""
     most = 2 if _is_dataset(left[0]) else SAMPLED_UNITS
     chosen = left[:: max(1, len(left) // most)][:most]
+    reading = replace(reading, batch_bytes=min(reading.batch_bytes, SAMPLE_BYTES))
     texts: list[str] = []
     of_files, of_datasets = _Sizes(), _Sizes()
     for unit in chosen:
