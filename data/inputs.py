@@ -18,7 +18,7 @@ SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-NUMBERED = re.compile(r"(.+)-\d{5,}-of-\d{5,}")
+NUMBERED = re.compile(r"(.+)-\d{5,}-of-(\d{5,})")
 JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
@@ -151,18 +151,26 @@ def units(prefix: Path) -> list[Path]:
 
 def check_complete(prefixes: Iterable[Path]) -> None:
     """prefixes: of pairs, as a glob finds them. Raises UserError as `units` does where others of a numbered one are
-    missing.
+    missing, be they spread over several of its folders.
 
     Each folder is listed once, however many prefixes' shards it holds.
     """
-    wholes: dict[Path, set[str]] = {}
+    wholes: dict[tuple[str, int], set[Path]] = {}
     for prefix in prefixes:
         if matched := NUMBERED.fullmatch(prefix.name):
-            wholes.setdefault(prefix.parent, set()).add(matched[1])
-    for folder, names in sorted(wholes.items()):
-        named = _named_units(folder, "")
-        for name in sorted(names):
-            _check_complete(folder / name, named.get(name, {}))
+            wholes.setdefault((matched[1], int(matched[2])), set()).add(prefix.parent)
+    listed = {folder: _named_units(folder, "") for folder in set().union(*wholes.values())}
+    for (name, count), folders in sorted(wholes.items()):
+        held = {
+            folder: {key: end for key, end in listed[folder].get(name, {}).items() if key[1] == count}
+            for folder in sorted(folders)
+        }
+        together = {key: end for named in held.values() for key, end in named.items()}
+        if len(together) == sum(map(len, held.values())):  # each once: the parts of one corpus
+            _check_complete(min(held) / name, together)
+        else:
+            for folder, named in held.items():
+                _check_complete(folder / name, named)
 
 
 def _named_units(folder: Path, start: str) -> dict[str, dict[tuple[int, int], str]]:

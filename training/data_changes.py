@@ -46,6 +46,14 @@ def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:
     return sorted(lines)
 
 
+def changed_entries(before: JSON, now: dict[str, JSON]) -> list[str]:
+    """Names of the entries that `data_changes` finds changed."""
+    if not isinstance(before, dict):
+        return []
+    own = [key for key in now if key in before and key != "sources" and before[key] != now[key]]
+    return own + ["sources"] * any(_sources(before.get("sources"), now.get("sources")))
+
+
 def _sources(old: JSON, new: JSON) -> Iterator[str]:
     """By their order: what a source is called, or where it lies, changes nothing."""
     if not isinstance(old, dict) or not isinstance(new, dict):

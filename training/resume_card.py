@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parallel.layout import Layout
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
-from training.data_changes import data_changes
+from training.data_changes import changed_entries
 
 MOST_CHANGES = 12
 """Changed fields named one by one."""
@@ -78,8 +78,7 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
     for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
         yield f"{name} {old} before, {new} now"
     data = now.entries.get("data")
-    if isinstance(data, dict) and data_changes(before.get("data"), data):
-        changed = [name for name, (was, _) in _pairs(before.get("data"), data).items() if was != UNSET]
+    if isinstance(data, dict) and (changed := changed_entries(before.get("data"), data)):
         yield f"other data ({', '.join(changed)})"
     if before.get("schedule") != now.entries.get("schedule"):
         yield "another schedule"

@@ -81,7 +81,8 @@ def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) 
         raise UserError(f"{shards[0]} is of token shards, or of the work of tools.preprocess; expected documents.")
     if say and shards:
         say(f"{len(shards)} of the inputs named are left out, as they are of token shards: {shards[0]} …")
-    return tuple(one for one in inputs if one not in shards)
+    named = set(shards)
+    return tuple(one for one in inputs if one not in named)
 
 
 def _once(found: Iterable[Source]) -> list[Source]:
@@ -221,12 +222,12 @@ def _to_visit(parent: str, names: list[str], seen: set[str]) -> list[str]:
     """The folders of a folder that are gone into, sorted: each place once, whatever links lead there, and no link to a
     folder that it lies in, which would have no end. seen: gets the places.
     """
-    chosen = []
-    for name in sorted(names, key=lambda name: (Path(parent, name).is_symlink(), name)):
+    chosen, here = [], Path(os.path.realpath(parent))
+    visible = (name for name in names if not name.startswith("."))
+    for name in sorted(visible, key=lambda name: (Path(parent, name).is_symlink(), name)):
         path = Path(parent, name)
         place = os.path.realpath(path)
-        is_loop = Path(os.path.realpath(parent)).is_relative_to(place)
-        if name.startswith(".") or is_loop or place in seen or is_work_folder(path):
+        if here.is_relative_to(place) or place in seen or is_work_folder(path):
             continue
         seen.add(place)
         chosen.append(name)

@@ -46,6 +46,8 @@ def divide(sources: list[Source], unit_bytes: int) -> list[Unit]:
                 gathered, size = [], 0
             gathered.append(part)
             size += part.size
+    if not gathered:
+        raise UserError(f"no document in {sources[0].path}: its parquet files hold no rows.")
     return [*units, Unit(len(units), tuple(gathered))]
 
 

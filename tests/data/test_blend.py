@@ -149,6 +149,22 @@ def test_lost_shards_behind_a_glob_are_refused_as_behind_a_prefix(tmp_path, monk
             found(name)
 
 
+def test_a_corpus_spread_over_folders_and_one_of_two_generations_are_whole(tmp_path):
+    def found(name):
+        return named(DataConfig(blend={f"{tmp_path}/{name}": 0.3}))[0].paths
+
+    for name in ("d1/p-00000-of-00002", "d2/p-00001-of-00002", "w-00000-of-00001", "w-00000-of-00002",
+                 "w-00001-of-00002", "e1/q-00000-of-00002", "e1/q-00001-of-00002", "e2/q-00000-of-00002"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shard(tmp_path / name, 0)
+    assert len(found("*/p-*")) == 2
+    assert len(found("w-*-of-00002*")) == 2
+    with pytest.raises(UserError, match=r"1 of the 2 shards of .*/e2/q are missing, the first q-00001-of-00002.idx"):
+        found("*/q-*")  # two corpora of one name: neither has what the other lacks
+    with pytest.raises(UserError, match=r"1 of the 2 shards of .*/d1/p are missing"):
+        found("d1/p-*")
+
+
 def test_a_recipe_holds_a_blend(tmp_path):
     path = tmp_path / "r.toml"
     path.write_text('[data.blend]\n"a/b.c" = 0.5\n"d-*" = 1\n')

@@ -3,7 +3,7 @@
 import copy
 from typing import Any
 
-from training.data_changes import data_changes
+from training.data_changes import changed_entries, data_changes
 
 ENTRY: dict[str, Any] = {
     "fingerprint": "f0",
@@ -49,6 +49,16 @@ def test_what_an_older_version_did_not_keep_is_no_change() -> None:
     assert data_changes(None, ENTRY) == []
     before["sources"]["code"]["shards"] = "cc"
     assert data_changes(before, ENTRY) == ["shards of source code: aa (was: cc)"]
+
+
+def test_the_entries_that_changed_are_named() -> None:
+    before = copy.deepcopy(ENTRY)
+    for source in before["sources"].values():
+        del source["each_shard"]
+    assert changed_entries(before, ENTRY | {"seed": 2, "engine": "tiktoken"}) == ["seed"]
+    before["sources"]["code"]["tokens"] = 91
+    assert changed_entries(before | {"dropped": 1}, ENTRY) == ["sources"]
+    assert changed_entries(None, ENTRY) == []
 
 
 def test_a_change_that_no_entry_tells_is_that_of_the_whole() -> None:

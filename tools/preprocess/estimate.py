@@ -48,11 +48,8 @@ class Extent:
 def extent(units: Sequence[Unit]) -> Extent:
     """Of some units. Raises UserError where a dataset cannot be opened."""
     parts = [part for unit in units for part in unit.parts]
-    by_dataset = {
-        part.source: _step_rows(part.source.path, part.source.revision)
-        for part in parts
-        if part.source.kind == "dataset"
-    }
+    datasets = dict.fromkeys(part.source for part in parts if part.source.kind == "dataset")
+    by_dataset = {source: _step_rows(source.path, source.revision) for source in datasets}
     steps = [(by_dataset[part.source], part.start) for part in parts if part.source in by_dataset]
     return Extent(
         file_bytes=sum(part.size for part in parts if part.source not in by_dataset),
@@ -71,11 +68,13 @@ def sample(left: Sequence[Unit], reading: Reading) -> Sample:
     """The first documents of units that are spread over all."""
     most = 2 if _is_dataset(left[0]) else SAMPLED_UNITS
     chosen = left[:: max(1, len(left) // most)][:most]
-    reading = replace(reading, batch_bytes=min(reading.batch_bytes, SAMPLE_BYTES))
+    # Of what is packed, as much is read ahead, and counted as read: a little of it would tell nothing.
+    little = replace(reading, batch_bytes=min(reading.batch_bytes, SAMPLE_BYTES))
     texts: list[str] = []
     of_files, of_datasets = _Sizes(), _Sizes()
     for unit in chosen:
-        batch = next(documents.read(unit, reading, Rejects("skip")), Batch([], 1))
+        how = reading if any(part.source.compression for part in unit.parts) else little
+        batch = next(documents.read(unit, how, Rejects("skip")), Batch([], 1))
         (of_datasets if _is_dataset(unit) else of_files).add(batch)
         room = SAMPLE_BYTES // len(chosen)
         for text in batch.texts:

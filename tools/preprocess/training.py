@@ -1,6 +1,7 @@
 """A SentencePiece model, trained on documents of the inputs."""
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str,
 
     if output.exists():
         raise UserError(f"--output {output}: already there. Give a name that is free.")
-    divided = units.divide(inputs.find(names), PART_BYTES)
+    divided = units.divide(inputs.find(names, say=lambda line: print(line, file=sys.stderr)), PART_BYTES)
     step = max(1, sum(unit.size for unit in divided) // sample_bytes)
     reading = Reading(jsonl_key=jsonl_key, on_bad_document="skip", max_document_bytes=64_000_000, max_expansion=200)
     model = io.BytesIO()

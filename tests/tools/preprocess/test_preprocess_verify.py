@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from data.inputs import resolve
-from data.shards import HEADER
+from data.shards import HEADER, Shard
 from parallel.errors import UserError
 from tests.tools.preprocess_program import results
 from tools.preprocess.__main__ import main
@@ -126,17 +126,19 @@ def test_a_lost_manifest_of_a_joined_pair_is_told_by_its_work(body, tmp_path, ca
         assert run("verify", pair) == 0
 
 
-def test_an_index_that_contradicts_itself_is_damaged_without_a_manifest_too(shards, tmp_path, capsys):
+@pytest.mark.parametrize("array", ["length", "pointer"])
+def test_an_index_that_contradicts_itself_is_damaged_without_a_manifest_too(shards, tmp_path, capsys, array):
     shutil.rmtree(tmp_path / "x.preprocess")
     for prefix in shards:
         removed(prefix, ".json")
     index = shards[1].with_name(f"{shards[1].name}.idx")
     raw = bytearray(index.read_bytes())
-    raw[HEADER.size + 4 * 5] ^= 1  # the length of a document in the middle
+    pointers = HEADER.size + 4 * Shard(shards[1]).sequence_count
+    raw[HEADER.size + 4 * 5 if array == "length" else pointers + 8 * 5] ^= 2  # of a document in the middle
     index.write_bytes(raw)
     capsys.readouterr()
     assert run("verify", tmp_path / "x") == 1
-    assert any(line.startswith(f"{index} has lengths of at least ") for line in told(capsys))
+    assert any(line.startswith(f"{index} has sequence {6 if array == 'length' else 5} of") for line in told(capsys))
 
 
 @pytest.mark.parametrize("flags", [(), ("--shuffle_docs", 3), ("--merge",)])

@@ -45,7 +45,7 @@ class Meta(TorchDispatchMode):
             return func(*args, **kwargs)
         if key not in self._known:
             result = func(*args, **kwargs)
-            self._known[key] = _looks(result, args)
+            self._known[key] = _looks(result, (args, kwargs))
             return result
         known = self._known[key]
         if known is None:
@@ -62,9 +62,11 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     if not _is_pure(func):
         return None
     try:
-        return func, _frozen(args), *map(_frozen, kwargs.items())
-    except LookupError:
+        key = func, _frozen(args), *map(_frozen, kwargs.items())
+        hash(key)
+    except (LookupError, TypeError):  # or something that is no key, such as a dict
         return None
+    return key
 
 
 @cache
@@ -84,15 +86,15 @@ def _frozen(value: Any) -> Any:
     return type(value), value
 
 
-def _looks(result: Any, args: Any) -> tuple[Look | None, ...] | None:
+def _looks(result: Any, given: Any) -> tuple[Look | None, ...] | None:
     """Of what an operation returned; None where that cannot be made again from its looks: it is a view of an argument
     after all (``_unsafe_view``), is elsewhere, or no tensor."""
     parts = result if isinstance(result, tuple) else (result,)
     if not all(part is None or (isinstance(part, torch.Tensor) and part.device == META) for part in parts):
         return None
-    given = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    storages = {leaf.untyped_storage()._cdata for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)}
     made = [part.untyped_storage()._cdata for part in parts if part is not None]
-    if given & set(made) or len(set(made)) < len(made):
+    if storages & set(made) or len(set(made)) < len(made):
         return None
     return tuple(None if part is None else (part.shape, part.stride(), part.dtype) for part in parts)
 
