@@ -56,10 +56,11 @@ def find_each(
 ) -> dict[str, list[Source]]:
     """The same, input by input, by their names."""
     left_out: Counter[str] = Counter()
+    places = _Places()
     try:
         documents = _without_shards(inputs, say)
-        by_input = {one: _once(_find(one, left_out)) for one in documents}
-        _check(documents, [source for sources in by_input.values() for source in sources])
+        by_input = {one: _once(_find(one, left_out), places) for one in documents}
+        _check(documents, [source for sources in by_input.values() for source in sources], places)
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
     if say and left_out:
@@ -85,22 +86,37 @@ def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) 
     return tuple(one for one in inputs if one not in named)
 
 
-def _once(found: Iterable[Source]) -> list[Source]:
+class _Places:
+    """Where sources are, whatever links lead there. A folder is resolved once for all of its files: each part of a path
+    is asked for, and there may be a million."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+
+    def of(self, source: Source) -> str:
+        """Of a dataset of the Hub, its name."""
+        path = source.path
+        if source.kind == "dataset" and not Path(path).exists():
+            return path
+        if os.path.islink(path):  # noqa: PTH114  a Path of each would take as long again
+            return os.path.realpath(path)
+        folder, name = os.path.split(path)
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder)
+        return f"{self._folders[folder]}/{name}"
+
+
+def _once(found: Iterable[Source], places: _Places) -> list[Source]:
     """What links within a folder lead to as well is read once, under the name that comes first."""
     by_place: dict[str, Source] = {}
     for source in found:
-        by_place.setdefault(_place(source), source)
+        by_place.setdefault(places.of(source), source)
     return list(by_place.values())
 
 
-def _place(source: Source) -> str:
-    """Where it is, whatever links lead there; of a dataset of the Hub, its name."""
-    return source.path if source.kind == "dataset" and not Path(source.path).exists() else os.path.realpath(source.path)
-
-
-def _check(inputs: tuple[str, ...], found: list[Source]) -> None:
+def _check(inputs: tuple[str, ...], found: list[Source], places: _Places) -> None:
     _check_each_is_another((os.path.realpath(Path(name).expanduser()), name) for name in inputs)
-    _check_each_is_another((_place(source), source.path) for source in found)
+    _check_each_is_another((places.of(source), source.path) for source in found)
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
 
@@ -140,7 +156,8 @@ def _globbed(name: str, path: Path) -> list[Path]:
     found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  absolute too
     for one in found:
         _check_leads_somewhere(one)
-    files = [one for one in found if one.is_file() and not is_made(one)]
+    made = {folder for folder in {one.parent for one in found} if is_made(folder)}  # once for all of its files
+    files = [one for one in found if one.is_file() and one.parent not in made and not is_shard_file(one)]
     if not files:
         raise UserError(f"no file fits {name}.")
     return files
