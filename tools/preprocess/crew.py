@@ -119,12 +119,16 @@ def _give(
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C waits until what is within is done."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    """A second Ctrl-C waits until what is within is done. A mask would be this thread's alone: any other one of the
+    process (of a library's pool) would hear it, and Python interrupt this one all the same."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _send(worker: Connection, task: int | None) -> None:
@@ -147,7 +151,6 @@ def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
 def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]) -> None:
     """Give up what belongs to the parent, its locks above all, and do what it says."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for descriptor in others:
         os.close(descriptor)
