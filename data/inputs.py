@@ -18,7 +18,8 @@ SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
 UNIT_NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-NUMBERED = re.compile(r"(.+)-\d{5,}-of-(\d{5,})")
+NUMBERED = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
+"""Prefix of all, number and count in the name of one shard."""
 JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
 
@@ -158,7 +159,7 @@ def check_complete(prefixes: Iterable[Path]) -> None:
     wholes: dict[tuple[str, int], set[Path]] = {}
     for prefix in prefixes:
         if matched := NUMBERED.fullmatch(prefix.name):
-            wholes.setdefault((matched[1], int(matched[2])), set()).add(prefix.parent)
+            wholes.setdefault((matched[1], int(matched[3])), set()).add(prefix.parent)
     listed = {folder: _named_units(folder, "") for folder in set().union(*wholes.values())}
     for (name, count), folders in sorted(wholes.items()):
         held = {

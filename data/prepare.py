@@ -59,7 +59,7 @@ class Prepared:
     tokenizer: Tokenizer
     shards: tuple[Shard, ...]
     """Of all sources, opened and checked, in the order of their tokens. Every split reads from these: to open ten
-    thousand of them takes a second or two, once."""
+    thousand of them takes two or three seconds, once."""
     fingerprint: str
     """Hex digest of tokenizer, shards and weights, equal on machines that hold the same; made in O(1) a shard."""
     sources: tuple[PreparedSource, ...] = ()

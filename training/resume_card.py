@@ -113,11 +113,9 @@ def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JS
             yield prefix + name, value
 
 
-UNSET = "unset"
-
-
 def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:
-    """Name -> (old, new) of the entries in which two tables differ; UNSET where one lacks it."""
+    """Name -> (old, new) of the entries in which two tables differ; "unset" where one lacks it."""
     old, new = (table if isinstance(table, dict) else {} for table in (before, now))
     names = dict.fromkeys([*old, *new])
-    return {n: (old.get(n, UNSET), new.get(n, UNSET)) for n in names if old.get(n, UNSET) != new.get(n, UNSET)}
+    unset = "unset"
+    return {n: (old.get(n, unset), new.get(n, unset)) for n in names if old.get(n, unset) != new.get(n, unset)}

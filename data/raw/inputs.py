@@ -281,7 +281,7 @@ def _saved(name: str, folder: Path) -> list[Source]:
     )
 
 
-def unpinned(name: str) -> str:
+def _unpinned(name: str) -> str:
     """What names a dataset without the revision that it was asked for in: `hf://OWNER/NAME#REVISION`."""
     return name if Path(name).exists() else name.partition("#")[0]
 
@@ -300,4 +300,4 @@ def _dataset(name: str) -> Source:
     from data.raw import hub
 
     steps, revision = hub.look(name)
-    return Source(unpinned(name), "dataset", "", steps, revision=revision)
+    return Source(_unpinned(name), "dataset", "", steps, revision=revision)

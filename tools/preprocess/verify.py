@@ -6,13 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.inputs import SHARD_SUFFIXES, UNIT, check_counts, empty_path, joined, only, resolve, work_folder
-from data.manifest import FileSum, damaged_blocks, manifest_path, read_manifest
+from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, empty_path, joined, only, resolve, work_folder
+from data.manifest import FileSum, damaged_blocks, is_manifest, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
 from parallel.errors import UserError
 from tools.preprocess import crew
 
-NUMBERED = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 OURS = re.compile(r"-\d{5,}-of-\d{5,}$|_document$")
 """How the names of shards end."""
 FILES = {"bin": bin_path, "idx": idx_path}
@@ -120,7 +119,7 @@ def _sign_of_manifests(whole: Path, count: int) -> Path | None:
     """What is there only where shards had manifests: the manifest of one of `count`, or the folder of the work."""
     for index in range(count):
         one = whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
-        if _is_manifest(one):
+        if is_manifest(manifest_path(one)):
             return manifest_path(one)
         if empty_path(one).is_file():
             return empty_path(one)
@@ -203,13 +202,5 @@ def _prefix(file: Path) -> Path | None:
     if file.suffix == ".bin":
         return prefix if is_named or is_pair else None
     if file.suffix == ".json":
-        return prefix if is_pair or (is_named and _is_manifest(prefix)) else None
+        return prefix if is_pair or (is_named and is_manifest(file)) else None
     return prefix if file.suffix == ".idx" else None
-
-
-def _is_manifest(prefix: Path) -> bool:
-    """Raw inputs may be named like shards: `train-00000-of-00002.json`."""
-    try:
-        return read_manifest(prefix) is not None
-    except UserError:
-        return False

@@ -182,7 +182,8 @@ def product_input_bytes(columns: Columns) -> Column:
 
 def _attention_bytes(columns: Columns) -> Column:
     """Queries, keys, values, and what attention returns, which the products in eight bits and fewer keep no second time
-    (megatron-core 0.19.2, transformer/attention.py:443), but for delayed scales."""
+    (megatron-core 0.19.2, transformer/attention.py:443), but for delayed scales: as all fp8 with a scale a tensor is
+    taken here."""
     model, layout, rows = columns.model, columns.layout, tokens(columns)
     latent = sum((n for n, _ in columns.matrices[:3:2]), np.zeros(columns.count))  # down-projected, before the norms
     width = element_bytes(columns)
