@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -21,6 +22,7 @@ from tools.plan.calibrate import cluster_file, collectives, fit
 from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants, fitted
+from tools.plan.cost.products import product_s
 from tools.plan.pricing import constants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,8 +86,8 @@ def test_unknown_constants_are_named(two_ranks: Path, tmp_path: Path) -> None:
     path.write_text(two_ranks.read_text().replace("launch_s", "lunch_s"))
     with pytest.raises(UserError, match="lunch_s: no constant"):
         constants(clusters.load(str(path)))
-    path.write_text(two_ranks.read_text() + 'k_ramp = "far"\n')
-    path.write_text(re.sub(r"\nk_ramp = [\d.]+", "", path.read_text(), count=1))
+    path.write_text(two_ranks.read_text() + 'product_bytes = "far"\n')
+    path.write_text(re.sub(r"\nproduct_bytes = [\d.]+", "", path.read_text(), count=1))
     with pytest.raises(UserError, match="measured: expected a table"):
         clusters.load(str(path))
 
@@ -140,17 +142,21 @@ def test_links_are_such_that_the_planner_gives_what_was_measured() -> None:
     assert cluster_file.fitted_cluster(HOST, shared, own, on_cpu=False)[0].fabric.nics_per_node == 4
 
 
-def test_products_give_back_the_peak_and_the_ramps() -> None:
+def test_products_give_back_the_peak_and_what_their_bytes_cost() -> None:
     cluster = dataclasses.replace(clusters.load("h100_ib"), name="mine")
-    true = dataclasses.replace(fitted(), k_ramp=32.0, m_ramp=8.0)
+    true = dataclasses.replace(fitted(), product_bytes=3.0)
     shapes = [(512, 512, 512), (1024, 1024, 1024), (128, 512, 512), (512, 512, 64), (64, 512, 512)]
+    made = [Product(dtype="fp32", m=m, n=n, k=k, tflops=_tflops(cluster, true, m, n, k)) for m, n, k in shapes]
+    found = fit.speed(made, cluster, fitted(), bytes_too=True)
+    assert (found.product_bytes, found.peak_tflops) == (3.0, pytest.approx(50.0))
+    kept = fit.speed(made, cluster, fitted(), bytes_too=False)
+    assert kept.product_bytes == fitted().product_bytes and kept.peak_tflops < 50
+
+
+def _tflops(cluster: clusters.Cluster, own: Constants, *dims: int) -> float:
+    """Of a card of 50 TFLOPS, by the planner's own price of a product, but for its launch."""
     columns = fit._columns("fp32", cluster, 1)
-    made = [Product(dtype="fp32", m=m, n=n, k=k, tflops=_tflops(columns, true, m, n, k)) for m, n, k in shapes]
-    found = fit.speed(made, cluster, fitted(), ramps=True)
-    assert (found.k_ramp, found.m_ramp, found.peak_tflops) == (32.0, 8.0, pytest.approx(50.0))
-
-
-def _tflops(columns: fit.Columns, own: Constants, *dims: int) -> float:
-    """Of a card of 50 TFLOPS."""
-    m, n, k = (fit.np.array([float(dim)]) for dim in dims)
-    return float((50.0 * fit.share_of_peak(columns, own, columns.format) * fit.shape_share(columns, own, m, n, k))[0])
+    columns.machine.peak_flops = np.array([50e12])
+    m, n, k = (np.array([float(dim)]) for dim in dims)
+    seconds = product_s(columns, dataclasses.replace(own, launch_s=0.0), m, n, k)
+    return float((2 * m * n * k / seconds / 1e12)[0])

@@ -25,7 +25,7 @@ TIED = 0.20
 LOOSE = {
     "fixed_s": 1.0, "jitter": 0.7, "launch_s": 0.4, "expert_host_s": 0.7, "expert_wait_s": 1.0,
     "contention": 0.6, "traffic_plain": 0.4, "traffic_fused": 0.4, "traffic_cast": 0.5, "score_passes": 0.4,
-    "expert_traffic": 0.5, "m_ramp": 0.7, "k_ramp": 0.5, "p2p": 0.4, "p2p_hidden": 0.6, "dp_plain": 0.4,
+    "expert_traffic": 0.5, "product_bytes": 0.5, "p2p": 0.4, "p2p_hidden": 0.6, "dp_plain": 0.4,
     "optimizer": 0.4, "flash_ramp": 0.7, "misaligned": 0.08,
 }  # fmt: skip
 """Those whose prior is less sure (or, last, surer)."""

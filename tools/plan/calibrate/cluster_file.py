@@ -14,6 +14,7 @@ from tools.plan.calibrate import fit
 from tools.plan.calibrate.collectives import Collective, Over
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants
+from tools.plan.cost.products import SUSTAINED_MEMORY
 
 HEAD = """\
 # Written by python -m tools.plan --calibrate; [measured] says when, by which versions, and holds the curves.
@@ -70,10 +71,10 @@ def fitted_cluster(host: Host, curves: Curves, constants: Constants, *, on_cpu: 
     peaks = {}
     for name in formats:
         own = [each for each in curves.products if each.dtype == name]
-        found = fit.speed(own, bare, constants, ramps=on_cpu)
+        found = fit.speed(own, bare, constants, bytes_too=on_cpu)
         peaks[name] = found.peak_tflops
         if on_cpu:
-            constants = dataclasses.replace(constants, k_ramp=found.k_ramp, m_ramp=found.m_ramp)
+            constants = dataclasses.replace(constants, product_bytes=found.product_bytes)
     fabric, constants = _fabric(host, curves, bare.fabric, constants, on_cpu=on_cpu)
     return dataclasses.replace(
         bare, gpu=dataclasses.replace(bare.gpu, peak_tflops=_rounded(peaks)), fabric=fabric
@@ -89,7 +90,7 @@ def _bare(host: Host, curves: Curves) -> Cluster:
         gpu=Gpu(
             name=host.name,
             memory_gib=round(host.memory_bytes / 2**30, 1),
-            memory_gb_per_s=round(curves.copy_gb_per_s / 0.8, 1),  # cost/products.py takes 80 % of the datasheet's
+            memory_gb_per_s=round(curves.copy_gb_per_s / SUSTAINED_MEMORY, 1),
             peak_tflops={},
         ),
         node=Node(gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib),

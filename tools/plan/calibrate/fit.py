@@ -1,7 +1,6 @@
 """From curves to the figures of a cluster file: those under which the planner's formulas give what was measured."""
 
 import dataclasses
-import itertools
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,37 +14,39 @@ from tools.plan.calibrate.collectives import Collective, Operation, Over
 from tools.plan.calibrate.measure import Product
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants
-from tools.plan.cost.products import shape_share, share_of_peak
+from tools.plan.cost.products import moved_s, shape_share, share_of_peak
 from tools.plan.machine import machine
 from tools.plan.pricing import program
 from training.memory.layouts import Candidate
 
-RAMPS = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+BYTES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Of ``product_bytes``, tried one by one: caches leave less than 1, packing the operands anew takes more."""
 
 
 class Speed(NamedTuple):
     """Of matrix products."""
 
     peak_tflops: float
-    k_ramp: float
-    m_ramp: float
+    product_bytes: float
 
 
-def speed(products: Sequence[Product], cluster: Cluster, constants: Constants, *, ramps: bool) -> Speed:
-    """Of one number format: the peak that agrees best with all products, and how much short dims cost.
+def speed(products: Sequence[Product], cluster: Cluster, constants: Constants, *, bytes_too: bool) -> Speed:
+    """Of one number format: the peak that agrees best with all products, and how much their bytes cost.
 
-    cluster: whatever its peak is, it does not matter. ramps: False keeps the constants' own.
+    cluster: its memory's rate counts; whatever its peak is does not. bytes_too: False keeps the constants' own share.
     """
-    choices = list(itertools.product(RAMPS, RAMPS)) if ramps else [(constants.k_ramp, constants.m_ramp)]
     columns = _columns(products[0].dtype, cluster, len(products))
     m, n, k = (np.array([getattr(each, name) for each in products], dtype=float) for name in "mnk")
-    best = (np.inf, Speed(1.0, 0.0, 0.0))
-    for k_ramp, m_ramp in choices:
-        own = dataclasses.replace(constants, k_ramp=k_ramp, m_ramp=m_ramp)
-        share = share_of_peak(columns, own, columns.format) * shape_share(columns, own, m, n, k)
-        peaks = np.array([each.tflops for each in products]) / share
-        peak = float(np.median(peaks))
-        best = min(best, (float(np.abs(np.log(peaks / peak)).mean()), Speed(peak, k_ramp, m_ramp)))
+    share = share_of_peak(columns, constants, columns.format) * shape_share(columns, constants, m, n, k)
+    work = 2 * m * n * k / share
+    took = work * share / np.array([each.tflops for each in products])  # in picoseconds, as a peak in TFLOPS asks
+    moved = 1e12 * moved_s(columns, m, n, k)
+    best = (np.inf, Speed(1.0, 0.0))
+    for part in BYTES if bytes_too else (constants.product_bytes,):
+        left = np.maximum(took - part * moved, 0.5 * took)  # beyond that, a product tells of memory
+        peak = float(np.median(work / left))
+        error = float(np.abs(np.log((work / peak + part * moved) / took)).mean())
+        best = min(best, (error, Speed(peak, part)))
     return best[1]
 
 

@@ -31,10 +31,9 @@ class Constants:
     generation of cards is new."""
     tuning_years: float = 1.0
     """In which half of what is missing then (as a logarithm) is won."""
-    k_ramp: float = 128.0
-    """Columns that a product's start and end cost: share K / (K + k_ramp)."""
-    m_ramp: float = 128.0
-    """The same of rows: tokens."""
+    product_bytes: float = 1.0
+    """Share of a product's bytes that its multiplications do not hide: tiles are loaded before they start, and written
+    when they are done. 1 where nothing hides them."""
     misaligned: float = 0.85
     """Share left where a local dim is no multiple of 64."""
     launch_s: float = 6e-6

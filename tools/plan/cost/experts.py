@@ -46,9 +46,8 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     m = np.maximum(m, 1e-3)  # models without experts
     fused = columns.software.fused_experts > 0
     kernels = np.where(fused, 1.0, count)
-    each = product_s(columns, constants, m * count / kernels, n, k) - gap_s(columns, constants)
-    weights = element_bytes(columns) * count / kernels * n * k / (0.8 * columns.machine.memory_bytes_per_s)
-    each = np.maximum(each, weights)
+    each = product_s(columns, constants, m * count / kernels, n, k, matrices=count / kernels)
+    each = each - gap_s(columns, constants)
     share = np.where(fused, constants.expert_gemm_fused, constants.expert_gemm)
     return kernels * (each / share * _grouped_in_fp4(columns, constants) + gap_s(columns, constants))
 

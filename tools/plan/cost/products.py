@@ -1,4 +1,4 @@
-"""Seconds of matrix products: a roofline with the shapes that cards are slow at. No torch here."""
+"""Seconds of matrix products: multiplications and memory, with the shapes that cards are slow at. No torch here."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,9 @@ from training.memory.cases import FORMATS, Column
 
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8))
 """Output tiles that cuBLAS chooses among, with the share of peak that each keeps (its smaller reuse of operands)."""
+
+SUSTAINED_MEMORY = 0.8
+"""Share of a datasheet's memory bandwidth that kernels reach which do nothing else."""
 
 
 def tuned(columns: Columns, constants: Constants) -> Column:
@@ -38,11 +41,19 @@ def share_of_peak(columns: Columns, constants: Constants, formats: NDArray[np.in
 
 
 def product_s(
-    columns: Columns, constants: Constants, m: Column, n: Column, k: Column, wide: NDArray[np.bool_] | None = None
+    columns: Columns,
+    constants: Constants,
+    m: Column,
+    n: Column,
+    k: Column,
+    wide: NDArray[np.bool_] | None = None,
+    matrices: Column | float = 1.0,
 ) -> Column:
-    """[m, k] x [k, n]: compute or memory, whichever is slower, and a launch. Nothing where a dim is 0.
+    """[m, k] x [k, n]: multiplications, what is left of the way to and from memory, and a launch. Nothing where a dim
+    is 0.
 
-    wide: the cases that multiply in 16 bits here, whatever their number format is.
+    wide: the cases that multiply in 16 bits here, whatever their number format is. matrices: [k, n] ones, among which
+    the rows are dealt within one kernel.
     """
     wide = np.zeros(columns.count, dtype=np.bool_) if wide is None else wide & (columns.format != FORMATS.index("fp32"))
     formats = np.where(wide, FORMATS.index("16bit"), columns.format)
@@ -50,9 +61,17 @@ def product_s(
     there = (n > 0) & (k > 0)
     m, n, k = np.maximum(m, 1), np.maximum(n, 1), np.maximum(k, 1)
     share = share_of_peak(columns, constants, formats) * shape_share(columns, constants, m, n, k)
-    compute = 2 * m * n * k / (peak * share)
-    memory = element_bytes(columns) * (m * k + k * n + m * n) / (0.8 * columns.machine.memory_bytes_per_s)
-    return np.where(there, np.maximum(compute, memory) + gap_s(columns, constants), 0.0)
+    moved = moved_s(columns, m, n, k, matrices)
+    seconds = np.maximum(2 * m * n * k / (peak * share) + constants.product_bytes * moved, moved / SUSTAINED_MEMORY)
+    return np.where(there, seconds + gap_s(columns, constants), 0.0)
+
+
+def moved_s(columns: Columns, m: Column, n: Column, k: Column, matrices: Column | float = 1.0) -> Column:
+    """Both operands and the result at the memory's rate.
+
+    In 16 bits whatever the number format: what is written is, in all three products of a pass forward and back.
+    """
+    return element_bytes(columns) * (m * k + matrices * k * n + m * n) / columns.machine.memory_bytes_per_s
 
 
 def gap_s(columns: Columns, constants: Constants) -> Column:
@@ -61,11 +80,10 @@ def gap_s(columns: Columns, constants: Constants) -> Column:
 
 
 def shape_share(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
-    """What a product's shape leaves: whole tiles, whole waves of multiprocessors, a long inner dim, aligned rows."""
+    """What a product's shape leaves of the peak: whole tiles, whole waves of multiprocessors, aligned rows."""
     waves = np.maximum.reduce([_tiling(columns, m, n, *tile) for tile in TILES])
     ragged = (np.mod(n, 64) > 0) | (np.mod(k, 64) > 0)
-    ramps = k / (k + constants.k_ramp) * m / (m + constants.m_ramp)
-    return waves * ramps * np.where(ragged, constants.misaligned, 1.0)
+    return waves * np.where(ragged, constants.misaligned, 1.0)
 
 
 def _tiling(columns: Columns, m: Column, n: Column, rows: int, width: int, share: float) -> Column:

@@ -7,6 +7,7 @@ import numpy as np
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import gather_s
+from tools.plan.cost.products import SUSTAINED_MEMORY
 from training.memory.activations import element_bytes
 from training.memory.cases import Column
 
@@ -97,7 +98,7 @@ def accumulate_s(columns: Columns) -> Column:
     """Of one microbatch: its gradients are added to those of the others; sharded ones are reduced instead."""
     held = rank_parameters(columns)
     moved = columns.software.accumulate_bytes * (held.dense + held.expert)
-    return np.where(columns.layout.zero >= 3, 0.0, moved / (0.8 * columns.machine.memory_bytes_per_s))
+    return np.where(columns.layout.zero >= 3, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
 
 
 def optimizer_s(columns: Columns, constants: Constants) -> Column:
