@@ -11,8 +11,9 @@ from models.sizes import ModelSizes, sizes
 from tools import clusters
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, fitted
-from tools.plan.cost.experts import routed_products
+from tools.plan.cost.experts import routed_products, routed_traffic
 from tools.plan.cost.links import gather_s
+from tools.plan.cost.products import product_s
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.machine import machine
 from training.memory.layouts import Candidate
@@ -138,6 +139,40 @@ def test_each_expert_is_a_launch_but_where_one_kernel_does_all() -> None:
             routed_products(columns, dataclasses.replace(fitted(), launch_s=launch_s)) for launch_s in (1.0, 0.0)
         )
         assert slow - fast == pytest.approx(launches)
+
+
+def test_casts_of_each_expert_start_on_their_own() -> None:
+    """Two a layer and expert forward, in fp8 alone."""
+    layout = Candidate(dp=8, ep=8, microbatches=4)
+    slower = dataclasses.replace(fitted(), launch_s=fitted().launch_s + 1e-3)
+    for precision, kernels in (("bf16", 0), ("fp8", 2)):
+        own = dataclasses.replace(layout, precision=precision)
+        case = Case(
+            model=sizes(named("qwen3_30b_a3b"), 4096), layout=own, machine=machine(clusters.load("h100_ib"), precision),
+            software=OURS,
+        )  # fmt: skip
+        columns = Columns([case])
+        more = routed_traffic(columns, slower) - routed_traffic(columns, fitted())
+        assert more[0] == pytest.approx(kernels * 128 / 8 * 1e-3)
+
+
+def test_products_take_what_their_bytes_take_beside_their_multiplications() -> None:
+    """All of it in time where few rows leave little to multiply: never less than memory alone."""
+    case = Case(
+        model=sizes(named("llama3_70b"), 8192), layout=BASE, machine=machine(clusters.load("h100_ib"), "bf16"),
+        software=OURS,
+    )  # fmt: skip
+    columns = Columns([case])
+    n, k = np.array([8192.0]), np.array([8192.0])
+    bare = dataclasses.replace(fitted(), product_bytes=0.0, launch_s=0.0)
+    whole = dataclasses.replace(bare, product_bytes=1.0)
+    rows = np.array([16384.0])
+    moved = 2 * (rows * k + k * n + rows * n) / 3.35e12
+    assert product_s(columns, whole, rows, n, k) - product_s(columns, bare, rows, n, k) == pytest.approx(moved)
+    one = np.array([1.0])
+    assert product_s(columns, bare, one, n, k) == pytest.approx(2 * (k + k * n + n) / (0.8 * 3.35e12))
+    eight = product_s(columns, bare, one, n, k, matrices=8.0)
+    assert eight == pytest.approx(2 * (k + 8 * k * n + n) / (0.8 * 3.35e12))
 
 
 def test_waiting_for_each_kernel_costs_small_microbatches_most() -> None:

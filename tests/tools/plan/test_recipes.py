@@ -7,10 +7,11 @@ import pytest
 from models.flops import flops_per_token
 from models.sizes import sizes
 from tools.plan.backtest.models import BENCHMARKED, shape_of
-from tools.plan.backtest.programs import program, when
+from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, Row, read
 from tools.plan.machine import card_age
+from training.memory.software import Software
 
 
 def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:
@@ -66,6 +67,17 @@ def test_how_old_a_card_was_to_its_software(source: str, year: int, expected: fl
     assert when({"source": source, "year": str(year)}) == pytest.approx(expected)
     for card, launched in (("NVIDIA H100 SXM", 2022.8), ("NVIDIA GB300", 2025.0), ("NVIDIA A100-SXM4-80GB", 2020.4)):
         assert card_age(card, expected) == pytest.approx(max(0.0, expected - launched))
+
+
+def test_heads_wider_than_128_had_no_fused_attention_on_blackwell(rows: dict[str, Row]) -> None:
+    """Before Transformer Engine 2.5 latent attention wrote its scores; Nemotron went through FlashAttention 2."""
+    latent, wide = rows["r0575"].case.software, rows["r0565"].case.software
+    assert (latent.flash_attention, wide.flash_attention, wide.newest_attention) == (False, True, False)
+    plain = Software()
+    for head_dim, generation, year in ((128, "blackwell", 2025.3), (192, "hopper", 2025.3), (192, "blackwell", 2025.6)):
+        assert on_card(plain, head_dim, True, generation, year) == plain
+    assert rows["r0844"].case.software.flash_attention  # the same model in 25.11
+    assert not on_card(plain, 192, True, "blackwell", 2025.3).flash_attention
 
 
 def test_the_table_is_whole() -> None:

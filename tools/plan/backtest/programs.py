@@ -35,6 +35,11 @@ the 16-bit logits."""
 TITAN = Software(newest_attention=False, main_weight_bytes=0, loss_bytes=12, stops_early=True)
 """torchtitan: FSDP2, torch.compile, SDPA. PyTorch's loss holds its result and two gradients in fp32."""
 
+WIDE_HEADS_ON_BLACKWELL = 2025.5
+"""Year from which Transformer Engine has fused attention with heads wider than 128 there: 2.5, of 29 June 2025 (#1797).
+Until 2.4 fused_attn.cpp wants no "sm_arch_ >= 100 && (head_dim_qk > 128 || head_dim_v > 128)". FlashAttention 2 takes
+such heads, but for latent attention, whose values are narrower than its keys: scores are written out there."""
+
 
 def program(row: Mapping[str, str], gated: bool) -> Software:
     """By the framework, its year, its recipe and what the notes say of how it ran. gated: the model's activation."""
@@ -51,6 +56,13 @@ def program(row: Mapping[str, str], gated: bool) -> Software:
     if "composer" in framework:
         base = _composer(base, notes, row.get("zero", ""))
     return _noted(base, notes)
+
+
+def on_card(base: Software, head_dim: int, latent: bool, generation: str, year: float) -> Software:
+    """What of it a card's generation has had no kernels for in that year. latent: the kind of attention."""
+    if not base.transformer_engine or generation != "blackwell" or head_dim <= 128 or year >= WIDE_HEADS_ON_BLACKWELL:
+        return base
+    return replace(base, flash_attention=not latent, newest_attention=False)
 
 
 def when(row: Mapping[str, str]) -> float:

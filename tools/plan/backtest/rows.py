@@ -14,10 +14,11 @@ from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import shape_of, sizes_of
-from tools.plan.backtest.programs import program, when
+from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.cases import Case
-from tools.plan.machine import Machine, card_age, machine
+from tools.plan.machine import Machine, card_age, generation, machine
 from training.memory.layouts import Candidate, Recompute
+from training.memory.software import Software
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")
@@ -91,8 +92,12 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)
         layout = _layout(row, model)
-        software = replace(program(row, model.gated), card_age=card_age(cluster.gpu.name, when(row)))
-        case = Case(model=model, layout=layout, machine=_machine(cluster, layout.precision), software=software)
+        case = Case(
+            model=model,
+            layout=layout,
+            machine=_machine(cluster, layout.precision),
+            software=_software(row, model, shape.multi_latent_attention, cluster.gpu.name),
+        )
         measured = _measured(row, case)
     except ValueError as error:
         raise UserError(
@@ -104,6 +109,11 @@ def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
         measured_s=measured, memory_bytes=_number(row, "mem_gb", 0) * GIB or None,
         out_of_memory="OOM" in notes and "close to OOM" not in notes,
     )  # fmt: skip
+
+
+def _software(row: Mapping[str, str], model: ModelSizes, latent: bool, gpu: str) -> Software:
+    base, year = program(row, model.gated), when(row)
+    return replace(on_card(base, model.head_dim, latent, generation(gpu), year), card_age=card_age(gpu, year))
 
 
 def _machine(cluster: Cluster, precision: str) -> Machine:

@@ -74,7 +74,9 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     casts = np.where(small, constants.traffic_cast * 2 * (model.expert_hidden + model.expert_ffn), 0.0)
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
     moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
-    return lean * moved / columns.machine.memory_bytes_per_s + activation_s(columns, constants)
+    launches = np.where(small & (columns.software.fused_experts == 0), 2 * model.experts / columns.layout.ep, 0.0)
+    starts = launches * gap_s(columns, constants)  # a cast of each expert's tokens for each of its products
+    return lean * moved / columns.machine.memory_bytes_per_s + starts + activation_s(columns, constants)
 
 
 def activation_s(columns: Columns, constants: Constants) -> Column:
