@@ -10,7 +10,7 @@ from data.blend import Blend
 from data.config import DataConfig
 from data.prepare import Prepared
 from data.shards import Shard, bin_path
-from data.split import SplitName, split_documents
+from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
 from parallel.errors import UserError
 
@@ -41,7 +41,7 @@ class Samples(Protocol):
 
 
 def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> Samples:
-    """Open a split. Every shard is split by document on its own, as Megatron does; streams by a hash of each text.
+    """Open a split. Every shard is split by document, as Megatron does; streams by a hash of each text.
 
     Raises UserError where the split of a source cannot fill one sample.
     """
@@ -64,8 +64,10 @@ def _segments(
     shards: tuple[Shard, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
 ) -> list[Segment]:
     segments, document_count = [], 0
-    for shard in shards:
-        documents = split_documents(shard.document_count, config.split)[split]
+    for shard, splits in zip(
+        shards, split_shards([shard.document_count for shard in shards], config.split), strict=True
+    ):
+        documents = splits[split]
         document_count += len(documents)
         bounds = shard.document_start(documents.start), shard.document_start(documents.stop)
         segments.append(Segment(shard, *bounds))
@@ -85,6 +87,7 @@ class BlendedSource:
     def __init__(self, sources: list["TokenSource"], names: list[str], blend: Blend) -> None:
         self.sources, self.names, self.blend = sources, names, blend
         self.seq_length = sources[0].seq_length
+        self.token_count = sum(source.token_count for source in sources)
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64. Raises as TokenSource.fetch."""

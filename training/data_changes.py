@@ -24,11 +24,18 @@ def data_entry(config: RunConfig, prepared: Prepared) -> dict[str, JSON]:
         "tokenizer": prepared.tokenizer.fingerprint,
         "sources": sources,
         "seed": config.train.seed,
-        "split": config.data.split,
+        "split": _split(config, prepared),
         "seq_length": config.model.seq_length,
         "order": config.data.order,
         **order,
     }
+
+
+def _split(config: RunConfig, prepared: Prepared) -> str:
+    """Weights, and over what they are rounded, where a source has several shards: checkpoints of versions that cut each
+    shard on its own have the weights alone, and their order was another."""
+    several = prepared.plan is None and any(len(source.shards) > 1 for source in prepared.sources)
+    return config.data.split + " over all shards of a source" * several
 
 
 def data_changes(before: JSON, now: dict[str, JSON]) -> list[str]:

@@ -4,15 +4,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from data.cache import Console
+from data.config import split_weights
 from data.prepare import Prepared
 from data.prepare import prepare as prepare_data
-from data.source import build_source
+from data.source import BlendedSource, Samples, TokenSource, build_source
 from data.split import SplitName
 from models.families import resolve
 from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, find, latest
 from training.config import RunConfig, batch_schedule
+
+SHARE_TOLD = 0.05
+"""Difference between the shares of tokens and of documents that train from which a line says so."""
 
 
 def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
@@ -22,16 +27,32 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     small for one sample, and for a tokenizer larger than model.vocab_size.
     """
     speaks = identity is None or identity.local_rank == 0
-    prepared = prepare_data(config.data, partial(print, flush=True) if speaks else lambda _: None)
+    say: Console = partial(print, flush=True) if speaks else lambda _: None
+    prepared = prepare_data(config.data, say)
     resolve(config.model, prepared.tokenizer.vocab_size)
     if config.data.order == "megatron":
         prepared = with_megatrons_order(prepared, config)
     if config.checkpoint.load is not None and latest(checkpoints(Path(config.run_dir or "runs/run"))) is None:
         find(config.checkpoint.load)
     splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
-    for split in splits:
-        build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
+    opened = [build_source(prepared, config.data, config.model.seq_length, config.train.seed, name) for name in splits]
+    _tell_what_trains(opened[0], prepared, config, say)
     return prepared
+
+
+def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
+    """Where documents are few, or far from equal, a share of them is another one of the tokens."""
+    total = sum(shard.token_count for shard in prepared.shards)
+    if not isinstance(train, TokenSource | BlendedSource) or not total:
+        return
+    weights = split_weights(config.data.split)
+    held, meant = train.token_count / total, weights[0] / sum(weights)
+    if abs(held - meant) > SHARE_TOLD:
+        documents = sum(shard.document_count for shard in prepared.shards)
+        say(
+            f"data: {held:.1%} of the tokens train, not {meant:.1%} as of the documents (data.split), which are few or "
+            f"of unequal lengths: {documents:,} in all"
+        )
 
 
 def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:

@@ -56,6 +56,13 @@ def test_splits_hold_their_documents_and_nothing_else(tmp_path):
         assert found == set(expected)
 
 
+def test_many_small_shards_train_on_what_the_split_says(tmp_path):
+    """Three documents each, as of books: cut one by one, each shard would give away one to validate and one to test."""
+    given = prepared(tmp_path, *[[[1] * 20] * 3] * 14)
+    assert build_source(given, DataConfig(), 10, 0, "train").token_count == 20 * 40
+    assert build_source(given, DataConfig(), 10, 0, "validation").token_count == 20
+
+
 @pytest.mark.parametrize("bad", [257, 99_999])
 def test_an_id_beyond_the_vocabulary_is_named_with_its_place(tmp_path, bad):
     given = prepared(tmp_path, [[0] * 11], [[0] * 4, [0, 0, bad, 0, 0, 0]])

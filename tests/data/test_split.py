@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.split import SPLITS, split_documents
+from data.split import SPLITS, split_documents, split_shards
 
 WEIGHTS = st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000))
 
@@ -42,3 +42,23 @@ def test_few_documents_go_to_train_then_validation(document_count, expected):
 
 def test_a_weight_of_zero_gets_nothing():
     assert sizes(10, "1,0,0") == [10, 0, 0]
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=30).filter(any), WEIGHTS)
+def test_shards_together_give_each_split_as_many_documents_as_one_shard_would(counts, weights):
+    split = ",".join(map(str, weights))
+    found = [0, 0, 0]
+    for count, documents in zip(counts, split_shards(counts, split), strict=True):
+        position = 0
+        for number, part in enumerate(documents.values()):
+            assert part.start == position <= part.stop
+            found[number] += len(part)
+            position = part.stop
+        assert position == count
+    assert found == sizes(sum(counts), split)
+
+
+def test_every_split_has_its_part_of_every_shard():
+    for documents in split_shards([1000, 3000, 2000], "8,1,1"):
+        count = documents["test"].stop
+        assert [len(part) for part in documents.values()] == [0.8 * count, 0.1 * count, 0.1 * count]
