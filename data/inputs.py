@@ -1,5 +1,6 @@
 """What `data.paths` names: finished shards, and raw files read document by document."""
 
+import codecs
 import difflib
 import json
 import os
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import shards
-from data.manifest import read_manifest
+from data.manifest import is_manifest, read_manifest
+from data.raw.inputs import KINDS
 from data.raw.shard_files import WORK_SUFFIX
 from parallel.errors import UserError
 
@@ -43,26 +45,40 @@ class Inputs:
 
 
 def resolve(paths: tuple[str, ...]) -> Inputs:
-    """Tell shard prefixes (`X`, `X.bin` or `X.idx`; all of `X-00000-of-00012` …; `X_KEY_document`) from raw files.
+    """Tell shard prefixes (`X`, its .bin, .idx or .json; all of `X-00000-of-00012` …; `X_KEY_document`) from raw files.
 
-    Raises UserError naming the first path that is neither, with what lies nearby.
+    What a shell's glob finds of one shard is that shard once. Raises UserError naming the first path that is neither,
+    with what lies nearby, and what is named twice.
     """
-    prefixes, raw_files = [], []
+    prefixes: dict[Path, None] = {}
+    raw_files: dict[Path, None] = {}
+    named = set[str]()
     for name in paths:
         path = Path(name).expanduser().absolute()
-        prefix = path.with_suffix("") if path.suffix in SHARD_SUFFIXES else path
-        found = _pairs(prefix)
-        if not found and not path.is_file():
-            raise UserError(_missing(name, path))
-        _check_readable([file for one in found for file in _halves(one)] or [path])
-        if found:
-            prefixes += found
-        else:
-            raw_files.append(path)
+        try:
+            found = _resolved(name, path)
+        except OSError as error:  # a list that came as one text is too long for a name
+            raise UserError(f"data.paths: {name[:100]}: {error.strerror}; expected a file or a prefix.") from None
+        if path in raw_files or name in named:
+            raise UserError(f"data.paths: {name} is named more than once; each of its documents would train twice.")
+        named.add(name)
+        (prefixes if found else raw_files).update(dict.fromkeys(found or [path]))
     return Inputs(tuple(prefixes), tuple(raw_files))
 
 
-def _pairs(prefix: Path) -> list[Path]:
+def _resolved(name: str, path: Path) -> list[Path]:
+    """Prefixes of the shards that a name stands for; none where it is a raw file."""
+    is_part = path.suffix in SHARD_SUFFIXES or (path.suffix == ".json" and is_manifest(path))
+    found = pairs(path.with_suffix("") if is_part else path)
+    if not found and is_part and path.suffix == ".json":
+        raise UserError(f"data.paths: {name} is a shard's manifest, and its .bin and .idx are not beside it.")
+    if not found and not path.is_file():
+        raise UserError(_missing(name, path))
+    _check_readable([file for one in found for file in _halves(one)] or [path])
+    return found
+
+
+def pairs(prefix: Path) -> list[Path]:
     """The shards that a prefix stands for: one pair, or what tools.preprocess made for it."""
     if _halves(prefix):
         return [prefix]
@@ -205,11 +221,16 @@ def check_counts(prefix: Path, counts: set[int]) -> None:
 
 
 def read(path: Path, jsonl_key: str) -> Iterator[Piece]:
-    """Documents of a raw file: one a line for `.jsonl`, else the whole file is one.
+    """Documents of a raw file: one a line where tools.preprocess reads lines, too, else the whole file is one.
 
     Raises UserError for text that is not UTF-8 and for lines that are not as expected, with their place.
     """
-    return _read_jsonl(path, jsonl_key) if path.suffix == ".jsonl" else _read_text(path)
+    return _read_jsonl(path, jsonl_key) if has_lines(path) else _read_text(path)
+
+
+def has_lines(path: Path) -> bool:
+    """Whether a raw file's ending says that each line is a document, in JSON."""
+    return KINDS.get(path.suffix.lower()) == "jsonl"
 
 
 def _read_text(path: Path) -> Iterator[Piece]:
@@ -222,7 +243,7 @@ def _read_text(path: Path) -> Iterator[Piece]:
     with path.open("rb") as file:
         while lines := file.readlines(READ_BYTES):
             raw = b"".join(lines)
-            yield Piece(_decode(raw, f"{path}, byte {position}"), False, len(raw))
+            yield Piece(_decode(_without_mark(raw, position), f"{path}, byte {position}"), False, len(raw))
             position += len(raw)
     yield Piece("", True, 0)
 
@@ -231,7 +252,12 @@ def _read_jsonl(path: Path, key: str) -> Iterator[Piece]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield Piece(_field(line, key, f"{path}:{number}"), True, len(line))
+                yield Piece(_field(_without_mark(line, number - 1), key, f"{path}:{number}"), True, len(line))
+
+
+def _without_mark(raw: bytes, before: int) -> bytes:
+    """Without the byte order mark that some programs begin a file with. before: what of the file was read, if any."""
+    return raw if before else raw.removeprefix(codecs.BOM_UTF8)
 
 
 def _field(line: bytes, key: str, place: str) -> str:

@@ -144,13 +144,32 @@ def is_manifest(path: Path) -> bool:
 
 
 def _structured(values: dict[str, Any]) -> Manifest:
-    files = {
-        name: FileSum(one["size"], one["blake2b"], tuple(one["blocks"]), one.get("ends", ""))
-        for name, one in values["files"].items()
+    """Raises what `read_manifest` catches where a field is missing or of another kind: one flipped bit does that."""
+    files = {name: _file_sum(one) for name, one in values["files"].items()}
+    if files and set(files) != {"bin", "idx"}:
+        raise ValueError(f"files are {', '.join(files)}, expected bin and idx")
+    lists = {name: tuple(values[name]) for name in ("source", "rejected")}
+    found = Manifest(**{**values, **lists, "files": files})
+    kinds: dict[type, tuple[object, ...]] = {
+        int: (found.tokens, found.documents, found.vocab_size, found.eod, *found.counts.values()),
+        str: (found.dtype, found.tokenizer, found.tokenizer_fingerprint, found.engine, *found.source, *found.rejected),
+        bool: (found.append_eod,),
     }
-    return Manifest(
-        **{**values, "source": tuple(values["source"]), "rejected": tuple(values["rejected"]), "files": files}
-    )
+    _check_kinds(kinds)
+    return found
+
+
+def _file_sum(values: dict[str, Any]) -> FileSum:
+    found = FileSum(values["size"], values["blake2b"], tuple(values["blocks"]), values.get("ends", ""))
+    _check_kinds({int: (found.size,), str: (found.blake2b, found.ends, *found.blocks)})
+    return found
+
+
+def _check_kinds(kinds: dict[type, tuple[object, ...]]) -> None:
+    for kind, values in kinds.items():
+        for value in values:
+            if type(value) is not kind:
+                raise TypeError(f"{value!r:.40} where {kind.__name__} belongs")
 
 
 def has_its_ends(path: Path, expected: FileSum) -> bool:

@@ -274,8 +274,9 @@ def _named(files: tuple[Path, ...]) -> str:
 
 
 def _identity(path: Path) -> str:
-    status = path.stat()
-    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    """Of a raw file; and how it is read, where versions until November 2026 took it for text."""
+    status, lines = path.stat(), "\0lines" * (path.suffix != ".jsonl" and inputs.has_lines(path))
+    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}{lines}"
 
 
 def _digest(parts: list[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.config import DataConfig
-from data.inputs import check_complete
+from data.inputs import check_complete, pairs
 from parallel.errors import UserError
 
 
@@ -37,7 +37,8 @@ def _globbed(name: str) -> tuple[str, ...]:
 
     Raises UserError where nothing fits, or shards are missing that the names of others tell of.
     """
-    if not glob.has_magic(name):
+    path = Path(name).expanduser()
+    if not glob.has_magic(name) or path.is_file() or pairs(path):  # brackets may be its own
         return (name,)
     found = glob.glob(str(Path(name).expanduser()), recursive=True)  # noqa: PTH207  absolute too
     files = [Path(one) for one in found if not one.endswith((".json", ".lock")) and Path(one).is_file()]
@@ -58,6 +59,8 @@ def read_weights(path: Path) -> dict[str, float]:
         text = path.read_text()
     except OSError as error:
         raise UserError(f"data.blend_file: {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"data.blend_file: {path}: not UTF-8 text at byte {error.start}.") from None
     if path.suffix == ".toml":
         return _toml_weights(path, text)
     words = text.split()

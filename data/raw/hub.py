@@ -149,6 +149,8 @@ def _told(name: str) -> Iterator[None]:
         yield
     except ImportError:
         raise UserError(f"{name} needs `pip install datasets`.") from None
+    except IndexError:
+        raise UserError(f"dataset {name} holds no row.") from None
     except Exception as error:  # the library has many kinds, and connection errors of three others
         raise UserError(f"dataset {name} cannot be opened: {_first_line(error)}") from None
 

@@ -63,6 +63,8 @@ def find_each(
         _check(documents, [source for sources in by_input.values() for source in sources], places)
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
+    except OSError as error:  # a name that is too long for one, links in a circle, a disk that fails
+        raise UserError(f"{field}: {str(error.filename)[:200]}: {error.strerror}.") from None
     if say and left_out:
         counts = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in left_out.most_common())
         say(
@@ -134,6 +136,8 @@ def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
 def _find(name: str, left_out: Counter[str]) -> Iterator[Source]:
     """left_out: gets the endings of the files that a folder holds beside those that are found."""
     path = Path(name).expanduser()
+    if not name:
+        raise UserError("an empty name, as of a variable that is not set; expected a file, folder, glob or dataset.")
     if path.is_file():
         yield _file(path)
     elif path.is_dir():

@@ -45,6 +45,42 @@ def test_kinds_are_told_apart_and_keep_their_order(folder):
     assert found.raw_files == (folder / "story.txt", folder / "story.jsonl")
 
 
+def test_what_a_glob_finds_of_one_shard_is_that_shard_once(folder):
+    (folder / "tiny.v1.json").write_text('{\n "format": 1, "files": {}}')
+    halves = tuple(str(folder / f"tiny.v1{suffix}") for suffix in (".bin", ".idx", ".json", ""))
+    assert inputs.resolve(halves) == inputs.Inputs((folder / "tiny.v1",), ())
+    assert inputs.resolve((halves[2],)).prefixes == (folder / "tiny.v1",)  # a manifest is no text to train on
+
+
+def test_a_manifest_without_its_shard_is_refused(folder):
+    (folder / "gone.json").write_text('{\n "format": 1, "files": {}}')
+    with pytest.raises(UserError, match=r"gone\.json is a shard's manifest"):
+        inputs.resolve((str(folder / "gone.json"),))
+
+
+@pytest.mark.parametrize("name", ["tiny.v1", "story.txt"])
+def test_what_is_named_twice_is_refused(folder, name):
+    with pytest.raises(UserError, match="named more than once"):
+        inputs.resolve((str(folder / name), str(folder / name)))
+
+
+def test_a_list_that_came_as_one_text_is_refused(folder):
+    with pytest.raises(UserError, match="File name too long"):
+        inputs.resolve((" ".join(["a.txt"] * 100),))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.ndjson", "a.JSONL", "a.jsonl"])
+def test_lines_are_documents_whatever_their_ending_is_spelled_like(tmp_path, name):
+    """And a byte order mark is no part of the first."""
+    (tmp_path / name).write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    assert documents(tmp_path / name) == ["one", "two"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
+    assert documents(tmp_path / "a.txt") == ["one"]
+
+
 def test_a_missing_file_is_named_with_its_neighbours(folder):
     with pytest.raises(UserError) as caught:
         inputs.resolve((str(folder / "storry.jsonl"),))

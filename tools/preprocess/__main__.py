@@ -111,12 +111,17 @@ class Preprocess:
     def _check(self) -> None:
         if not self.input:
             raise UserError("name at least one INPUT.")
+        if self.merge and ("/" in self.jsonl_key or "\0" in self.jsonl_key):
+            raise UserError(
+                f"--jsonl_key {self.jsonl_key!r} with --merge: part of the joined file's name, which cannot hold it. "
+                "Leave --merge out, or rename the field."
+            )
         if self.workers < 0:
             raise UserError(f"--workers {self.workers}: expected 1 or more, or 0 for one for each CPU.")
-        if self.unit_mb is not None and self.unit_mb * 1e6 < 1:
-            raise UserError(f"--unit_mb {self.unit_mb}: expected more than 0.")
-        if self.max_document_mb * 1e6 < 1 or self.max_expansion <= 0:
-            raise UserError("--max_document_mb and --max_expansion: expected more than 0.")
+        for name in ("unit_mb", "max_document_mb", "max_expansion"):
+            value = getattr(self, name)
+            if value is not None and not 1e-6 <= value < float("inf"):
+                raise UserError(f"--{name} {value}: expected a number above 0.")
         self._check_overwrite()
         if self.output.name == "" or str(self.output).endswith("/") or self.output.is_dir():
             raise UserError(
@@ -167,6 +172,10 @@ class Train:
 
     def run(self) -> int:
         """The exit code. Raises UserError."""
+        if not 1e-6 <= self.sample_mb < float("inf"):
+            raise UserError(f"--sample_mb {self.sample_mb}: expected a number above 0.")
+        if self.vocab_size < 1:
+            raise UserError(f"--vocab_size {self.vocab_size}: expected a number above 0.")
         training.train(self.input, self.output, self.vocab_size, self.jsonl_key, int(self.sample_mb * 1e6))
         return 0
 
@@ -189,6 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(asked.run())
     except UserError as error:
         print(f"preprocess: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a disk or a name that no step expected
+        if not error.filename:
+            raise
+        print(f"preprocess: {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
     except WorkerDied as error:
         print(f"preprocess: {error}", file=sys.stderr)

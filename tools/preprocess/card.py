@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from parallel.errors import UserError
 from tools.preprocess.job import Job
 from tools.preprocess.output import read_unit, write_whole
 
@@ -23,8 +24,8 @@ class Totals:
     empty: int
     rejected: int
     special_text: int
-    duplicates: int
-    """Documents whose text an earlier one has."""
+    duplicates: int | None
+    """Documents whose text an earlier one has; None where nobody knows any more."""
     duplicates_estimated: bool
     shards: int
     """Units that hold documents."""
@@ -33,8 +34,16 @@ class Totals:
 
     @classmethod
     def load(cls, path: Path) -> "Totals":
-        values = json.loads(path.read_text())
-        return cls(**{**values, "examples": tuple(values["examples"])})
+        """Raises UserError for a file that is not what `save` wrote."""
+        try:
+            values = json.loads(path.read_bytes())
+            return cls(**{**values, "examples": tuple(values["examples"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged ({type(error).__name__}: {error}); expected the sums of the work. The shards are "
+                "not: remove this file, and the same command counts again (and makes units again that --merge or "
+                "--shuffle_docs has used up)."
+            ) from None
 
     def save(self, path: Path) -> None:
         write_whole(path, json.dumps(asdict(self), indent=1).encode())
@@ -46,8 +55,8 @@ def add_up(job: Job) -> Totals:
     counts = {
         name: sum(one.counts[name] for one in found) for name in ("text_bytes", "empty", "rejected", "special_text")
     }
-    hashed = sum(job.output.hashes(index).stat().st_size // 8 for index in range(len(job.units)))
-    duplicates, part = _duplicates(job, hashed)
+    hashes = [job.output.hashes(index) for index in range(len(job.units))]
+    duplicates, part = _duplicates(hashes) if all(path.is_file() for path in hashes) else (None, 1.0)
     return Totals(
         tokens=sum(one.tokens for one in found),
         documents=sum(one.documents for one in found),
@@ -59,11 +68,11 @@ def add_up(job: Job) -> Totals:
     )
 
 
-def _duplicates(job: Job, hashed: int) -> tuple[int, float]:
+def _duplicates(hashes: list[Path]) -> tuple[int, float]:
     """How many documents repeat an earlier one, and which part of all was looked at."""
-    part = min(1.0, MOST_HASHES / max(1, hashed))
+    part = min(1.0, MOST_HASHES / max(1, sum(path.stat().st_size // 8 for path in hashes)))
     below = np.uint64(min(part * 2.0**64, 2**64 - 1))
-    kept = np.concatenate([_hashes(job.output.hashes(index), below, part == 1) for index in range(len(job.units))])
+    kept = np.concatenate([_hashes(path, below, part == 1) for path in hashes])
     kept.sort()  # not np.unique, which imports numpy.ma: more than it does for a small run
     return round(np.count_nonzero(kept[1:] == kept[:-1]) / part), part
 
@@ -78,11 +87,11 @@ def card(totals: Totals, results: list[str], is_pair: bool, eod: bool, engine: s
     """What was made, line by line. engine: what encoded; None: not known."""
     text_tokens = totals.tokens - (totals.documents if eod else 0)
     about = "about " if totals.duplicates_estimated else ""
+    twice = "duplicates not known" if totals.duplicates is None else f"{about}{totals.duplicates:,} duplicates kept"
     lines = [
         f"{totals.documents:,} documents, {totals.tokens:,} tokens"
         f", {totals.text_bytes / max(1, text_tokens):.3f} bytes of text per token",
-        f"{totals.empty:,} empty documents left out, {totals.rejected:,} bad ones left out, "
-        f"{about}{totals.duplicates:,} duplicates kept",
+        f"{totals.empty:,} empty documents left out, {totals.rejected:,} bad ones left out, {twice}",
         f"{totals.special_text:,} documents with the text of a control token",
         *(f"  left out: {example}" for example in totals.examples),
         *([f"encoded by {engine}"] if engine else []),

@@ -188,8 +188,18 @@ def progress(total: int | None, title: str, unit: str = "B") -> tqdm:
     class Bar(tqdm):
         monitor_interval = 0  # no watching thread: workers are forked from this process
 
+    class Lines(Bar):
+        """A line each time, which a log shows as it comes: no line is written over."""
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None:
+                self.fp.write(f"{self}\n")
+                self.fp.flush()
+
+        def close(self) -> None:
+            self.disable = True  # what it would clear, it has not drawn
+
     Bar.set_lock(threading.RLock())  # the usual one is shared with forked processes, and stays shut if one is killed
-    is_terminal = sys.stderr.isatty()
-    return Bar(
-        total=total, desc=title, unit=unit, unit_scale=True, mininterval=0.5 if is_terminal else 30, leave=is_terminal
-    )
+    if sys.stderr.isatty():
+        return Bar(total=total, desc=title, unit=unit, unit_scale=True, mininterval=0.5)
+    return Lines(total=total, desc=title, unit=unit, unit_scale=True, mininterval=30)

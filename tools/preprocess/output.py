@@ -125,18 +125,24 @@ class Output:
             f"{name}-[0-9]*-of-* and {name}_{key}_document.* in {self.prefix.parent}."
         )
 
-    def agree(self, plan: dict[str, Any], overwrite: bool, part: Part) -> None:
+    def agree(self, plan: dict[str, Any], overwrite: bool, part: Part, alone: bool) -> None:
         """Continue the plan that is there, or make this one the plan; its engine is agreed on when it is chosen.
 
-        part: whose messages it is for. Raises UserError with the differences where another plan is there, or shards
-        that belong to none.
+        part: whose messages it is for. alone: no other process can be at work on the plan that is there. Raises
+        UserError with the differences where another plan is there of which something is made, or shards that belong to
+        none.
         """
         with self._plan_locked():
             if overwrite:
                 self._clear(str(plan["jsonl_key"]))
             if before := self._plan():
-                before.pop("engine", None)
-                self._refuse(differences(before, plan), plan, part)
+                engine = {"engine": before.pop("engine")} if "engine" in before else {}
+                if before != plan and alone and not self._is_begun(before):
+                    self._write_plan(plan)
+                elif _forgives_more(before, plan):
+                    self._write_plan(plan | engine)
+                else:
+                    self._refuse(differences(before, plan), plan, part)
                 return
             if strangers := self._shards(str(plan["jsonl_key"])):
                 way = "Or move it away." if overwrite else self._way_anew(plan, part)
@@ -146,9 +152,15 @@ class Output:
                 )
             self._write_plan(plan)
 
+    def _is_begun(self, plan: dict[str, Any]) -> bool:
+        """Whether anything whole is there that was made of a plan."""
+        made = (path for path in self.folder.iterdir() if path.suffix != ".lock" and ".tmp-" not in path.name)
+        return any(path.name != "plan.json" for path in made) or bool(self._shards(str(plan.get("jsonl_key"))))
+
     def engine(self) -> str | None:
         """What encodes, of the plan that is there; None before it is chosen, and of plans of earlier versions."""
-        return self._plan().get("engine")
+        found = self._plan().get("engine")
+        return None if found is None else str(found)
 
     def agree_engine(self, name: str, part: Part) -> None:
         """Make this the engine of the plan that is there: engines are proven equal on a sample only.
@@ -303,6 +315,14 @@ def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> Claim:
                     "--output; several at once share the work by --part I/N with one N."
                 ) from None
             time.sleep(0.05)
+
+
+def _forgives_more(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a plan only bears documents at which the one before stopped: what is whole of that has none of them."""
+    bears = ("on_bad_document", "max_document_bytes")
+    same = all(before.get(key) == now.get(key) for key in {*before, *now}.difference(bears))
+    longer = int(now["max_document_bytes"]) >= int(before.get("max_document_bytes", 0))
+    return before != now and same and before.get("on_bad_document") == "stop" and longer
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -54,7 +54,8 @@ def preprocess(options: Options) -> None:
     output = Output(options.prefix)
     try:
         with saying_where_no_space_is(options.prefix), output.claimed(options.part) as claim:
-            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part)
+            alone = claim.is_locked and options.part.count == 1
+            output.agree(_plan(options, sources, unit_bytes, tokenizer), options.overwrite, options.part, alone)
             _check_engine(options, output)
             if claim.is_locked:
                 output.remove_leftovers(options.part)
@@ -75,7 +76,9 @@ def preprocess(options: Options) -> None:
                     print(f"part {options.part.index} of {options.part.count} is done; another one finishes the work")
                     return
                 _finish(options, job, [*claim.files, lock])
-    except PermissionError as error:
+    except OSError as error:
+        if not error.filename:
+            raise
         raise UserError(f"--output {options.prefix}: {error.strerror}: {error.filename}.") from None
 
 

@@ -280,7 +280,7 @@ def test_the_hashes_of_more_documents_than_are_compared_are_not_all_in_memory(tm
         part.tofile(output.hashes(index))
     monkeypatch.setattr(card, "MOST_HASHES", 80_000)
     tracemalloc.start()
-    duplicates, part = card._duplicates(SimpleNamespace(output=output, units=range(40)), 800_000)
+    duplicates, part = card._duplicates([output.hashes(index) for index in range(40)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert part == 0.1 and duplicates == pytest.approx(400_000, rel=0.02)
