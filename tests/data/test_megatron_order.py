@@ -71,6 +71,28 @@ def test_a_shard_made_again_under_its_name_is_not_read_by_an_old_cache(tmp_path)
     assert [row[:-1].tolist() for row in again] == [expected[index]["tokens"].tolist() for index in range(60)]
 
 
+def test_a_change_in_the_middle_of_a_large_shard_is_not_read_by_an_old_cache(tmp_path):
+    """Without a manifest a fingerprint is of the files' ends alone: what tells is when they were written."""
+    lengths = np.random.default_rng(1).integers(5, 30, 30_000)
+    prefix = tmp_path / "a"
+
+    def write():
+        with ShardWriter(prefix, 257) as writer:
+            for length in lengths.tolist():
+                writer.add(np.arange(length))
+                writer.end_document()
+
+    write()
+    before, first = shards.Shard(prefix).fingerprint(), opened(tmp_path, paths=(str(prefix),))["train"]
+    lengths[18_000:20_000] = lengths[18_000:20_000][::-1].copy()
+    write()
+    assert shards.Shard(prefix).fingerprint() == before
+    assert first.fetch(np.arange(60)).shape == (60, 33)
+    again = opened(tmp_path, paths=(str(prefix),))["train"].fetch(np.arange(60))
+    expected = theirs(tmp_path, ([str(prefix)], None))[0]
+    assert [row[:-1].tolist() for row in again] == [expected[index]["tokens"].tolist() for index in range(60)]
+
+
 @pytest.mark.parametrize("wrong", [257, 65535])
 def test_an_id_beyond_the_vocabulary_is_refused_on_every_batch(tmp_path, wrong):
     path = shard(tmp_path / "a", 1)

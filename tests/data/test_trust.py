@@ -224,3 +224,29 @@ def test_memory_does_not_grow_with_a_shards_size_and_little_with_their_number(tm
         a_shard.append((held(many, tmp_path) - held(few, tmp_path)) / 199)
     assert max(a_shard[1:]) < 4096
     assert a_shard[2] < a_shard[1] + 512
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda said: said["files"].update(iDx=said["files"].pop("idx")),
+        lambda said: said["files"].pop("bin"),
+        lambda said: said["files"]["bin"].update(blake2b=7),
+        lambda said: said["files"]["bin"].update(blocks=[1]),
+        lambda said: said["files"]["idx"].update(size="9"),
+        lambda said: said.update(tokens="9"),
+        lambda said: said.update(counts={"empty": None}),
+        lambda said: said.update(source=[None]),
+        lambda said: said.update(append_eod=1),
+        lambda said: said.update(tokenizer_fingerprint=None),
+    ],
+)
+def test_a_manifest_that_one_bit_made_another_is_refused_and_verified(made, tmp_path, capsys, damage):
+    path = manifest_path(first(made))
+    said = json.loads(path.read_text())
+    damage(said)
+    path.write_text(json.dumps(said))
+    with pytest.raises(UserError, match="is not a shard's manifest"):
+        opened(made, tmp_path)
+    assert main(["verify", str(made)]) == 1
+    assert "is not a shard's manifest" in capsys.readouterr().out

@@ -76,6 +76,18 @@ def test_a_disk_with_half_the_room_is_refused(source, tmp_path, monkeypatch, cap
     assert "Make room" in capsys.readouterr().err
 
 
+def test_what_is_joined_needs_room_for_two(tmp_path, monkeypatch, capsys):
+    """The joined shard is whole before those that it is made of are removed."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    free = 3 * (2 * TEXT_BYTES + 30 * len(TEXTS)) // 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    command = [str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "x"), "--tokenizer", "byte"]
+    for more in ("--merge", "--shuffle_docs=1"):
+        assert main([*command, more]) == 2
+        assert "Make room" in capsys.readouterr().err
+    assert main(command) == 0
+
+
 def test_what_was_read_of_a_dataset_before_is_counted_as_its_text(tmp_path, monkeypatch, capsys):
     import datasets
 

@@ -191,6 +191,16 @@ def test_a_bomb_is_not_unpacked(tmp_path, capsys, ending, monkeypatch):
     assert not list(tmp_path.glob("x-*"))
 
 
+def test_an_archive_that_asks_for_much_memory_is_refused(tmp_path, capsys):
+    """A frame's header says how far back it may point, which is held: 2^(10 + exponent) bytes (RFC 8878, 3.1.1.1.2)."""
+    line = b'{"text": "once"}\n'
+    for exponent, code in ((10, 0), (18, 2)):
+        block = (len(line) << 3 | 1).to_bytes(3, "little") + line
+        (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([exponent << 3]) + block)
+        assert run(tmp_path / "a.jsonl.zst", "--output", tmp_path / f"{code}" / "x", "--tokenizer", "byte") == code
+    assert "cannot be unpacked" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_a_truncated_archive_is_named(tmp_path, capsys, ending, lines):
     path = tmp_path / f"x.jsonl.{ending}"
