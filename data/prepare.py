@@ -1,6 +1,7 @@
 """From `data.paths` to shards and a tokenizer on this machine's disk: done once, then found in the cache."""
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,6 +97,8 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
         return _streamed(config, tokenizers.load(config, cache.root(config), console), console)
     sources = named(config)
     given = [inputs.resolve(source.paths) for source in sources]
+    if len(sources) > 1:
+        _tell_overlaps(sources, given, console)
     folder = cache.root(config)
     tokenizer = tokenizers.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
@@ -119,6 +122,19 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
         sources=tuple(prepared),
         blend=blend.load(units, folder, console) if len(sources) > 1 else None,
     )
+
+
+def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: cache.Console) -> None:
+    """What lies in two sources of a blend may be meant to count for more, or be there by mistake."""
+    named: dict[Path, str] = {}
+    both: dict[tuple[str, str], list[Path]] = {}
+    for source, found in zip(sources, given, strict=True):
+        for path in (*found.prefixes, *found.raw_files):
+            first = named.setdefault(Path(os.path.realpath(path)), source.name)
+            if first != source.name:
+                both.setdefault((first, source.name), []).append(path)
+    for (first, second), paths in both.items():
+        console(f"data: {len(paths)} file(s) or shards are in both {first} and {second}, the first {paths[0]}")
 
 
 def _streamed(config: DataConfig, tokenizer: Tokenizer, console: cache.Console) -> Prepared:

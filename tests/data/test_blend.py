@@ -10,7 +10,7 @@ from data.config import DataConfig
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from data.source import build_source
-from data.sources import named
+from data.sources import named, read_weights
 from parallel.errors import UserError
 from training.recipe import dump, load
 
@@ -213,3 +213,21 @@ def test_a_source_of_a_blend_that_fills_no_sample_is_named(tmp_path):
     prepared, config = blended(tmp_path, blend={shard(tmp_path / "a", 0): 1.0, shard(tmp_path / "b", 0, 1): 1.0})
     with pytest.raises(UserError, match=rf"the train split of {tmp_path}/b holds 9 tokens"):
         build_source(prepared, config, 10, 0, "train")
+
+
+def test_a_source_may_have_brackets_in_its_name(tmp_path):
+    """What lies there under the very name is meant, not what a glob would make of it."""
+    for name in ("a[1]", "a1"):
+        with ShardWriter(tmp_path / name, 257) as writer:
+            writer.add(np.arange(9))
+            writer.end_document()
+    found = named(DataConfig(blend={str(tmp_path / "a[1]"): 1.0, str(tmp_path / "a?.bin"): 1.0}))
+    assert [source.paths for source in found] == [(str(tmp_path / "a[1]"),), (str(tmp_path / "a1"),)]
+
+
+def test_weights_that_are_no_text_are_refused(tmp_path):
+    for ending in ("toml", "txt"):
+        path = tmp_path / f"blend.{ending}"
+        path.write_bytes(b"0.5 \xff\xfe")
+        with pytest.raises(UserError, match="not UTF-8 text at byte 4"):
+            read_weights(path)

@@ -69,6 +69,16 @@ def test_a_blend_without_manifests_is_one_warning(made, tmp_path):
     assert sum("no manifest" in line for line in lines) == 1
 
 
+def test_what_two_sources_of_a_blend_share_is_told(made, tmp_path):
+    one, other = (str(path.with_suffix("")) for path in sorted(made.parent.glob("x-*.idx"))[:2])
+    (tmp_path / "link").symlink_to(tmp_path)
+    again = str(tmp_path / "link" / one.rpartition("/")[2])
+    _, lines = opened(made, tmp_path, paths=(), blend={one: 1.0, other: 1.0, again: 1.0})
+    assert [line for line in lines if "are in both" in line] == [
+        f"data: 1 file(s) or shards are in both {one} and {again}, the first {again}"
+    ]
+
+
 def test_a_shard_without_a_manifest_is_opened_with_one_warning_or_refused(made, tmp_path):
     for prefix in made.parent.glob("x-*.json"):
         prefix.unlink()
