@@ -12,7 +12,7 @@ from tools import clusters
 from tools.plan.cases import Case, Columns
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.experts import routed_products, routed_traffic
-from tools.plan.cost.links import gather_s
+from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.machine import machine
@@ -104,6 +104,32 @@ def test_what_a_program_does_for_experts_saves_its_part(
     plain = priced(EXPERTS, model, seq=seq)[0]
     better = priced(EXPERTS, model, seq=seq, software=dataclasses.replace(OURS, **change))[0]
     assert getattr(better, part) < 0.97 * getattr(plain, part)
+
+
+def test_an_all_to_all_is_a_send_to_each_rank() -> None:
+    """Beside its bytes it grows with the ranks, those beyond NVLink most; kernels of their own need no sends."""
+    for cluster, size, each in (("gb200", 64, (63 * 3.4e-6, 0.0)), ("h100_ib", 32, (7 * 3.4e-6, 24 * 14e-6))):
+        own = machine(clusters.load(cluster), "bf16")
+        model, layout = sizes(named("qwen3_235b_a22b"), 4096), Candidate(ep=size, dp=size)
+        for once in (False, True):
+            software = dataclasses.replace(OURS, sends_once=once)
+            columns = Columns([Case(model=model, layout=layout, machine=own, software=software)])
+            ranks, one = np.array([float(size)]), np.ones(1)
+            found = exchange_s(columns, fitted(), np.zeros(1), ranks, one, one)
+            expected = latency(columns, fitted(), ranks, one) if once else fitted().collective_s + sum(each)
+            assert found == pytest.approx(expected)
+            assert exchange_s(columns, fitted(), np.zeros(1), one, one, one) == 0
+
+
+def test_tokens_travel_beside_another_microbatch_where_there_is_one() -> None:
+    overlapped = dataclasses.replace(OURS, overlaps_dispatch=True)
+    share = {}
+    for count in (1, 4, 1000):
+        layout = dataclasses.replace(EXPERTS, pp=1, microbatches=count)
+        ours, plain = (priced(layout, *LARGE[:1], seq=LARGE[1], software=own)[0].ep[0] for own in (overlapped, OURS))
+        share[count] = ours / plain
+    assert share[1] == pytest.approx(1) and share[1000] == pytest.approx(fitted().tp_exposed, rel=0.01)
+    assert share[4] == pytest.approx((share[1] + 3 * share[1000]) / 4, rel=0.01)
 
 
 @pytest.mark.parametrize("pp", [1, 4])

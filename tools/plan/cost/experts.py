@@ -109,8 +109,10 @@ def dispatch_s(columns: Columns, constants: Constants) -> Column:
     stride = np.where(layout.etp > 1, layout.etp, 1)
     there = exchange_s(columns, constants, sent, layout.ep, stride, columns.model.topk)
     gathered = gather_s(columns, constants, sent * layout.etp, layout.etp, np.ones(columns.count))
-    exposed = np.where(columns.software.overlaps_dispatch > 0, constants.tp_exposed, 1.0)
-    return 2 * (there + gathered) * exposed
+    # A microbatch's forward pass hides in another one's backward: the first ones on a stage have none, nor the last.
+    alone = np.minimum(1.0, layout.pp / (layout.microbatches * layout.vpp))
+    exposed = constants.tp_exposed + (1 - constants.tp_exposed) * alone
+    return 2 * (there + gathered) * np.where(columns.software.overlaps_dispatch > 0, exposed, 1.0)
 
 
 def host_s(columns: Columns, constants: Constants) -> tuple[Column, Column]:

@@ -10,6 +10,10 @@ from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from training.memory.cases import Column
 
+SEND_S, FAR_SEND_S = 3.4e-6, 14.0e-6
+"""Of one send of much data over NVLink, and over a network: NCCL 2.29, src/graph/tuning.cc, a hop of a ring in the
+protocol Simple, which its sends use. Cluster files have the protocol of small messages."""
+
 
 def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
     """Bytes per second that leave a domain, or a GPU within one, in a ring over the group."""
@@ -45,6 +49,15 @@ def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: 
     return np.where(size > 1, seconds, 0.0)
 
 
+def sends_s(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+    """Seconds that an all-to-all takes beside its bytes: its start, and a send to each other rank. NCCL has no
+    algorithm for it, so that nothing grows with the logarithm."""
+    machine = columns.machine
+    near = ranks_in_domain(columns, size, stride)
+    inside, outside = np.maximum(machine.scale_up_latency_s, SEND_S), np.maximum(machine.nic_latency_s, FAR_SEND_S)
+    return np.where(size > 1, constants.collective_s + (near - 1) * inside + (size - near) * outside, 0.0)
+
+
 def exchange_s(
     columns: Columns, constants: Constants, rank_bytes: Column, size: Column, stride: Column, copies: Column
 ) -> Column:
@@ -61,6 +74,8 @@ def exchange_s(
     to_ranks, to_domains = (
         np.where(once, places * (1 - (1 - 1 / places) ** copies) / copies, 1.0) for places in (size, domains)
     )
+    # Those that send once have kernels of their own, which write into the others' memory.
+    start = np.where(once, latency(columns, constants, size, stride), sends_s(columns, constants, size, stride))
     inner = rank_bytes * to_ranks * (near - 1) / near / (machine.scale_up_bytes_per_s * constants.dispatch)
     outer = rank_bytes * to_domains * (domains - 1) / domains / (machine.nic_bytes_per_s * constants.dispatch)
-    return np.where(size > 1, np.maximum(inner, outer) + latency(columns, constants, size, stride), 0.0)
+    return np.where(size > 1, np.maximum(inner, outer) + start, 0.0)
