@@ -7,7 +7,8 @@ from tools.plan.page.svg import COLOURS, Drawing, legend, powers, ticks
 from tools.plan.pricing import HELD, SPENT, Plan
 
 WIDTH = 960
-LABELS = 300
+LETTER = 6.1
+"""Pixels of one in a label of size 11, at the widest."""
 
 
 def step_times(plans: Sequence[Plan]) -> str:
@@ -32,29 +33,34 @@ def _bars(
     whiskers: bool = False,
     card: float | None = None,
 ) -> str:
-    drawing = Drawing(WIDTH, 30 * len(plans) + 90)
-    scale, bottom = (WIDTH - LABELS - 40) / top, 30 * len(plans) + 10
+    drawing, labels = Drawing(WIDTH, 30 * len(plans) + 90), [_label(plan) for plan in plans]
+    left = 12 + LETTER * max(map(len, labels))
+    scale, bottom = (WIDTH - left - 40) / top, 30 * len(plans) + 10
     for tick in ticks(0, top):
-        drawing.line(LABELS + tick * scale, 5, LABELS + tick * scale, bottom, "#ddd")
-        drawing.text(LABELS + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
-    for number, plan in enumerate(plans):
-        y, x = 10 + 30 * number, float(LABELS)
-        drawing.text(LABELS - 8, y + 15, f"{plan.layout}{'' if plan.runs_today else ' *'}", "end", 11)
+        drawing.line(left + tick * scale, 5, left + tick * scale, bottom, "#ddd")
+        drawing.text(left + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
+    for number, (plan, label) in enumerate(zip(plans, labels, strict=True)):
+        y, x = 10 + 30 * number, left
+        drawing.text(left - 8, y + 15, label, "end", 11)
         for name in names:
             size = parts[id(plan)][name]
             drawing.rect(x, y, size * scale, 20, COLOURS[name], f"{name}: {size:.3g} {unit}")
             x += size * scale
         if whiskers:
-            low, high = (LABELS + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
+            low, high = (left + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
             drawing.line(low, y + 10, high, y + 10, "#000")
             drawing.line(low, y + 5, low, y + 15, "#000")
             drawing.line(high, y + 5, high, y + 15, "#000")
     if card is not None:
         for share in (0.8, 1.0):
-            x = LABELS + card * share * scale
+            x = left + card * share * scale
             drawing.line(x, 2, x, bottom, "#c81d25", "4 3")
-    legend(drawing, LABELS, bottom + 42, names, WIDTH - LABELS - 20)
+    legend(drawing, left, bottom + 42, names, WIDTH - left - 20)
     return drawing.render()
+
+
+def _label(plan: Plan) -> str:
+    return f"{plan.layout}{'' if plan.runs_today else ' *'}"
 
 
 def pareto(plans: Sequence[Plan], chosen: Plan) -> str:

@@ -12,7 +12,7 @@ from tools.plan.backtest.rows import PUBLISHED, read
 from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.constants import fitted
 from tools.plan.page import charts
-from tools.plan.page.timeline import timeline
+from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 
@@ -44,7 +44,7 @@ def render(question: Question, plans: Sequence[Plan], chosen: Plan) -> str:
         _part("Time against memory", "Green: fits and runs; blue: planned only.", charts.pareto(plans, chosen)),
     ]
     if chosen.layout.pp > 1:
-        parts.append(_part("Pipeline", f"One step of {chosen.layout}.", timeline(chosen)))
+        parts.append(_part("Pipeline", words(chosen), pipeline(question, chosen)))
     points = scaled(question)
     if len(points) > 1:
         parts.append(_part("More or fewer GPUs", "The best layout of each.", charts.scaling(points)))
