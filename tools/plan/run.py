@@ -52,7 +52,7 @@ def run(flags: Flags) -> None:
     if flags.smallest or flags.sizing:
         print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
         return
-    plans = planned(question, flags.top)
+    plans, rows = planned(question, flags.top)
     chosen = explain(flags, question, plans) if flags.why else offered(plans)
     if not flags.why:
         print("\n".join(report.details(chosen)))
@@ -67,7 +67,7 @@ def run(flags: Flags) -> None:
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
-        write_page(flags.report, question, plans, chosen)
+        write_page(flags.report, _narrowed(question, flags.why), plans, rows, chosen)
         print(f"written: {flags.report}")
 
 
@@ -128,8 +128,8 @@ def _meant(near: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def planned(question: Question, top: int) -> list[Plan]:
-    """Prices everything, prints the table, returns the plans that fit, the best first."""
+def planned(question: Question, top: int) -> tuple[list[Plan], list[Plan]]:
+    """Prices everything, prints the table, returns the plans that fit, the best first, and those in the table."""
     start = time.perf_counter()
     layouts = candidates(question)
     if not layouts:
@@ -140,8 +140,9 @@ def planned(question: Question, top: int) -> list[Plan]:
     if not fitting:
         raise rejections.nothing_fits(question, price(question, layouts))
     print("\n".join(report.heading(question, len(layouts), seconds)))
-    print("\n".join(report.table(shown(fitting, top))))
-    return fitting
+    rows = shown(fitting, top)
+    print("\n".join(report.table(rows)))
+    return fitting, rows
 
 
 def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
@@ -157,10 +158,15 @@ def offered(plans: Sequence[Plan]) -> Plan:
     return next((plan for plan in plans if plan.runs_today), plans[0])
 
 
+def _narrowed(question: Question, why: str | None) -> Question:
+    """With what --why asks about decided, too."""
+    more = rejections.constraint(why) if why is not None else {}
+    return dataclasses.replace(question, fixed=question.fixed | more)
+
+
 def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
     """--why: the best layout of these sizes against the best of all, or what forbids them."""
-    fixed = rejections.constraint(flags.why or "")
-    narrowed = dataclasses.replace(question, fixed=question.fixed | fixed)
+    narrowed = _narrowed(question, flags.why)
     _check(narrowed)
     layouts = candidates(narrowed)
     if not layouts:

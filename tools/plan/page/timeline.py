@@ -13,6 +13,8 @@ from training.memory.layouts import Candidate
 MOST_STAGES = 16
 MOST_MICROBATCHES = 24
 WIDTH, LEFT, RIGHT, ROW = 960, 130, 190, 22
+GAP = 0.1
+"""Of a pass's width, that sets it off from the next."""
 THINNEST = 0.05
 """Pixels; what is thinner is left out of a drawing that has thousands of passes."""
 
@@ -20,7 +22,7 @@ THINNEST = 0.05
 def pipeline(question: Question, plan: Plan) -> str:
     """Two pictures with their words: the passes in time, and each stage's share of the whole step."""
     layout, found = plan.layout, stages(question, plan)
-    few = dataclasses.replace(layout, microbatches=_few(layout.microbatches, layout.pp))
+    few = dataclasses.replace(layout, microbatches=_few(layout))
     works = schedule(few, pass_seconds(question, plan))
     rows = _rows(layout.pp)
     return f"{_timeline(plan, few, works, found, rows)}\n{_shares(found, rows)}"
@@ -28,7 +30,7 @@ def pipeline(question: Question, plan: Plan) -> str:
 
 def words(plan: Plan) -> str:
     """What is drawn, and what is not."""
-    layout, few = plan.layout, _few(plan.layout.microbatches, plan.layout.pp)
+    layout, few = plan.layout, _few(plan.layout)
     drawn = (
         f"One step of {layout}, drawn with all {few} microbatches."
         if few == layout.microbatches
@@ -52,9 +54,9 @@ def _rows(pp: int) -> list[int | None]:
     return [*range(half), None, *range(pp - half, pp)]
 
 
-def _few(count: int, pp: int) -> int:
-    """Whole rounds of the interleaved schedule."""
-    return min(count, max(2 * pp, MOST_MICROBATCHES // pp * pp))
+def _few(layout: Candidate) -> int:
+    """Whole rounds of the interleaved schedule, at least two; each microbatch has a pass in every chunk."""
+    return min(layout.microbatches, max(2, MOST_MICROBATCHES // (layout.pp * layout.vpp)) * layout.pp)
 
 
 def _timeline(
@@ -90,9 +92,10 @@ def _passes(drawing: Drawing, own: Sequence[Work], few: Candidate, y: float, sca
         name = "backward" if work.backward else "forward"
         fill = _mixed(COLOURS[name], 0.55 + 0.45 * (work.chunk + 1) / few.vpp)
         tip = f"{name} of microbatch {work.microbatch}, chunk {work.chunk}: {work.end - work.start:.3g} s"
-        drawing.rect(LEFT + work.start * scale, y, (work.end - work.start) * scale - 0.4, 18, fill, tip)
+        width = (work.end - work.start) * scale
+        drawing.rect(LEFT + work.start * scale, y, width - min(0.4, GAP * width), 18, fill, tip)
         if exchange * scale > THINNEST:
-            drawing.rect(LEFT + work.end * scale - 0.4, y, exchange * scale + 0.2, 18, COLOURS["p2p"], "sends")
+            drawing.rect(LEFT + work.end * scale, y, exchange * scale, 18, COLOURS["p2p"], "sends")
 
 
 def _labels(drawing: Drawing, y: float, number: int, stage: Stage, words: str) -> None:
