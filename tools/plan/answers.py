@@ -1,14 +1,11 @@
-"""Cost and days, the smallest cluster, cards against cards, memory by number format, checkpoints. No torch here."""
+"""Cost and days, memory by number format, checkpoints, the best plan of a question. No torch here."""
 
-import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Literal, cast
 
 from models.parameters import num_parameters
 from parallel.config import PrecisionConfig
 from parallel.errors import UserError
-from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
 from tools.plan.enumeration import candidates
@@ -17,10 +14,7 @@ from tools.plan.pricing import Plan, price
 from tools.plan.question import Question
 from tools.plan.ranking import ranked
 from training.footprint import checkpoint_bytes
-from training.memory.peak import SAFE_SHARE
 
-LARGEST = 65536
-"""GPUs beyond which nobody is offered a cluster."""
 HOURS_BETWEEN_FAILURES = 50_000.0
 """Of one GPU and its share of a node: 419 interruptions in 54 days of 16,384 (arXiv:2407.21783, section 3.3.4)."""
 DISK_BYTES_PER_S = 2e9
@@ -98,68 +92,7 @@ def checkpoint_sizes(parameters: int) -> list[str]:
     return [f"checkpoint: {whole / 1e9:,.0f} GB with optimizer state, {2 * parameters / 1e9:,.0f} GB of bf16 weights"]
 
 
-def smallest(question: Question) -> list[str]:
-    """The fewest GPUs of every cluster on which some layout that runs today fits, and how fast that is."""
-    rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of")]
-    for name in dict.fromkeys([question.cluster.name, *clusters.known_clusters()]):
-        cluster = question.cluster if name == question.cluster.name else clusters.load(name)
-        plan, world = _smallest(dataclasses.replace(question, cluster=cluster))
-        if plan is None:
-            rows.append((name, "-", f"nothing up to {LARGEST:,} GPUs", "", "", ""))
-            continue
-        held = f"{plan.total_bytes / 2**30:.0f} of {plan.memory_bytes / 2**30:.0f}"
-        rows.append((
-            name, f"{world:,}", str(plan.layout), f"{plan.step_s:.3g}", f"{plan.tokens_per_s_per_gpu:,.0f}", held,
-        ))  # fmt: skip
-    return ["the fewest GPUs that hold the model and this batch, below 80 % of the card:", *aligned(rows, left=(0, 2))]
-
-
-def _smallest(question: Question) -> tuple[Plan | None, int]:
-    """Doubles from one GPU: a world that is no power of two is rarely free."""
-    world = 1
-    while world <= LARGEST:
-        plan = best(dataclasses.replace(question, num_gpus=world))
-        if plan is not None:
-            return plan, world
-        world *= 2
-    return None, 0
-
-
 def best(question: Question) -> Plan | None:
     """The plan that is offered first among those that fit and that today's program runs."""
     plans = [plan for plan in price(question, candidates(question), keep=20) if plan.fits and plan.runs_today]
     return ranked(plans)[0] if plans else None
-
-
-def sizing(question: Question) -> list[str]:
-    """The same batch on every cluster, at sizes that cost the same per hour as what was asked for."""
-    budget = _hourly(question.cluster, question.num_gpus)
-    rows = [("cluster", "GPUs", "USD/hour", "step s", "M tokens per USD", "layout")]
-    found = sorted(_sized(question, budget), key=lambda row: -float(row[4]))
-    head = (
-        f"what {budget:,.0f} USD an hour ({question.num_gpus:,} GPUs of {question.cluster.name}) buys elsewhere, "
-        "most tokens per dollar first:"
-    )
-    return [head, *aligned([*rows, *found], left=(0, 5))]
-
-
-def _sized(question: Question, budget: float) -> Iterator[tuple[str, ...]]:
-    for name in clusters.known_clusters():
-        cluster = clusters.load(name)
-        one = _hourly(cluster, 1)
-        node = cluster.node.gpus_per_node
-        world = 2 ** round(math.log2(max(node, budget / one)))
-        plan = best(dataclasses.replace(question, cluster=cluster, num_gpus=world))
-        if plan is not None:
-            rate = plan.tokens_per_s_per_gpu * 3600 / one / 1e6
-            hourly = f"{world * one:,.0f}"
-            yield name, f"{world:,}", hourly, f"{plan.step_s:.3g}", f"{rate:.3g}", str(plan.layout)
-
-
-def _hourly(cluster: Cluster, gpus: int) -> float:
-    return cluster.price.usd_per_gpu_hour * gpus
-
-
-def safe_gib(cluster: Cluster) -> float:
-    """Of a card."""
-    return SAFE_SHARE * cluster.gpu.memory_gib

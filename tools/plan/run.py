@@ -9,7 +9,7 @@ from models.config import ModelConfig
 from models.families import named
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import answers, recipe, rejections, report
+from tools.plan import answers, recipe, rejections, report, sizing
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
 from tools.plan.machine import precisions
@@ -50,7 +50,7 @@ def run(flags: Flags) -> None:
         print("\n".join(answers.memory_table(question)))
         return
     if flags.smallest or flags.sizing:
-        print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
+        print("\n".join(sizing.smallest(question) if flags.smallest else sizing.sizing(question)))
         return
     plans, rows = planned(question, flags.top)
     chosen = explain(flags, question, plans) if flags.why else offered(plans)
