@@ -5,7 +5,6 @@ from typing import Literal, cast
 
 from models.parameters import num_parameters
 from parallel.config import PrecisionConfig
-from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
 from tools.plan.enumeration import candidates
@@ -23,8 +22,6 @@ DISK_BYTES_PER_S = 2e9
 
 def cost(question: Question, plan: Plan, tokens: float) -> list[str]:
     """Days and money to train on so many tokens, at the step time predicted and at both ends of its interval."""
-    if tokens <= 0:
-        raise UserError(f"--tokens must be above 0, found {tokens:g}.")
     steps = math.ceil(tokens / (question.global_batch_size * question.seq_length))
     days = steps * plan.step_s / 86400
     low, high = plan.interval.low, plan.interval.high

@@ -88,6 +88,8 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     columns = Columns(cases)
     times = step_times(columns, constants(question.cluster))
     held = memory(columns, [shape] * len(layouts), layouts)
+    if on_cpu(question.cluster):
+        held.workspace = np.zeros(columns.count)  # neither CUDA nor NCCL is there to hold any
     flops = flops_per_token(shape, question.seq_length)
     chosen = range(len(cases)) if keep is None else _fastest(columns, times.total, held.total, keep)
     return [_plan(question, cases[number], number, times, held, flops) for number in chosen]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import sys
 import time
 from collections.abc import Sequence
 
@@ -9,7 +10,8 @@ from models.config import ModelConfig
 from models.families import named
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import answers, recipe, rejections, report, sizing
+from tools.plan import answers, combinations, recipe, rejections, report, sizing
+from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
 from tools.plan.machine import precisions
@@ -26,6 +28,8 @@ RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
 def run(flags: Flags) -> None:
     """Answers; raises UserError for what cannot be answered."""
+    if found := combinations.problems(flags):
+        raise UserError("\n".join(found))
     if flags.backtest is not None:
         from tools.plan.backtest.command import backtest
 
@@ -46,15 +50,29 @@ def run(flags: Flags) -> None:
         compare(asked(filled(flags), base), base)
         return
     question = asked(flags, base)
+    narrowed = _narrowed(question, flags.why)
+    if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
+        print(warning, file=sys.stderr)
+    _figures(flags, question)
+    if combinations.wants_layouts(flags):
+        _layouts(flags, question, narrowed, base)
+
+
+def _figures(flags: Flags, question: Question) -> None:
+    """What is answered without the layouts of the question."""
     if flags.memory:
         print("\n".join(answers.memory_table(question)))
-        return
-    if flags.smallest or flags.sizing:
-        print("\n".join(sizing.smallest(question) if flags.smallest else sizing.sizing(question)))
-        return
+    if flags.smallest:
+        print("\n".join(sizing.smallest(question)))
+    if flags.sizing:
+        print("\n".join(sizing.sizing(question)))
+
+
+def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConfig | None) -> None:
+    """The table, and all that is made of the layout that is chosen. narrowed: with what --why asks about decided."""
     plans, rows = planned(question, flags.top)
-    chosen = explain(flags, question, plans) if flags.why else offered(plans)
-    if not flags.why:
+    chosen = explain(flags, narrowed, plans) if flags.why is not None else offered(plans)
+    if flags.why is None:
         print("\n".join(report.details(chosen)))
     if flags.tokens is not None:
         print("\n".join(answers.cost(question, chosen, flags.tokens)))
@@ -67,7 +85,7 @@ def run(flags: Flags) -> None:
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
-        write_page(flags.report, _narrowed(question, flags.why), plans, rows, chosen)
+        write_page(flags.report, narrowed, plans, rows, chosen)
         print(f"written: {flags.report}")
 
 
@@ -159,15 +177,15 @@ def offered(plans: Sequence[Plan]) -> Plan:
 
 
 def _narrowed(question: Question, why: str | None) -> Question:
-    """With what --why asks about decided, too."""
+    """With what --why asks about decided, too. Raises UserError for what no question has."""
     more = rejections.constraint(why) if why is not None else {}
-    return dataclasses.replace(question, fixed=question.fixed | more)
-
-
-def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
-    """--why: the best layout of these sizes against the best of all, or what forbids them."""
-    narrowed = _narrowed(question, flags.why)
+    narrowed = dataclasses.replace(question, fixed=question.fixed | more)
     _check(narrowed)
+    return narrowed
+
+
+def explain(flags: Flags, narrowed: Question, plans: Sequence[Plan]) -> Plan:
+    """--why: the best layout of these sizes against the best of all, or what forbids them."""
     layouts = candidates(narrowed)
     if not layouts:
         refused = rejections.refusals(narrowed)
