@@ -11,11 +11,10 @@ from parallel.errors import UserError
 from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
-from tools.plan.enumeration import candidates
 from tools.plan.machine import precisions
-from tools.plan.pricing import Plan, price
+from tools.plan.offers import best
+from tools.plan.pricing import Plan
 from tools.plan.question import Question
-from tools.plan.ranking import ranked
 from training.footprint import checkpoint_bytes
 from training.memory.peak import SAFE_SHARE
 
@@ -123,12 +122,6 @@ def _smallest(question: Question) -> tuple[Plan | None, int]:
             return plan, world
         world *= 2
     return None, 0
-
-
-def best(question: Question) -> Plan | None:
-    """The plan that is offered first among those that fit and that today's program runs."""
-    plans = [plan for plan in price(question, candidates(question), keep=20) if plan.fits and plan.runs_today]
-    return ranked(plans)[0] if plans else None
 
 
 def sizing(question: Question) -> list[str]:

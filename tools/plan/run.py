@@ -13,14 +13,13 @@ from tools.plan import answers, recipe, rejections, report
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
 from tools.plan.machine import precisions
+from tools.plan.offers import fitting, offered
 from tools.plan.pricing import Plan, price
 from tools.plan.question import AXES, Question
-from tools.plan.ranking import ranked
+from tools.plan.ranking import distinct
 from training.config import RunConfig
 from training.recipe import load
 
-KEPT = 300
-"""Plans of each kind that are worked out in full; the rest stay two numbers."""
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
 
@@ -52,8 +51,8 @@ def run(flags: Flags) -> None:
     if flags.smallest or flags.sizing:
         print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
         return
-    plans = planned(question, flags.top)
-    chosen = explain(flags, question, plans) if flags.why else offered(plans)
+    plans = planned(question, flags.top, base)
+    chosen = explain(flags, question, plans, base) if flags.why else offered(plans)
     if not flags.why:
         print("\n".join(report.details(chosen)))
     if flags.tokens is not None:
@@ -63,7 +62,7 @@ def run(flags: Flags) -> None:
     if flags.trace:
         from tools.plan.trace.command import trace
 
-        trace(question, [plan for plan in plans if plan.runs_today][: flags.trace], base)
+        trace(question, [plan for plan in distinct(plans) if plan.runs_today][: flags.trace], base)
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
@@ -128,20 +127,19 @@ def _meant(near: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def planned(question: Question, top: int) -> list[Plan]:
+def planned(question: Question, top: int, base: RunConfig | None = None) -> list[Plan]:
     """Prices everything, prints the table, returns the plans that fit, the best first."""
     start = time.perf_counter()
     layouts = candidates(question)
     if not layouts:
         raise rejections.no_layout(question)
-    plans = price(question, layouts, keep=KEPT)
-    fitting = ranked([plan for plan in plans if plan.fits])
+    plans = fitting(question, layouts, base)
     seconds = time.perf_counter() - start
-    if not fitting:
+    if not plans:
         raise rejections.nothing_fits(question, price(question, layouts))
     print("\n".join(report.heading(question, len(layouts), seconds)))
-    print("\n".join(report.table(shown(fitting, top))))
-    return fitting
+    print("\n".join(report.table(shown(distinct(plans), top))))
+    return plans
 
 
 def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
@@ -152,12 +150,7 @@ def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
     return [plan for plan in plans if id(plan) in kept]
 
 
-def offered(plans: Sequence[Plan]) -> Plan:
-    """The best that today's program runs; without one, the best."""
-    return next((plan for plan in plans if plan.runs_today), plans[0])
-
-
-def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
+def explain(flags: Flags, question: Question, plans: Sequence[Plan], base: RunConfig | None = None) -> Plan:
     """--why: the best layout of these sizes against the best of all, or what forbids them."""
     fixed = rejections.constraint(flags.why or "")
     narrowed = dataclasses.replace(question, fixed=question.fixed | fixed)
@@ -168,8 +161,8 @@ def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
         raise UserError(
             "\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
         )
-    priced = price(narrowed, layouts)
-    chosen = min(priced, key=lambda plan: (not plan.fits, plan.step_s if plan.fits else plan.total_bytes))
+    fit = fitting(narrowed, layouts, base)
+    chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
     lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
     print("\n".join([*lines, *report.against(chosen, offered(plans)), *report.details(chosen)]))
     return chosen
