@@ -1,5 +1,6 @@
 """Which layouts are offered, in which order: one answer for the table, recipes, sizing and pictures. No torch here."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from parallel.errors import UserError
@@ -17,7 +18,8 @@ KEPT = 300
 
 def best(question: Question, base: RunConfig | None = None) -> Plan | None:
     """The plan that is offered; None where nothing fits that today's program runs."""
-    plans = fitting(question, candidates(question), base)
+    today = dataclasses.replace(question, fixed={"zero": 1, **question.fixed})  # others have no say
+    plans = fitting(today, candidates(today), base)
     return next((plan for plan in plans if plan.runs_today), None)
 
 

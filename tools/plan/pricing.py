@@ -18,6 +18,7 @@ from training.memory.cases import Column
 from training.memory.layouts import Candidate
 from training.memory.peak import SAFE_SHARE, Memory, memory
 from training.memory.software import OURS, Software
+from training.memory.states import Held, Stack, states
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -77,6 +78,8 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     keep: of those that fit, no more than the fastest so many, and as many that run today. None: all, in the order
     given.
     """
+    if keep is not None:
+        layouts = holdable(question, layouts)
     if not layouts:
         return []
     model = sizes(question.shape, question.seq_length)
@@ -92,6 +95,26 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     held = _memory(question, [cases[number] for number in chosen])
     flops = flops_per_token(question.shape, question.seq_length)
     return [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+
+
+def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
+    """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
+
+    A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those looked at.
+    """
+    whole = Stack(question.shape).held(Candidate(), 0)
+    room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
+    fits: dict[tuple[object, ...], bool] = {}
+    found = []
+    for layout in layouts:
+        split = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
+        key = (*split, layout.tp, layout.dp * layout.cp, layout.zero, layout.precision)
+        if key not in fits:
+            share = Held(whole.dense // split[0], whole.expert // split[1])
+            fits[key] = 0.9 * states(share, layout).total <= room
+        if fits[key]:
+            found.append(layout)
+    return found
 
 
 def _memory(question: Question, cases: Sequence[Case]) -> Memory:

@@ -9,7 +9,7 @@ import pytest
 from models.config import ModelConfig
 from tools import clusters
 from tools.plan.enumeration import candidates
-from tools.plan.pricing import price
+from tools.plan.pricing import holdable, price
 from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, ranked
 from tools.plan.recipe import problems
@@ -154,3 +154,15 @@ def test_fixed_axes_are_kept() -> None:
     fixed = {"tp": 4, "pp": 2, "mbs": 2, "recompute": "full", "zero": 1}
     found = candidates(question("llama3_70b", **fixed))
     assert found and all(question("llama3_70b", **fixed).allows(layout) for layout in found)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [question("deepseek_v3", gpus=256, seq=4096, mbs=1), question("llama3_70b", "a100_ib", zero=1, precision="bf16")],
+    ids=lambda asked: asked.model.shape,
+)
+def test_what_cannot_hold_its_weights_is_not_priced(asked: Question) -> None:
+    layouts = candidates(asked)
+    left = set(holdable(asked, layouts))
+    assert len(left) < 0.9 * len(layouts)
+    assert all(plan.layout in left for plan in price(asked, layouts) if plan.fits)
