@@ -11,7 +11,7 @@ from models.config import ModelConfig
 from models.flops import flops_per_token
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from tools.plan.machine import precisions
+from tools.plan.machine import computable, precisions
 from tools.plan.question import Question
 from tools.plan.splits import stage_choices
 from training.divisions import expert_problems, latent_problems, sequence_problems, split_problems
@@ -35,7 +35,7 @@ def candidates(question: Question) -> list[Candidate]:
 
 def _candidates(question: Question) -> Iterator[Candidate]:
     shape = question.shape
-    formats = [name for name in precisions(question.cluster) if question.fixed.get("precision", name) == name]
+    formats = _formats(question)
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
     sharded = cast(list[Zero], question.choices("zero", [1, 3]))
     for grid in _grids(question):
@@ -44,6 +44,12 @@ def _candidates(question: Question) -> Iterator[Candidate]:
         rest = itertools.product(kept, [zero for zero in sharded if zero <= 1 or not alone], formats)
         for (ep, etp), (recompute, zero, precision) in itertools.product(_expert_axes(question, grid), rest):
             yield dataclasses.replace(grid, ep=ep, etp=etp, recompute=recompute, zero=zero, precision=precision)
+
+
+def _formats(question: Question) -> list[str]:
+    if "precision" not in question.fixed:
+        return precisions(question.cluster)
+    return [name for name in computable(question.cluster) if name == question.fixed["precision"]]
 
 
 def _recomputations(shape: GPTShape) -> list[Recompute]:

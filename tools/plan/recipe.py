@@ -86,14 +86,25 @@ def problems(question: Question, layout: Candidate, base: RunConfig | None = Non
     return configuration(question, layout, base).problems(question.num_gpus)
 
 
-def write(path: Path, question: Question, plan: Plan, base: RunConfig | None = None) -> str:
+@dataclasses.dataclass(kw_only=True, slots=True, frozen=True)
+class Length:
+    """How long a run is to be, where --tokens says so."""
+
+    train_iters: int
+    save_interval: int
+
+
+def write(
+    path: Path, question: Question, plan: Plan, base: RunConfig | None = None, length: Length | None = None
+) -> str:
     """Writes the recipe; the sbatch line. Raises UserError where today's program would not run it."""
     if not plan.runs_today:
         raise UserError(
             f"{plan.layout}: today's program does not shard weights (ZeRO-{plan.layout.zero}), so no recipe is "
             "written. Fix another layout, for example with --zero 1."
         )
-    if refused := problems(question, plan.layout, base):
+    config = lasting(configuration(question, plan.layout, base), length)
+    if refused := config.problems(question.num_gpus):
         raise UserError(
             f"{plan.layout}: pretrain_gpt.py would refuse this layout, so no recipe is written:\n  "
             + "\n  ".join(refused)
@@ -108,10 +119,19 @@ def write(path: Path, question: Question, plan: Plan, base: RunConfig | None = N
         f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank.\n# Run: {command}\n"
     )
     try:
-        path.write_text(head + dump(configuration(question, plan.layout, base)))
+        path.write_text(head + dump(config))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
     return command
+
+
+def lasting(config: RunConfig, length: Length | None) -> RunConfig:
+    """The same for so many iterations, with checkpoints that far apart; without a length, as it is."""
+    if length is None:
+        return config
+    train = dataclasses.replace(config.train, train_iters=length.train_iters)
+    checkpoint = dataclasses.replace(config.checkpoint, save_interval=length.save_interval)
+    return dataclasses.replace(config, train=train, checkpoint=checkpoint)
 
 
 def sbatch(question: Question, path: Path) -> str:

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 from models.config import ModelConfig
 from models.families import named
+from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
 from tools.plan import answers, recipe, rejections, report
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
-from tools.plan.machine import precisions
+from tools.plan.machine import computable
 from tools.plan.offers import fitting, offered
 from tools.plan.pricing import Plan, price
 from tools.plan.question import AXES, Question
 from tools.plan.ranking import distinct
 from training.config import RunConfig
+from training.divisions import sequence_problems
 from training.recipe import load
 
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
@@ -58,7 +60,8 @@ def run(flags: Flags) -> None:
     if flags.tokens is not None:
         print("\n".join(answers.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
-        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base)}")
+        length = None if flags.tokens is None else _length(question, chosen, flags.tokens)
+        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
     if flags.trace:
         from tools.plan.trace.command import trace
 
@@ -68,6 +71,13 @@ def run(flags: Flags) -> None:
 
         write_page(flags.report, question, plans, chosen)
         print(f"written: {flags.report}")
+
+
+def _length(question: Question, chosen: Plan, tokens: float) -> recipe.Length:
+    """What ``answers.cost`` has printed."""
+    return recipe.Length(
+        train_iters=answers.iterations(question, tokens), save_interval=answers.save_interval(question, chosen.step_s)
+    )
 
 
 def asked(flags: Flags, base: RunConfig | None) -> Question:
@@ -95,16 +105,25 @@ def asked(flags: Flags, base: RunConfig | None) -> Question:
 def _model(flags: Flags, base: RunConfig | None) -> ModelConfig:
     if flags.model is not None:
         named(flags.model)  # raises with the nearest names
-    model = base.model if base is not None else ModelConfig(shape=flags.model or "", seq_length=4096)
+    model = base.model if base is not None else _unrecorded(flags.model or "")
     if flags.model is not None:
         model = dataclasses.replace(model, shape=flags.model)
     return model if flags.seq_length is None else dataclasses.replace(model, seq_length=flags.seq_length)
 
 
+def _unrecorded(name: str) -> ModelConfig:
+    """A model without a recipe: 4,096 tokens a sample, or as many as it has learned positions for."""
+    shape = named(name)
+    learned = shape.position_embedding_type == "learned_absolute"
+    return ModelConfig(shape=name, seq_length=min(4096, shape.max_position_embeddings) if learned else 4096)
+
+
 def _check(question: Question) -> None:
     """Constraints that no question has: a number format that the card lacks, words that are none."""
     problems = question.model.problems()
-    formats, cluster = precisions(question.cluster), question.cluster
+    if not problems:  # of the longest sample, whatever the layout
+        problems += sequence_problems(question.model, question.shape, ParallelConfig())
+    formats, cluster = computable(question.cluster), question.cluster
     precision, again = question.fixed.get("precision"), question.fixed.get("recompute")
     if precision is not None and precision not in formats:
         known = ", ".join(formats)

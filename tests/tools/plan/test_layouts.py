@@ -70,6 +70,13 @@ def test_a_card_is_never_offered_what_it_cannot_compute(cluster: str, expected: 
     assert {layout.precision for layout in candidates(question("llama3_8b", cluster))} == expected
 
 
+@pytest.mark.parametrize("cluster, name", [("h100_ib", "fp16"), ("h100_ib", "fp32"), ("t4_ethernet", "fp32")])
+def test_what_it_can_compute_is_offered_to_who_asks(cluster: str, name: str) -> None:
+    asked = question("llama3_8b", cluster, precision=name)
+    assert {layout.precision for layout in candidates(asked)} == {name}
+    assert problems(asked, candidates(asked)[0]) == []
+
+
 def test_uneven_models_find_stages() -> None:
     assert "embedding_and_loss" in {stages.split for stages in stage_choices(126, 16)}
     found = stage_choices(61, 8)

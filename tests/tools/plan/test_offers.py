@@ -150,5 +150,20 @@ def test_a_recipe_that_forbids_every_layout(tmp_path: Path, capsys: pytest.Captu
     assert load(written).problems(64) == []
 
 
+def test_tokens_are_written_as_iterations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "long.toml"
+    flags = "--model llama3_8b --num_gpus 64 --global_batch_size 512 --seq_length 8192 --tokens 1e12 --write".split()
+    text = told(capsys, *flags, str(path))
+    config = load(path)
+    assert config.train.train_iters == 238_419 and "238,419 steps" in text
+    assert f"checkpoint.save_interval = {config.checkpoint.save_interval:,} " in text
+    other = tmp_path / "unknown.toml"
+    told(capsys, *flags[:-3], "--write", str(other))
+    assert (load(other).train, load(other).checkpoint) == (
+        dataclasses.replace(config.train, train_iters=TrainConfig().train_iters),
+        RunConfig().checkpoint,
+    )
+
+
 def test_uneven_ends_are_told_apart() -> None:
     assert "ends 4/1" in str(Candidate(pp=16, split="ends", first_layers=4, last_layers=1))
