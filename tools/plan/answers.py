@@ -7,11 +7,9 @@ from models.parameters import num_parameters
 from parallel.config import PrecisionConfig
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
-from tools.plan.enumeration import candidates
 from tools.plan.machine import precisions
-from tools.plan.pricing import Plan, price
+from tools.plan.pricing import Plan
 from tools.plan.question import Question
-from tools.plan.ranking import ranked
 from training.footprint import checkpoint_bytes
 
 HOURS_BETWEEN_FAILURES = 50_000.0
@@ -22,7 +20,7 @@ DISK_BYTES_PER_S = 2e9
 
 def cost(question: Question, plan: Plan, tokens: float) -> list[str]:
     """Days and money to train on so many tokens, at the step time predicted and at both ends of its interval."""
-    steps = math.ceil(tokens / (question.global_batch_size * question.seq_length))
+    steps = iterations(question, tokens)
     days = steps * plan.step_s / 86400
     low, high = plan.interval.low, plan.interval.high
     lines = [f"{tokens:.3g} tokens: {steps:,} steps, {days:.3g} days ({days * low:.3g} to {days * high:.3g})"]
@@ -34,25 +32,50 @@ def cost(question: Question, plan: Plan, tokens: float) -> list[str]:
     return [*lines, *checkpoints(question, plan.step_s)]
 
 
+def iterations(question: Question, tokens: float) -> int:
+    """That see so many tokens."""
+    return math.ceil(tokens / (question.global_batch_size * question.seq_length))
+
+
 def _dollars(amount: float) -> str:
     return f"{amount:,.0f} USD" if amount < 1e6 else f"{amount / 1e6:,.3g} M USD"
 
 
 def checkpoints(question: Question, step_s: float) -> list[str]:
     """Their size, and the interval that loses least to writing and to failures (Young's formula)."""
-    precision = PrecisionConfig(dtype=_dtype(question.cluster))
-    size = checkpoint_bytes(num_parameters(question.shape, padded_vocab=True), precision)
-    nodes = max(1, question.num_gpus // question.cluster.node.gpus_per_node)
-    writing_s = size / (nodes * DISK_BYTES_PER_S)
-    failure_s = HOURS_BETWEEN_FAILURES * 3600 / question.num_gpus
-    every_s = math.sqrt(2 * writing_s * failure_s)
-    steps = max(1, round(every_s / step_s))
+    size, nodes = _checkpoint_bytes(question), _nodes(question)
     return [
-        f"checkpoints: {size / 1e9:,.0f} GB each, about {writing_s:,.0f} s to write from {nodes:,} nodes; with a "
-        f"failure every {failure_s / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
-        f"{every_s / 60:,.0f} minutes, checkpoint.save_interval = {steps:,}"
+        f"checkpoints: {size / 1e9:,.0f} GB each, about {_writing_s(question):,.0f} s to write from {nodes:,} nodes; "
+        f"with a failure every {_failure_s(question) / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
+        f"{_between_s(question) / 60:,.0f} minutes, checkpoint.save_interval = {save_interval(question, step_s):,}"
         " (Young 1974: sqrt(2 x writing x time between failures))"
     ]
+
+
+def save_interval(question: Question, step_s: float) -> int:
+    """Iterations between checkpoints."""
+    return max(1, round(_between_s(question) / step_s))
+
+
+def _between_s(question: Question) -> float:
+    return math.sqrt(2 * _writing_s(question) * _failure_s(question))
+
+
+def _writing_s(question: Question) -> float:
+    return _checkpoint_bytes(question) / (_nodes(question) * DISK_BYTES_PER_S)
+
+
+def _failure_s(question: Question) -> float:
+    return HOURS_BETWEEN_FAILURES * 3600 / question.num_gpus
+
+
+def _nodes(question: Question) -> int:
+    return max(1, question.num_gpus // question.cluster.node.gpus_per_node)
+
+
+def _checkpoint_bytes(question: Question) -> float:
+    precision = PrecisionConfig(dtype=_dtype(question.cluster))
+    return checkpoint_bytes(num_parameters(question.shape, padded_vocab=True), precision)
 
 
 def _dtype(cluster: Cluster) -> Literal["fp32", "fp16", "bf16"]:
@@ -87,9 +110,3 @@ def checkpoint_sizes(parameters: int) -> list[str]:
     """With optimizer state, and of the weights alone."""
     whole = checkpoint_bytes(parameters, PrecisionConfig(dtype="bf16"))
     return [f"checkpoint: {whole / 1e9:,.0f} GB with optimizer state, {2 * parameters / 1e9:,.0f} GB of bf16 weights"]
-
-
-def best(question: Question) -> Plan | None:
-    """The plan that is offered first among those that fit and that today's program runs."""
-    plans = [plan for plan in price(question, candidates(question), keep=20) if plan.fits and plan.runs_today]
-    return ranked(plans)[0] if plans else None

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 from parallel.errors import UserError
 from tools.plan.enumeration import candidates
@@ -57,8 +58,17 @@ def _conflict(question: Question) -> tuple[str, ...]:
 
 def _why_not(question: Question, name: str) -> str:
     """One axis whose value nothing has: the program's own words where it has some, and the values that exist."""
-    others = sorted({getattr(layout, name) for layout in candidates(question.without())})
-    return f"{_own_words(question.without(name))}Possible: {', '.join(map(str, others))}."
+    layouts = candidates(question.without())
+    others = sorted({getattr(layout, name) for layout in layouts})
+    stages = {"pp": _interleaved(question, layouts)} if name == "vpp" else {}
+    own = dataclasses.replace(question, fixed={name: question.fixed[name], **stages})
+    return f"{_own_words(own)}Possible: {', '.join(map(str, others))}."
+
+
+def _interleaved(question: Question, layouts: Sequence[Candidate]) -> int | str:
+    """Stages to speak of: those asked for, else the fewest that can be interleaved."""
+    least = min((layout.pp for layout in layouts if layout.pp > 1), default=1)
+    return question.fixed.get("pp", least)
 
 
 def _why_together(question: Question, names: tuple[str, ...]) -> str:

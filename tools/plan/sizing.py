@@ -10,8 +10,8 @@ from parallel.errors import UserError
 from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
-from tools.plan.answers import best
 from tools.plan.gpu_counts import LARGEST, TRIED, fewest
+from tools.plan.offers import best
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 

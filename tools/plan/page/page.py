@@ -8,10 +8,10 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from tools.plan import report
-from tools.plan.answers import best
 from tools.plan.backtest.rows import PUBLISHED, read
 from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.constants import fitted
+from tools.plan.offers import best
 from tools.plan.page import charts
 from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import Plan
