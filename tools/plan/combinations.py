@@ -1,5 +1,6 @@
 """Flags that are not answered together, and values that no flag has: told before anything is printed. No torch here."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
@@ -60,5 +61,5 @@ def _values(flags: Flags) -> Iterator[str]:
         yield f"--top must be 1 or more, found {flags.top}."
     if flags.trace < 0:
         yield f"--trace must be 0 (no layout) or more, found {flags.trace}."
-    if flags.tokens is not None and flags.tokens <= 0:
-        yield f"--tokens must be above 0, found {flags.tokens:g}."
+    if flags.tokens is not None and not 0 < flags.tokens < math.inf:
+        yield f"--tokens must be above 0, and finite, found {flags.tokens:g}."

@@ -51,6 +51,7 @@ def test_files_are_written_beside_figures(tmp_path: Path) -> None:
         (["--top", "-2"], ["--top must be 1 or more, found -2"]),
         (["--trace", "-1"], ["--trace", "found -1"]),
         (["--tokens", "0"], ["--tokens must be above 0"]),
+        (["--tokens", "inf"], ["--tokens must be above 0, and finite"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )  # fmt: skip

@@ -103,7 +103,7 @@ def _times_worth_showing(plans: Sequence[Plan], chosen: Plan) -> tuple[float, fl
     times = [plan.step_s for plan in (*plans, chosen)]
     least = min(times)
     most = max(chosen.step_s, *(seconds for seconds in times if seconds <= SLOWEST * least))
-    room = max(1.02, (most / least) ** 0.03)
+    room = max(1.001, (most / least) ** 0.03)
     return least / room, most * room
 
 
