@@ -150,6 +150,23 @@ def test_what_is_taken_for_a_row_is_told(tmp_path: Path, capsys: pytest.CaptureF
     assert "columns that nothing is read from: etp" in told
 
 
+def test_what_does_not_fit_together_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(
+        tmp_path,
+        "world,Llama3-8B,8192,H100,64,2,1,8,1,128,3,bf16",
+        "batch,Llama3-8B,8192,H100,8,1,1,8,1,100,3,bf16",
+        "format,Llama3-8B,8192,A100,8,1,1,8,1,128,3,fp8",
+        header=f"{HEADER},precision",
+    )
+    assert main(["--backtest", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "1 row's TP x PP x CP x DP is not n_gpus: world" in told
+    assert "1 row's gbs is no multiple of mbs x DP, and rounded: batch" in told
+    assert "1 row's number formats are none of their cards', and priced in 16 bits: fp8 on NVIDIA A100" in told
+    assert main(["--backtest", str(PUBLISHED)]) == 0
+    assert "TP x PP x CP x DP is not" not in (told := capsys.readouterr().out) and "no multiple" not in told
+
+
 def test_megatrons_own_columns_are_read(tmp_path: Path) -> None:
     header = (
         "id,model,Seq Length,GPU,num_gpus,tensor_model_parallel_size,pipeline_model_parallel_size,"
@@ -196,6 +213,11 @@ def test_no_peaks_and_no_order_are_said_in_words(tmp_path: Path, capsys: pytest.
     assert main(["--backtest", str(table(tmp_path, *[f"{GOOD},3"] * 4))]) == 0
     told = capsys.readouterr().out
     assert "nan" not in told and "memory: no published peaks" in told
+
+
+def test_a_cell_without_an_end_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--backtest", str(table(tmp_path, f'{GOOD},"{"3" * 200_000}'))]) == 2
+    assert "cannot be read as CSV" in capsys.readouterr().err
 
 
 def test_a_missing_folder_is_noticed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def cells(path: Path, line: int, names: Sequence[str], values: Sequence[str]) ->
     found = dict.fromkeys(names, "")
     for name, value in zip(names, values, strict=False):
         text = _WORDS.get(name, {}).get(value.strip().lower(), value.strip())
-        if text and found[name] not in ("", text):
+        if name in READ and text and found[name] not in ("", text):
             raise UserError(
                 f"{path}, line {line}: two columns tell {name}: {found[name]} and {text}. Leave one of them out: "
                 f"{name} is also called {', '.join(OTHER_NAMES.get(name, '').split())}."

@@ -66,8 +66,13 @@ def read(path: Path) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     lines = csv.reader(io.StringIO(text))
-    names = canonical(path, next(lines, []))
-    return [_row(path, lines.line_num, cells(path, lines.line_num, names, values)) for values in lines if any(values)]
+    try:
+        header = next(lines, [])
+        table = [(lines.line_num, values) for values in lines if any(values)]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {lines.line_num}: cannot be read as CSV: {error}") from None
+    names = canonical(path, header)
+    return [_row(path, line, cells(path, line, names, values)) for line, values in table]
 
 
 def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
