@@ -19,7 +19,7 @@ from parallel.stages import layers_per_chunk
 from training import advice, cli
 from training.config import RunConfig, batch_schedule, learning_schedule
 from training.fitting import fit
-from training.footprint import Stage, bytes_per_parameter, checkpoint_bytes, rank_bytes, stages
+from training.footprint import FP8_COPIES, Stage, bytes_per_parameter, checkpoint_bytes, rank_bytes, stages
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
@@ -188,8 +188,9 @@ def _each(found: Sequence[Stage], config: RunConfig, layout: Layout) -> str:
     split = config.parallel.use_distributed_optimizer
     shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
     experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
+    copies = f" ({FP8_COPIES} of them Transformer Engine's copies in fp8)" if config.precision.fp8 else ""
     return (
-        f"for each parameter {each.weights:g} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
+        f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
         + (f" / {shards}" if shards > 1 else "")
         + (experts if shards != expert_shards else "")
         + ". Not included: activations, communication buffers, libraries."

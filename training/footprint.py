@@ -84,6 +84,12 @@ def local_size(parameter: Parameter, parallel: ParallelConfig) -> int:
     return parameter.size // parallel.tensor_model_parallel_size if split else parameter.size
 
 
+FP8_COPIES = 2
+"""Bytes a parameter that Transformer Engine keeps beside a 16-bit weight under fp8: in fp8, and so transposed, made
+anew in each step's first microbatch and kept for the others. Counted for every parameter, for nearly all are in
+matrices that are multiplied in fp8; embeddings, norms and the output layer are not."""
+
+
 @dataclass(slots=True, frozen=True)
 class Bytes:
     """Bytes that a rank holds throughout a step: for one parameter, or for all of its own."""
@@ -101,9 +107,10 @@ def bytes_per_parameter(precision: PrecisionConfig, parallel: ParallelConfig, sh
     """Weights, main gradients, and AdamW's fp32 state, which the distributed optimizer splits over ``shards`` ranks.
 
     The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients,
-    8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps.
+    8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps. Under fp8 weights have
+    their copies (``FP8_COPIES``).
     """
-    weights = 4 if precision.dtype == "fp32" else 2
+    weights = (4 if precision.dtype == "fp32" else 2) + (FP8_COPIES if precision.fp8 else 0)
     gradients = 4 if precision.dtype == "fp32" or precision.grad_reduce_in_fp32 else 2
     main_weights = 0 if precision.dtype == "fp32" else 4
     main_gradients = 0 if gradients == 4 else 4

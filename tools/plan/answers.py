@@ -3,14 +3,14 @@
 import math
 from typing import Literal, cast
 
-from models.parameters import num_parameters
+from models.parameters import block_parameters, num_parameters
 from parallel.config import PrecisionConfig
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
 from tools.plan.machine import precisions
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
-from training.footprint import checkpoint_bytes
+from training.footprint import FP8_COPIES, checkpoint_bytes
 
 HOURS_BETWEEN_FAILURES = 50_000.0
 """Of one GPU and its share of a node: 419 interruptions in 54 days of 16,384 (arXiv:2407.21783, section 3.3.4)."""
@@ -85,25 +85,46 @@ def _dtype(cluster: Cluster) -> Literal["fp32", "fp16", "bf16"]:
 def memory_table(question: Question) -> list[str]:
     """GiB of weights, gradients and optimizer per GPU, by number format and by what is sharded over all GPUs.
 
-    Without TP or PP, and so without activations: what arXiv:1910.02054, figure 1, shows.
+    Without TP, PP or EP, and so without activations: what arXiv:1910.02054, figure 1, shows.
     """
-    parameters = num_parameters(question.shape, padded_vocab=True)
+    parameters, n = num_parameters(question.shape, padded_vocab=True), question.num_gpus
     rows: list[tuple[str, ...]] = [("", "ZeRO-0", "ZeRO-1 (today's)", "ZeRO-2", "ZeRO-3")]
-    formats = {"bf16 or fp16, fp32 gradients": (2, 4, 12), "bf16, bf16 gradients": (2, 2, 16), "fp32": (4, 4, 8)}
-    for name, (weights, gradients, optimizer) in formats.items():
-        n = question.num_gpus
+    formats = {
+        "bf16 or fp16, fp32 gradients": (2, 0, 4, 12),
+        "fp8 products, bf16 weights, fp32 gradients": (2, FP8_COPIES, 4, 12),
+        "bf16, bf16 gradients": (2, 0, 2, 16),
+        "fp32": (4, 0, 4, 8),
+    }
+    for name, (weights, copies, gradients, optimizer) in formats.items():
+        if copies and "fp8" not in precisions(question.cluster):
+            continue
         sizes = (
-            weights + gradients + optimizer,
-            weights + gradients + optimizer / n,
-            weights + (gradients + optimizer) / n,
-            (weights + gradients + optimizer) / n,
+            weights + copies + gradients + optimizer,
+            weights + copies + gradients + optimizer / n,
+            weights + copies + (gradients + optimizer) / n,
+            (weights + gradients + optimizer) / n,  # sharded weights are cast as they are gathered
         )
         rows.append((name, *(f"{parameters * size / 2**30:,.1f}" for size in sizes)))
     head = (
-        f"{question.model.shape}, {parameters / 1e9:,.1f} B parameters on {question.num_gpus:,} GPUs without TP or PP: "
-        "GiB per GPU of weights, gradients and optimizer. Divide by TP x PP"
+        f"{question.model.shape}, {parameters / 1e9:,.1f} B parameters on {n:,} GPUs without {_axes(question)}: "
+        "GiB per GPU of weights, gradients and optimizer."
     )
-    return [head, *aligned(rows, left=(0,)), *checkpoint_sizes(parameters)]
+    return [head, _divided(question), *aligned(rows, left=(0,)), *checkpoint_sizes(parameters)]
+
+
+def _axes(question: Question) -> str:
+    return "TP, PP or EP" if question.shape.num_moe_experts else "TP or PP"
+
+
+def _divided(question: Question) -> str:
+    """What the axes of parallelism make of the table; what ZeRO shards is a share of all GPUs already."""
+    whole = "TP x PP divides what is not sharded"
+    shape = question.shape
+    if not shape.num_moe_experts:
+        return f"{whole}."
+    blocks = [parameter for number in range(shape.num_layers) for parameter in block_parameters(shape, number)]
+    experts = sum(parameter.size for parameter in blocks if parameter.of_experts)
+    return f"{whole}; of the experts' {experts / 1e9:,.1f} B parameters, EP x ETP x PP does."
 
 
 def checkpoint_sizes(parameters: int) -> list[str]:

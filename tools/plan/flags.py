@@ -96,7 +96,8 @@ class Flags:
     the demo's."""
 
     backtest: Path | None = None
-    """CSV of published runs to hold the planner against."""
+    """CSV of published runs to hold the planner against: tools/plan/backtest/published.csv, or one of yours with the
+    same columns, or Megatron's names for them. What is empty comes from the model's name."""
 
     output: Path | None = None
     """With --backtest: write a prediction for every row here."""

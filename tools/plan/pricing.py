@@ -84,9 +84,13 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
         return []
     model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
-    software = program(question.cluster)
+    programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
+        name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
+        for name in machines
+    }
     cases = [
-        Case(model=model, layout=layout, machine=machines[layout.precision], software=software) for layout in layouts
+        Case(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
+        for own in layouts
     ]
     times = step_times(Columns(cases), constants(question.cluster))
     chosen = list(range(len(cases))) if keep is None else _fastest(question, cases, times.total, keep)
@@ -128,11 +132,15 @@ LIBRARIES_OF = 2026.6
 """Year of the kernels that a run is predicted with: those of the newest published runs, of August 2026."""
 
 
-def program(cluster: Cluster) -> Software:
-    """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little."""
+def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True) -> Software:
+    """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little.
+
+    Gradients of 16-bit weights that are not reduced in fp32 are neither held nor added up in it.
+    """
+    own = OURS if grad_reduce_in_fp32 else replace(OURS, gradient_bytes=2, main_gradient_bytes=2, accumulate_bytes=2.0)
     if on_cpu(cluster):
-        return replace(OURS, transformer_engine=False, fused=False)
-    return replace(OURS, card_age=card_age(cluster.gpu.name, LIBRARIES_OF))
+        return replace(own, transformer_engine=False, fused=False)
+    return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF))
 
 
 def constants(cluster: Cluster) -> Constants:

@@ -23,6 +23,8 @@ class Question:
     num_gpus: int
     global_batch_size: int
     fixed: dict[str, int | str] = field(default_factory=dict)
+    grad_reduce_in_fp32: bool = True
+    """Of the recipe that the question came from (precision.grad_reduce_in_fp32)."""
 
     @property
     def shape(self) -> GPTShape:

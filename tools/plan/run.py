@@ -115,6 +115,7 @@ def asked(flags: Flags, base: RunConfig | None) -> Question:
         num_gpus=flags.num_gpus,
         global_batch_size=batch,
         fixed={name: getattr(flags, name) for name in AXES if getattr(flags, name) is not None},
+        grad_reduce_in_fp32=base is None or base.precision.grad_reduce_in_fp32,
     )
     _check(question)
     return question

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
+from training.footprint import FP8_COPIES
 from training.memory.activations import block_bytes, element_bytes, in_flight, lookup_bytes, loss_bytes, stream_bytes
 from training.memory.cases import Column, Columns, tokens
 from training.memory.layouts import Candidate
@@ -84,8 +85,8 @@ def _stage(
     number = np.array(stages, dtype=np.float64)
     activations = _activations(columns, number, np.array(plain), np.array(mixtures))
     small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
-    # fp8 weights and their transposes, beside the 16-bit ones or in their stead
-    casts = np.where(small & (columns.software.fp8_weights == 0), 2.0, 0.0) * np.array(held_parameters)
+    # beside the 16-bit weights, or in their stead
+    casts = np.where(small & (columns.software.fp8_weights == 0), FP8_COPIES, 0.0) * np.array(held_parameters)
     return Memory(
         weights=np.array([own.weights for own in fixed]) + casts,
         gradients=np.array([own.gradients for own in fixed]),

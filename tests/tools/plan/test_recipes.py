@@ -6,7 +6,8 @@ import pytest
 
 from models.flops import flops_per_token
 from models.sizes import sizes
-from tools.plan.backtest.models import BENCHMARKED, shape_of
+from tools.plan.backtest.benchmarked import BENCHMARKED
+from tools.plan.backtest.models import shape_of
 from tools.plan.backtest.programs import program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, Row, read

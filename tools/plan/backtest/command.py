@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from parallel.errors import UserError
 from tools.plan.aligned import aligned
-from tools.plan.backtest import refit, validation
+from tools.plan.backtest import refit, taken, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import as_given, peak_bytes, untold
 from tools.plan.backtest.recipes import recipe
@@ -27,6 +27,8 @@ from training.memory.peak import SAFE_SHARE
 def backtest(flags: Flags) -> None:
     """Prints the tables; writes a prediction for every row where --output asks for it."""
     assert flags.backtest is not None
+    if flags.output is not None:
+        writable(flags.output)
     rows = read(flags.backtest)
     if not rows:
         raise UserError(f"{flags.backtest}: no rows below the header.")
@@ -34,7 +36,7 @@ def backtest(flags: Flags) -> None:
         refit.refit(rows, note)
     predicted = validation.predicted_s(rows, fitted())
     held = peak_bytes(rows)
-    print("\n".join(summary(rows, predicted)))
+    print("\n".join([*taken.lines(rows), *summary(rows, predicted)]))
     print("\n".join(memory_lines(rows, held)))
     if flags.cross_validate:
         print("\n".join(cross_validation(rows)))
@@ -43,6 +45,14 @@ def backtest(flags: Flags) -> None:
     if flags.output is not None:
         write(flags.output, rows, predicted, held)
         print(f"written: {flags.output}")
+
+
+def writable(path: Path) -> None:
+    """Raises UserError where a file cannot be written there: known before minutes are spent, not after."""
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: the folder {path.parent} does not exist. Make it, or name another one.")
+    if path.is_dir():
+        raise UserError(f"--output {path}: this is a folder. Name a file in it: {path / 'predictions.csv'}.")
 
 
 def note(text: str) -> None:
@@ -84,8 +94,9 @@ def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ..
     found = order(rows, predicted)
     if not found.groups:
         return ("",) * 5
+    right = f"{found.right:.3f}" if found.pairs else ""  # none far enough apart to have an order
     return (
-        f"{found.pairs}", f"{found.right:.3f}", f"{found.groups}", f"{found.top1:.1%}", f"{found.top3:.1%}",
+        f"{found.pairs}", right, f"{found.groups}", f"{found.top1:.1%}", f"{found.top3:.1%}",
     )  # fmt: skip
 
 
@@ -98,8 +109,9 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     ran = np.array([row.measured_s is not None and not row.out_of_memory for row in rows])
     peaks = np.array([row.memory_bytes or 0.0 for row in rows])
     rightly = int((ran & (held > line) & (peaks > line)).sum())
+    off = f", mean error {found.mean:.1%}, median {found.median:.1%}" if found.count else ""
     return [
-        f"memory: {found.count} published peaks, mean error {found.mean:.1%}, median {found.median:.1%}; out of "
+        f"memory: {found.count or 'no'} published peaks{off}; out of "
         f"memory: {found.flagged_failed} of {found.failed} failed runs exceed {SAFE_SHARE:.0%} of the card, and "
         f"{found.flagged_succeeded} of {found.succeeded} that ran (false alarms; {filling} of these of a benchmark "
         f"that fills the card, {rightly} above the line by their own published peak); "

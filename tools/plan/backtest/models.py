@@ -1,121 +1,75 @@
 """The shape of a published row: its own columns over what the model's name says. No torch here."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 
-from models.families import ALIASES, SHAPES
+from models.families import SHAPES
 from models.parameters import block_parameters, num_parameters
 from models.shapes import GPTShape
 from models.sizes import ModelSizes, sizes
+from tools.plan.backtest.benchmarked import LATENT_EXPERTS
+from tools.plan.backtest.dimensions import GATED, given, of_kind
+from tools.plan.backtest.names import billions, known, known_as, spelled
 
-GATED = ("llama", "qwen", "deepseek", "mixtral", "mistral", "kimi", "gpt_oss", "gemma", "olmo")
-
-
-def _like(name: str, **changes: object) -> GPTShape:
-    return dataclasses.replace(SHAPES[name], **changes)  # type: ignore[arg-type]
-
-
-# The Nemotron 3: hybrids of state-space layers, layers of experts and few attention layers, as pairs of a mixer and
-# experts; what the mixers' projections have more than attention's is in the shared experts' width, so that FLOPs per
-# token are those of NVIDIA's tables (Super 85e9, Ultra 363e9, Nano 22e9, Lightning, which is Nano with two depths of
-# multi-token prediction, 28e9). Super and Ultra have two as well, and state-space layers twice as wide as attention:
-# 8,192 keys. DeepSeek-V4 Flash: what its table computes more (91e9) is in the shared experts, too.
-BENCHMARKED: dict[str, GPTShape] = {
-    # Architectures that this project does not train, by the config.json of each model card. State-space layers are
-    # counted as attention to 4,096 keys: their scans outrun FlashAttention 2 from 2,048 on (arXiv:2405.21060, figure
-    # 10), and today's attention is twice as fast. Blocks are halved where a card counts a mixer and an MLP apart.
-    "gpt_oss_120b": _like(
-        "qwen3_235b_a22b", num_layers=36, hidden_size=2880, ffn_hidden_size=2880, num_attention_heads=64,
-        num_query_groups=8, kv_channels=64, vocab_size=201088, num_moe_experts=128, moe_ffn_hidden_size=2880,
-        moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2", add_bias_linear=True,
-    ),
-    "kimi_k2": _like(
-        "deepseek_v3", num_attention_heads=64, num_query_groups=64, vocab_size=163840, num_moe_experts=384,
-        moe_layer_freq="[0]*1+[1]*60", moe_router_num_groups=0, moe_router_group_topk=0, mtp_num_layers=0,
-    ),
-    "nemotron_3_nano": _like(
-        "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
-        moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
-    ),
-    "nemotron_3_5_lightning": _like(
-        "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
-        moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
-        mtp_num_layers=2,
-    ),
-    "nemotron_3_super": _like(
-        "qwen3_235b_a22b", num_layers=40, hidden_size=4096, num_attention_heads=32, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=2496,
-        moe_shared_expert_intermediate_size=12736, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
-        mtp_num_layers=2,
-    ),
-    "nemotron_3_ultra": _like(
-        "qwen3_235b_a22b", num_layers=48, hidden_size=8192, num_attention_heads=64, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=4672,
-        moe_shared_expert_intermediate_size=28992, moe_router_topk=6, window_size=(8191, 0), window_attn_skip_freq="5",
-        mtp_num_layers=2,
-    ),
-    "deepseekv4_flash": _like(
-        "deepseek_v3", num_layers=43, hidden_size=4096, num_attention_heads=64, num_query_groups=64,
-        moe_layer_freq="1", num_moe_experts=256, moe_ffn_hidden_size=2048, moe_shared_expert_intermediate_size=4544,
-        moe_router_topk=6, moe_router_num_groups=0, moe_router_group_topk=0, mtp_num_layers=1,
-    ),
-    "qwen2_57b_a14b": _like(
-        "qwen3_30b_a3b", num_layers=28, hidden_size=3584, num_attention_heads=28, num_query_groups=4,
-        vocab_size=151936, num_moe_experts=64, moe_ffn_hidden_size=2560,
-        moe_shared_expert_intermediate_size=20480, moe_router_topk=8,
-    ),
-}  # fmt: skip
-
-LATENT_EXPERTS: dict[str, dict[str, int]] = {
-    # As they are: many small experts in a space of a quarter of the hidden size.
-    "nemotron_3_super": {"experts": 512, "topk": 22, "expert_ffn": 2688, "expert_hidden": 1024},
-    "nemotron_3_ultra": {"experts": 512, "topk": 22, "expert_ffn": 5120, "expert_hidden": 2048},
-}  # fmt: skip
-
-COLUMNS = {
-    "layers": "num_layers",
-    "hidden": "hidden_size",
-    "ffn_hidden": "ffn_hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_query_groups",
-    "vocab": "vocab_size",
-    "experts": "num_moe_experts",
-    "topk": "moe_router_topk",
-    "moe_ffn": "moe_ffn_hidden_size",
-}
+UNTOLD_BILLIONS = 8.0
+"""Of a model that tells neither its name nor its size: nobody can say, and every row gets a prediction."""
+OF_GPT_KIND = ("gpt", "mpt", "opt", "bloom", "megatron", "mt_nlg", "turing", "nemotron", "falcon")
+"""Families whose MLPs have no gate, as their names begin. Unheard names are taken for Llama's kind, as most are."""
 
 
 def model_name(row: Mapping[str, str]) -> str:
-    """As names of presets are spelled: llama3_70b."""
-    return re.sub(r"[^a-z0-9]+", "_", row.get("model", "").lower()).strip("_")
+    """The name that the model is known by; of an unknown one its own, spelled as names of presets are."""
+    text = row.get("model", "")
+    return known_as(text) or spelled(text)
+
+
+def guessed(row: Mapping[str, str]) -> str:
+    """What is guessed of a row whose model is not known and whose columns leave dimensions out; empty elsewhere."""
+    told = given(row)
+    if known_as(row.get("model", "")) or {"hidden_size", "num_layers"} <= told.keys():
+        return ""
+    size = _told_billions(row)
+    name = row.get("model", "").strip() or "without a name"
+    return f"{name} ({size:g} B)" if size else f"{name} (no size told: {UNTOLD_BILLIONS:g} B)"
 
 
 def shape_of(row: Mapping[str, str]) -> GPTShape:
-    """A row's shape. Where neither columns nor name tell, a Llama-like one of as many parameters."""
-    name = model_name(row)
-    base = _named(name)
-    given = {field: int(float(row[column])) for column, field in COLUMNS.items() if row.get(column, "").strip()}
-    if base is None and "hidden_size" not in given:
-        base = _of_size(_billions(row))
-    if base is None:
-        base = _plain(name)
-    elif given.get("num_attention_heads", base.num_attention_heads) != base.num_attention_heads:
-        given.setdefault("num_query_groups", given["num_attention_heads"])
+    """A row's shape. Where neither columns nor name tell, one of its kind with as many parameters."""
+    name, told = model_name(row), given(row)
+    if name not in known():
+        return _unknown(row, name, told)
+    base = known()[name]
     if _predicts_more(name, row):
         base = dataclasses.replace(base, mtp_num_layers=1)
-    if "num_layers" in given and given["num_layers"] != base.num_layers and base.num_moe_experts:
-        given["moe_layer_freq"] = 1
-    changes = {key: str(value) if key == "moe_layer_freq" else value for key, value in given.items()}
+    if told.get("num_layers", base.num_layers) != base.num_layers and base.num_moe_experts:
+        base = dataclasses.replace(base, moe_layer_freq="1")
+    return _changed(base, told)
+
+
+def _changed(base: GPTShape, told: Mapping[str, int]) -> GPTShape:
+    """A known architecture at a row's own dimensions; what the row leaves out goes with the hidden size."""
+    changes, hidden = dict(told), told.get("hidden_size", base.hidden_size)
+    of_hidden = base.kv_channels * base.num_attention_heads == base.hidden_size
+    if hidden != base.hidden_size:
+        changes.setdefault("ffn_hidden_size", base.ffn_hidden_size * hidden // base.hidden_size)
+        changes.setdefault("num_attention_heads", max(1, base.num_attention_heads * hidden // base.hidden_size))
     heads = changes.get("num_attention_heads", base.num_attention_heads)
-    if base.kv_channels * base.num_attention_heads == base.hidden_size or "_plain" in name:
-        changes["kv_channels"] = int(changes.get("hidden_size", base.hidden_size)) // int(heads)
-    if "num_query_groups" not in changes and "num_attention_heads" in changes and _named(name) is None:
-        changes["num_query_groups"] = heads
-    found = dataclasses.replace(base, **changes)  # type: ignore[arg-type]
-    return found if _named(name) is not None else _as_large(found, _billions(row))
+    if heads != base.num_attention_heads:
+        changes.setdefault("num_query_groups", heads)
+    if of_hidden:
+        changes["kv_channels"] = hidden // heads
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _unknown(row: Mapping[str, str], name: str, told: dict[str, int]) -> GPTShape:
+    size = _told_billions(row)
+    if "hidden_size" not in told:
+        found = _changed(_of_size(name, size or UNTOLD_BILLIONS), told)
+        return _as_large(found, size or UNTOLD_BILLIONS)
+    found = of_kind(name, told)
+    # Layers that a row tells are its own: a size in its name is a round one ("MPT-1b" has 1.3 billion).
+    wanted = float(row.get("params_b", "") or 0) if "num_layers" in told else size
+    return _as_large(found, wanted) if wanted else found
 
 
 def _predicts_more(name: str, row: Mapping[str, str]) -> bool:
@@ -130,8 +84,7 @@ def _predicts_more(name: str, row: Mapping[str, str]) -> bool:
 def sizes_of(row: Mapping[str, str], shape: GPTShape) -> ModelSizes:
     """Of the row's shape at its sequence length."""
     found = sizes(shape, int(float(row.get("seq_len", "") or 4096)))
-    name = model_name(row)
-    latent = next((own for known, own in LATENT_EXPERTS.items() if name.startswith(known)), {})
+    latent = LATENT_EXPERTS.get(model_name(row), {})
     return dataclasses.replace(found, **latent)  # type: ignore[arg-type]
 
 
@@ -148,36 +101,21 @@ def _as_large(shape: GPTShape, billions: float) -> GPTShape:
     return dataclasses.replace(shape, num_layers=max(1, shape.num_layers + round(missing / layer)))
 
 
-def _named(name: str) -> GPTShape | None:
-    if name in BENCHMARKED:
-        return BENCHMARKED[name]
-    if found := next((shape for known, shape in BENCHMARKED.items() if name.startswith(known)), None):
-        return found
-    shape = SHAPES.get(ALIASES.get(name, name))
-    # Depths of multi-token prediction are part of a recipe, not of the name: benchmarks leave them out.
-    return None if shape is None else dataclasses.replace(shape, mtp_num_layers=0)
+def _told_billions(row: Mapping[str, str]) -> float | None:
+    return float(row.get("params_b", "") or 0) or billions(row.get("model", ""))
 
 
-def _plain(name: str) -> GPTShape:
-    """GPT-2's kind, or Llama's where the name is of a family with gated MLPs."""
-    base = SHAPES["llama3_8b"] if name.startswith(GATED) else SHAPES["gpt3_175b"]
-    return dataclasses.replace(base, kv_channels=1, num_attention_heads=1, hidden_size=1)
-
-
-def _billions(row: Mapping[str, str]) -> float:
-    found = re.search(r"(\d+(?:\.\d+)?)\s*[bB](?![a-z])", row.get("model", ""))
-    return float(row.get("params_b", "") or (found[1] if found else 8))
-
-
-def _of_size(billions: float) -> GPTShape:
-    """The published Llama nearest in size: hidden and layers scaled by the cube root (arXiv:2001.08361, section 3)."""
-    base, known = SHAPES["llama3_70b"], 70.6
-    scale = (billions / known) ** (1 / 3)
+def _of_size(name: str, size: float) -> GPTShape:
+    """The largest of its kind, hidden and layers scaled by the cube root (arXiv:2001.08361, section 3)."""
+    gpt = name.startswith(OF_GPT_KIND) and not name.startswith(GATED)
+    base, published = (SHAPES["gpt3_175b"], 174.6) if gpt else (SHAPES["llama3_70b"], 70.6)
+    scale = (size / published) ** (1 / 3)
     heads = max(8, round(base.num_attention_heads * scale / 8) * 8)
     return dataclasses.replace(
         base,
         num_layers=max(2, round(base.num_layers * scale)),
         hidden_size=heads * 128,
-        ffn_hidden_size=max(256, round(base.ffn_hidden_size * scale / 256) * 256),
+        ffn_hidden_size=4 * heads * 128 if gpt else max(256, round(base.ffn_hidden_size * scale / 256) * 256),
         num_attention_heads=heads,
+        num_query_groups=heads if gpt else base.num_query_groups,
     )

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -12,16 +12,15 @@ from models.shapes import GPTShape
 from models.sizes import ModelSizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
+from tools.plan.backtest.columns import canonical, cells
 from tools.plan.backtest.machines import cluster_of
-from tools.plan.backtest.models import shape_of, sizes_of
+from tools.plan.backtest.models import model_name, shape_of, sizes_of
 from tools.plan.backtest.programs import program, when
 from tools.plan.cases import Case
 from tools.plan.machine import Machine, card_age, machine
 from training.memory.layouts import Candidate, Recompute
 
 PUBLISHED = Path(__file__).with_name("published.csv")
-NEEDED = ("id", "model", "seq_len", "gpu", "n_gpus", "gbs")
-TIMES = ("step_s", "tokens_s_gpu", "tflops_gpu")
 GIB = 2**30
 """Of mem_gb: nvidia-smi and PyTorch's allocator, which people copy their peaks from, count in powers of two."""
 
@@ -66,23 +65,14 @@ def read(path: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    table = csv.DictReader(io.StringIO(text))
-    header = [name.strip() for name in table.fieldnames or []]
-    missing = [name for name in NEEDED if name not in header]
-    if missing or not set(TIMES) & set(header):
-        absent = ", ".join(missing) if missing else f"any of {', '.join(TIMES)}"
-        near = _other_units(header)
-        raise UserError(
-            f"{path}: column {absent} is missing{near}. Expected a header with {', '.join(NEEDED)}, and one of "
-            f"{', '.join(TIMES)} (seconds, tokens per second and GPU, TFLOPS per GPU); found {', '.join(header[:12])}."
-        )
-    return [_row(path, number, row) for number, row in enumerate(table, start=2)]
-
-
-def _other_units(header: Sequence[str]) -> str:
-    """A hint for a time in other units, which would be taken for none."""
-    others = [name for name in header if name in ("step_ms", "step_time", "iteration_ms", "tokens_s", "step_min")]
-    return f" (found {', '.join(others)}: convert it)" if others else ""
+    lines = csv.reader(io.StringIO(text))
+    try:
+        header = next(lines, [])
+        table = [(lines.line_num, values) for values in lines if any(values)]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {lines.line_num}: cannot be read as CSV: {error}") from None
+    names = canonical(path, header)
+    return [_row(path, line, cells(path, line, names, values)) for line, values in table]
 
 
 def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
@@ -158,7 +148,7 @@ def _precision(row: Mapping[str, str]) -> str:
     layers' outputs in mxfp8 (Megatron-Bridge, te_quant.cfg): as mxfp8 throughout.
     """
     told = row.get("precision", "").strip("?") or "bf16"
-    return "mxfp8" if told == "nvfp4" and row.get("model", "").lower().startswith("nemotron_3") else told
+    return "mxfp8" if told == "nvfp4" and model_name(row).startswith("nemotron_3_") else told
 
 
 def _chunks(layers: int, pp: int, vpp: int) -> tuple[int, ...]:

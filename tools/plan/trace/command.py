@@ -25,6 +25,7 @@ from tools.plan.pricing import Plan
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
 from training.config import RunConfig
+from training.footprint import FP8_COPIES
 from training.memory.layouts import Candidate
 from training.memory.peak import stage_memory
 from training.memory.software import OURS
@@ -35,9 +36,13 @@ SPEC = (
     "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "
     "weights, gradients and optimizer are those of a GPU run, activations are an upper bound"
 )
+SPEC_OF_FP8 = (
+    "traced in bf16, for a CPU has no fp8: Transformer Engine's copies of weights in fp8 are counted, "
+    f"{FP8_COPIES} bytes a parameter, as in the plan's weights"
+)
 
 HEAD = (
-    "stage", "weights", "gradients", "optimizer", "activations", "GiB", "activations by formula", "CPU s",
+    "stage", "weights", "fp8 copies", "gradients", "optimizer", "activations", "GiB", "activations by formula", "CPU s",
     "collectives",
 )  # fmt: skip
 
@@ -45,14 +50,18 @@ HEAD = (
 def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> None:
     """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
     print(SPEC)
+    if any(plan.layout.precision == "fp8" for plan in plans):
+        print(SPEC_OF_FP8)
     for plan in plans:
         rows: list[tuple[str, ...]] = [HEAD]
         stages = stages_of(plan.layout)
         for stage, found in zip(stages, trace_stages(question, plan.layout, stages, base), strict=True):
             formula = f"{by_formula(question, plan.layout, stage) / 2**30:.2f}"
-            rows.append((f"{stage}", *_gib(found), formula, f"{found['cpu_s']:.0f}", _calls(found["collectives"])))
+            rows.append(
+                (f"{stage}", *_gib(found, plan.layout), formula, f"{found['cpu_s']:.0f}", _calls(found["collectives"]))
+            )
         print(f"{plan.layout}, {rounds(plan.layout)} microbatches:")
-        print("\n".join(aligned(rows, left=(8,))), flush=True)
+        print("\n".join(aligned(rows, left=(len(HEAD) - 1,))), flush=True)
 
 
 def stages_of(layout: Candidate) -> list[int]:
@@ -86,7 +95,10 @@ def trace_stages(
 
 
 def traceable(config: RunConfig) -> RunConfig:
-    """On the CPU, without fp8, and with one reduction at the end: none of this changes what a rank holds of a model."""
+    """On the CPU, without fp8, and with one reduction at the end.
+
+    But for fp8's copies (``fp8_copies``), none of this changes what a rank holds of a model.
+    """
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
     precision = dataclasses.replace(config.precision, fp8=None)
     return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
@@ -111,8 +123,14 @@ def optimizer_bytes(found: dict[str, Any]) -> int:
     return int(found["main_weights"]) + int(found["moments"])
 
 
-def _gib(found: dict[str, Any]) -> tuple[str, ...]:
-    sizes = [found["weights"], found["gradients"], optimizer_bytes(found), found["activations"]]
+def fp8_copies(found: dict[str, Any], layout: Candidate) -> int:
+    """Bytes that a GPU run holds beside the weights that are traced."""
+    return FP8_COPIES * int(found["parameters"]) if layout.precision == "fp8" else 0
+
+
+def _gib(found: dict[str, Any], layout: Candidate) -> tuple[str, ...]:
+    copies = fp8_copies(found, layout)
+    sizes = [found["weights"], copies, found["gradients"], optimizer_bytes(found), found["activations"]]
     return (*(f"{size / 2**30:.2f}" for size in sizes), f"{sum(sizes) / 2**30:.1f}")
 
 
