@@ -82,16 +82,7 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
         layouts = holdable(question, layouts)
     if not layouts:
         return []
-    model = sizes(question.shape, question.seq_length)
-    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
-    programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
-        name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
-        for name in machines
-    }
-    cases = [
-        Case(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
-        for own in layouts
-    ]
+    cases = planned_cases(question, layouts)
     times = step_times(Columns(cases), constants(question.cluster))
     chosen = list(range(len(cases))) if keep is None else _fastest(question, cases, times.total, keep)
     if not chosen:
@@ -99,6 +90,20 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     held = _memory(question, [cases[number] for number in chosen])
     flops = flops_per_token(question.shape, question.seq_length)
     return [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+
+
+def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case]:
+    """On the question's cluster, under pretrain_gpt.py as the question's recipe has it."""
+    model = sizes(question.shape, question.seq_length)
+    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
+    programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
+        name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
+        for name in machines
+    }
+    return [
+        Case(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
+        for own in layouts
+    ]
 
 
 def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
@@ -109,13 +114,14 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
     whole = Stack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     fits: dict[tuple[object, ...], bool] = {}
+    narrow = 4 if question.grad_reduce_in_fp32 else 2
     found = []
     for layout in layouts:
         split = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
         key = (*split, layout.tp, layout.dp * layout.cp, layout.zero, layout.precision)
         if key not in fits:
             share = Held(whole.dense // split[0], whole.expert // split[1])
-            fits[key] = 0.9 * states(share, layout).total <= room
+            fits[key] = 0.9 * states(share, layout, narrow).total <= room
         if fits[key]:
             found.append(layout)
     return found

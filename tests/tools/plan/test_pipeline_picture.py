@@ -1,5 +1,6 @@
 """The pipeline as it is drawn: Megatron's order, every stage's own time, and the table's bubble."""
 
+import dataclasses
 import itertools
 import re
 import xml.etree.ElementTree as ElementTree
@@ -82,6 +83,13 @@ def test_the_slowest_stage_spends_what_the_table_says(asked: Question, plan: Pla
     whole = max(work.end for work in schedule(plan.layout, seconds)) + seconds.exchange
     whole += sum(plan.spent_s[name] for name in ("dp", "optimizer", "other"))
     assert whole == pytest.approx(plan.step_s, rel=0.01)
+
+
+def test_stages_add_gradients_up_as_the_recipe_has_it() -> None:
+    asked, _ = gpt3()
+    narrow = dataclasses.replace(asked, grad_reduce_in_fp32=False)
+    plan, *_ = price(narrow, candidates(narrow))
+    assert max(stages(narrow, plan), key=busy_s).spent_s == pytest.approx(plan.spent_s, rel=1e-6)
 
 
 def test_stages_are_not_alike() -> None:

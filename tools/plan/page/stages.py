@@ -6,14 +6,12 @@ table says of the step.
 
 from dataclasses import dataclass
 
-from models.sizes import sizes
-from tools.plan.cases import Case, Columns
+from tools.plan.cases import Columns
 from tools.plan.cost.head import embedding_s, head_s
 from tools.plan.cost.layer import Times, mean_block
 from tools.plan.cost.sharding import accumulate_s
-from tools.plan.machine import machine
 from tools.plan.page.schedule import Seconds
-from tools.plan.pricing import Plan, constants, program
+from tools.plan.pricing import Plan, constants, planned_cases
 from tools.plan.question import Question
 from training.memory.layouts import Candidate
 from training.memory.states import chunks
@@ -87,14 +85,7 @@ def _stage(plan: Plan, parts: _Parts, number: int, layers: int) -> Stage:
 
 
 def _parts(question: Question, layout: Candidate) -> _Parts:
-    cluster = question.cluster
-    case = Case(
-        model=sizes(question.shape, question.seq_length),
-        layout=layout,
-        machine=machine(cluster, layout.precision),
-        software=program(cluster),
-    )
-    columns, numbers = Columns([case]), constants(cluster)
+    columns, numbers = Columns(planned_cases(question, [layout])), constants(question.cluster)
     block, forward = mean_block(columns, numbers)
     return _Parts(
         block=block,
