@@ -75,7 +75,7 @@ class Flags:
     """The fewest GPUs of this cluster, and of each other, that hold the model."""
 
     sizing: bool = False
-    """The same run on every cluster at the same price per hour: fewer, larger cards or many small ones."""
+    """The same run on every other cluster for no more money per hour: fewer, larger cards or many small ones."""
 
     memory: bool = False
     """Table of weights, gradients and optimizer by number format and ZeRO stage; checkpoint size and interval."""
