@@ -58,9 +58,13 @@ def _data(config: RunConfig) -> Iterator[str]:
     if not given:
         yield "data.paths is empty: the built-in corpus is a few million tokens, for trying things out."
     if config.data.tokenizer == "builtin":
+        own, pieces = config.model.vocab_size, config.data.builtin_vocab_size
+        gets = "gets that vocabulary"
+        if own is not None and own > pieces:
+            gets = f"has a vocabulary of {own:,} (model.vocab_size), the rest of which is never trained"
         yield (
-            f"data.tokenizer is the built-in one of {config.data.builtin_vocab_size:,} pieces, trained on Python "
-            "sources; the model gets that vocabulary. Name a SentencePiece model."
+            f"data.tokenizer is the built-in one of {pieces:,} pieces, trained on Python "
+            f"sources; the model {gets}. Name a SentencePiece model."
         )
 
 

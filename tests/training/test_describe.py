@@ -211,6 +211,19 @@ def test_a_known_bad_choice_is_warned_of(flags: str, words: str) -> None:
     assert new[0].startswith(words), new
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "the model gets that vocabulary"),
+        ("--model.vocab_size 2048", "the model gets that vocabulary"),
+        ("--model.vocab_size 128256", "a vocabulary of 128,256 (model.vocab_size), the rest of which is never trained"),
+    ],
+)
+def test_what_the_built_in_tokenizer_means_for_the_vocabulary(flags: str, words: str) -> None:
+    (warning,) = warnings_of(f"--data.tokenizer builtin {flags}")
+    assert warning.endswith(words), warning
+
+
 def test_small_models_and_cpu_runs_are_left_alone() -> None:
     assert "warning" not in plan(DEBUG, "--dry_run", "--device", "auto", "--precision.dtype", "fp32")
     assert "warning" not in plan(

@@ -4,36 +4,28 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal, cast
+from typing import cast
 
 from models.config import ModelConfig
+from models.flops import flops_per_token
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from parallel.stages import stage_problems
-from tools.plan.machine import precisions
+from tools.plan.machine import computable, precisions
 from tools.plan.question import Question
+from tools.plan.splits import stage_choices
 from training.divisions import expert_problems, latent_problems, sequence_problems, split_problems
 from training.memory.layouts import Candidate, Recompute, Zero
-from training.memory.states import parallel_config
+from training.memory.peak import SAFE_SHARE
 
-MOST_MICRO_BATCH = 8
-MOST_VPP = 16
-SMALLEST_PIECE = 1024
-"""Tokens of a sequence on one context rank: below, attention's products are too small to be worth a ring."""
-
-Split = Literal["even", "embedding_and_loss", "loss", "ends"]
-
-
-@dataclass(slots=True, frozen=True)
-class Stages:
-    """How blocks are dealt to pipeline stages."""
-
-    vpp: int = 1
-    split: Split = "even"
-    first_layers: int = 0
-    last_layers: int = 0
+SMALLEST_PIECE, LONG, SMALLEST_OF_SHORT = 1024, 8192, 2048
+"""Tokens of a sequence, a long one or a short one, on one context rank: attention's products on less are too small to
+be worth a ring."""
+USUAL_MICRO_BATCH, MOST_TOKENS = 8, 65536
+"""Larger ones are tried up to so many tokens on a rank: no product is faster with more rows, and bubbles only grow."""
+STREAMS = 4
+"""Hidden states that a block keeps at least where it is not recomputed whole: inputs of its norms, its queries, what
+attention puts out."""
 
 
 def candidates(question: Question) -> list[Candidate]:
@@ -43,13 +35,21 @@ def candidates(question: Question) -> list[Candidate]:
 
 def _candidates(question: Question) -> Iterator[Candidate]:
     shape = question.shape
-    formats = [name for name in precisions(question.cluster) if question.fixed.get("precision", name) == name]
+    formats = _formats(question)
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
-    rest = list(itertools.product(again, cast(list[Zero], question.choices("zero", [1, 3])), formats))
+    sharded = cast(list[Zero], question.choices("zero", [1, 3]))
     for grid in _grids(question):
-        for ep, etp in _expert_axes(question, grid):
-            for recompute, zero, precision in rest:
-                yield dataclasses.replace(grid, ep=ep, etp=etp, recompute=recompute, zero=zero, precision=precision)
+        kept = again if _may_fit(question, grid, STREAMS) or "mbs" in question.fixed else again[-1:]
+        alone = grid.dp * grid.cp == 1  # nobody to share gradients and weights with
+        rest = itertools.product(kept, [zero for zero in sharded if zero <= 1 or not alone], formats)
+        for (ep, etp), (recompute, zero, precision) in itertools.product(_expert_axes(question, grid), rest):
+            yield dataclasses.replace(grid, ep=ep, etp=etp, recompute=recompute, zero=zero, precision=precision)
+
+
+def _formats(question: Question) -> list[str]:
+    if "precision" not in question.fixed:
+        return precisions(question.cluster)
+    return [name for name in computable(question.cluster) if name == question.fixed["precision"]]
 
 
 def _recomputations(shape: GPTShape) -> list[Recompute]:
@@ -68,55 +68,51 @@ def _grids(question: Question) -> Iterator[Candidate]:
             if not _divides(question.model, shape, tp, cp) or world % (tp * cp):
                 continue
             for pp in question.choices("pp", _divisors(world // (tp * cp))):
-                if world % (tp * cp * pp) or pp > shape.num_layers:
-                    continue
                 dp = world // (tp * cp * pp)
-                for mbs in question.choices("mbs", [1, 2, 4, MOST_MICRO_BATCH]):
-                    if batch % (dp * mbs) == 0 and question.fixed.get("dp", dp) == dp:
-                        base = Candidate(
-                            tp=tp, cp=cp, pp=pp, dp=dp, mbs=mbs, microbatches=batch // (dp * mbs),
-                            sequence_parallel=tp > 1, overlap=dp * cp > 1,
-                        )  # fmt: skip
-                        yield from _staged(question, shape, base)
+                if world % (tp * cp * pp) or pp > shape.num_layers or question.fixed.get("dp", dp) != dp:
+                    continue
+                base = Candidate(tp=tp, cp=cp, pp=pp, dp=dp, sequence_parallel=tp > 1, overlap=dp * cp > 1)
+                for mbs in question.choices("mbs", _micro_batches(question, base)):
+                    if batch % (dp * mbs) == 0:
+                        sized = dataclasses.replace(base, mbs=mbs, microbatches=batch // (dp * mbs))
+                        yield from _staged(question, shape, sized)
 
 
 def _staged(question: Question, shape: GPTShape, base: Candidate) -> Iterator[Candidate]:
     """Interleaving needs a whole number of rounds of PP microbatches."""
-    for stages in stage_choices(shape.num_layers, base.pp, shape.mtp_num_layers):
+    for stages in stage_choices(shape.num_layers, base.pp, shape.mtp_num_layers, _head_blocks(shape)):
         if question.fixed.get("vpp", stages.vpp) != stages.vpp or (stages.vpp > 1 and base.microbatches % base.pp):
             continue
         yield dataclasses.replace(base, **dataclasses.asdict(stages))
 
 
 @cache
-def stage_choices(layers: int, pp: int, depths: int = 0) -> tuple[Stages, ...]:
-    """Equal stages, and those in which embedding and loss, or the loss, count as a block; else uneven ends."""
-    if pp == 1:
-        return (Stages(),)
-    found = []
-    extras: tuple[tuple[Split, int, int], ...] = (("even", 0, 0), ("embedding_and_loss", 1, 1), ("loss", 0, 1))
-    for split, first, last in extras:
-        whole = layers + first + last
-        if whole % pp or whole // pp < 1 + (split != "even"):
-            continue
-        share = whole // pp
-        for vpp in (size for size in _divisors(share) if size <= MOST_VPP and (share // size > 1 or split == "even")):
-            found.append(Stages(vpp, split, share - first if first + last else 0, share - last if last else 0))
-    if not found and pp > 2 and (uneven := _uneven_ends(layers, pp)):
-        found.append(uneven)
-    return tuple(stages for stages in found if not _stage_problems(layers, pp, stages, depths))
+def _head_blocks(shape: GPTShape) -> float:
+    """Blocks that multiply as much as the output layer and the depths of multi-token prediction do."""
+    depths, logits = shape.mtp_num_layers, 2 * shape.hidden_size * shape.vocab_size
+    rest = flops_per_token(shape, 1) / 3 - (1 + depths) * logits
+    return depths + (1 + depths) * logits / (rest / (shape.num_layers + depths))
 
 
-def _uneven_ends(layers: int, pp: int) -> Stages | None:
-    """Stages between get as many as they must; the last, which computes the loss, the fewest."""
-    middle = math.ceil(layers / pp)
-    rest = layers - (pp - 2) * middle
-    return Stages(1, "ends", rest - rest // 2, rest // 2) if rest >= 2 else None
+def _micro_batches(question: Question, base: Candidate) -> list[int]:
+    """Doubled until the batch ends, until one microbatch cannot fit, or until products gain nothing any more."""
+    whole = question.global_batch_size // base.dp
+    most = min(whole, max(USUAL_MICRO_BATCH, MOST_TOKENS * base.cp // question.seq_length))
+    sizes = [2**power for power in range(most.bit_length())]
+    return [size for size in sizes if size == 1 or _may_fit(question, dataclasses.replace(base, mbs=size), 1)]
 
 
-def _stage_problems(layers: int, pp: int, stages: Stages, depths: int) -> list[str]:
-    layout = Candidate(pp=pp, **dataclasses.asdict(stages))
-    return stage_problems(parallel_config(layout), layers, depths)
+def _may_fit(question: Question, layout: Candidate, streams: int) -> bool:
+    """Whether the least that a stage keeps of its microbatches fits: so many hidden states a block; or the logits.
+
+    The second stage's are counted: as many microbatches as there are stages after the first.
+    """
+    shape, pp = question.shape, layout.pp
+    tokens = question.seq_length * layout.mbs / (layout.tp * layout.cp)
+    microbatches = min(max(1, pp - 1), question.global_batch_size // (layout.dp * layout.mbs))
+    states = streams * shape.hidden_size * shape.num_layers / pp * microbatches
+    room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
+    return 2 * tokens * max(states, shape.vocab_size) <= room
 
 
 def _tensor_sizes(question: Question) -> list[int]:
@@ -127,8 +123,9 @@ def _tensor_sizes(question: Question) -> list[int]:
 
 
 def _context_sizes(question: Question) -> list[int]:
-    most = max(1, question.seq_length // SMALLEST_PIECE)
-    return [1, *(2**power for power in range(1, 7) if 2**power <= most and question.seq_length >= 8192)]
+    length = question.seq_length
+    piece = SMALLEST_PIECE if length >= LONG else SMALLEST_OF_SHORT
+    return [1, *(2**power for power in range(1, 7) if length >= piece * 2**power)]
 
 
 @cache
@@ -140,7 +137,7 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int) -> bool:
 
 
 def _expert_axes(question: Question, grid: Candidate) -> list[tuple[int, int]]:
-    """EP and ETP within a stage's ranks; experts are cut by TP only where whole ones do not go round."""
+    """EP and ETP within a stage's ranks; both at once, never faster and twice the layouts, only where --etp asks."""
     shape, ranks = question.shape, grid.tp * grid.cp * grid.dp
     if not shape.num_moe_experts:
         return [(1, 1)] if all(question.fixed.get(name, 1) == 1 for name in ("ep", "etp")) else []

@@ -24,7 +24,7 @@ class Flags:
     """Samples of an optimizer update, over all GPUs. None: the recipe's."""
 
     seq_length: int | None = None
-    """Tokens of a sample. None: the recipe's, else 4096."""
+    """Tokens of a sample. None: the recipe's, else 4096, or the positions that the model has learned."""
 
     tp: int | None = None
     """Only this tensor_model_parallel_size; so with the following."""
@@ -57,7 +57,7 @@ class Flags:
     """0: no distributed optimizer; 1: with it; 3: sharded weights too, which today's program does not run."""
 
     precision: str | None = None
-    """bf16, fp16, fp32 or fp8, as the card has them."""
+    """bf16, fp16, fp32 or fp8, as the card has them. None: bf16 and fp8; fp16 or fp32 on cards without bf16."""
 
     top: int = 10
     """Layouts to show."""
@@ -69,13 +69,13 @@ class Flags:
     """Write the best layout (or that of --why) as a recipe here."""
 
     tokens: float | None = None
-    """Tokens to train on: days and cost of that."""
+    """Tokens to train on: days and cost of that; with --write, train_iters and save_interval of the recipe."""
 
     smallest: bool = False
     """The fewest GPUs of this cluster, and of each other, that hold the model."""
 
     sizing: bool = False
-    """The same run on every cluster at the same price per hour: fewer, larger cards or many small ones."""
+    """The same run on every other cluster for no more money per hour: fewer, larger cards or many small ones."""
 
     memory: bool = False
     """Table of weights, gradients and optimizer by number format and ZeRO stage; checkpoint size and interval."""

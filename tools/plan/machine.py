@@ -118,8 +118,14 @@ def on_cpu(cluster: Cluster) -> bool:
     return cluster.gpu.name.split(" ")[0] == "CPU"
 
 
+def computable(cluster: Cluster) -> list[str]:
+    """Formats that today's program computes in and the card has units for; fp8 is beside bf16."""
+    found = [name for name in ("bf16", "fp16", "fp32") if peak_tflops(cluster, name)]
+    return found + (["fp8"] if "bf16" in found and peak_tflops(cluster, "fp8") else [])
+
+
 def precisions(cluster: Cluster) -> list[str]:
-    """Formats that today's program computes in and the card has units for, the fastest last."""
+    """Those of them that are offered to who asks for none: bf16 before fp16, fp32 without either, the fastest last."""
     found = [name for name in ("bf16", "fp16") if peak_tflops(cluster, name)][:1] or ["fp32"]
     return found + (["fp8"] if found == ["bf16"] and peak_tflops(cluster, "fp8") else [])
 

@@ -18,6 +18,7 @@ from training.memory.cases import Column
 from training.memory.layouts import Candidate
 from training.memory.peak import SAFE_SHARE, Memory, memory
 from training.memory.software import OURS, Software
+from training.memory.states import Held, Stack, states
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -74,27 +75,63 @@ class Plan:
 def price(question: Question, layouts: Sequence[Candidate], keep: int | None = None) -> list[Plan]:
     """All layouts at once: well below a millisecond each.
 
-    keep: return no more than the fastest so many of those that fit and that run today, of those that fit, and of the
-    rest. None: all, in the order given.
+    keep: of those that fit, no more than the fastest so many, and as many that run today. None: all, in the order
+    given.
     """
+    if keep is not None:
+        layouts = holdable(question, layouts)
     if not layouts:
         return []
-    model, shape = sizes(question.shape, question.seq_length), question.shape
+    cases = planned_cases(question, layouts)
+    times = step_times(Columns(cases), constants(question.cluster))
+    chosen = list(range(len(cases))) if keep is None else _fastest(question, cases, times.total, keep)
+    if not chosen:
+        return []
+    held = _memory(question, [cases[number] for number in chosen])
+    flops = flops_per_token(question.shape, question.seq_length)
+    return [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+
+
+def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case]:
+    """On the question's cluster, under pretrain_gpt.py as the question's recipe has it."""
+    model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
     programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
         name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
         for name in machines
     }
-    cases = [
+    return [
         Case(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
         for own in layouts
     ]
-    columns = Columns(cases)
-    times = step_times(columns, constants(question.cluster))
-    held = memory(columns, [shape] * len(layouts), layouts)
-    flops = flops_per_token(shape, question.seq_length)
-    chosen = range(len(cases)) if keep is None else _fastest(columns, times.total, held.total, keep)
-    return [_plan(question, cases[number], number, times, held, flops) for number in chosen]
+
+
+def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
+    """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
+
+    A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those looked at.
+    """
+    whole = Stack(question.shape).held(Candidate(), 0)
+    room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
+    fits: dict[tuple[object, ...], bool] = {}
+    narrow = 4 if question.grad_reduce_in_fp32 else 2
+    found = []
+    for layout in layouts:
+        split = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
+        key = (*split, layout.tp, layout.dp * layout.cp, layout.zero, layout.precision)
+        if key not in fits:
+            share = Held(whole.dense // split[0], whole.expert // split[1])
+            fits[key] = 0.9 * states(share, layout, narrow).total <= room
+        if fits[key]:
+            found.append(layout)
+    return found
+
+
+def _memory(question: Question, cases: Sequence[Case]) -> Memory:
+    found = memory(Columns(cases), [question.shape] * len(cases), [case.layout for case in cases])
+    if on_cpu(question.cluster):
+        found.workspace = np.zeros(len(cases))  # neither CUDA nor NCCL is there to hold any
+    return found
 
 
 LIBRARIES_OF = 2026.6
@@ -124,15 +161,30 @@ def constants(cluster: Cluster) -> Constants:
     return replace(fitted(), **begun | own)
 
 
-def _fastest(columns: Columns, total_s: Column, total_bytes: Column, keep: int) -> list[int]:
-    order = np.argsort(total_s)
-    fits = (total_bytes <= SAFE_SHARE * columns.machine.memory_bytes)[order]
-    today = (columns.layout.zero <= 1)[order]
-    kept = [order[fits & today][:keep], order[fits][:keep], order[~fits][:keep]]
-    return [int(number) for number in np.unique(np.concatenate(kept))]
+BLOCK = 8192
+"""Cases whose memory is looked at together."""
 
 
-def _plan(question: Question, case: Case, number: int, times: StepTimes, held: Memory, flops: float) -> Plan:
+def _fastest(question: Question, cases: Sequence[Case], total_s: Column, keep: int) -> list[int]:
+    """Memory is worked out for the fastest first, until enough of them fit: it takes as long as time does."""
+    order, fitting, runnable = np.argsort(total_s), [], []
+    for start in range(0, len(order), BLOCK):
+        block = [int(number) for number in order[start : start + BLOCK]]
+        held = _memory(question, [cases[number] for number in block]).total
+        for number, size in zip(block, held, strict=True):
+            if size <= SAFE_SHARE * cases[number].machine.memory_bytes:
+                fitting.append(number)
+                if cases[number].layout.zero <= 1:
+                    runnable.append(number)
+        if len(runnable) >= keep:
+            break
+    return sorted({*fitting[:keep], *runnable[:keep]})
+
+
+def _plan(
+    question: Question, case: Case, times: StepTimes, number: int, held: Memory, place: int, flops: float
+) -> Plan:
+    """number, place: of the case among the times, and among what is held."""
     spent = {name: float(getattr(times, name)[number]) for name in SPENT}
     step_s = sum(spent.values())
     rate = question.global_batch_size * question.seq_length / step_s / question.num_gpus
@@ -140,8 +192,8 @@ def _plan(question: Question, case: Case, number: int, times: StepTimes, held: M
         layout=case.layout,
         step_s=step_s,
         spent_s=spent,
-        held_bytes={name: float(getattr(held, name)[number]) for name in HELD},
-        fullest_stage=int(held.stage[number]),
+        held_bytes={name: float(getattr(held, name)[place]) for name in HELD},
+        fullest_stage=int(held.stage[place]),
         tokens_per_s_per_gpu=rate,
         mfu=rate * flops / case.machine.peak_flops,
         interval=interval("experts" if case.model.experts else "dense"),

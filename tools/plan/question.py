@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 
 from models.config import ModelConfig
 from models.families import resolve
@@ -28,7 +29,7 @@ class Question:
     @property
     def shape(self) -> GPTShape:
         """With the published vocabulary."""
-        return resolve(self.model, None)
+        return _shape(self.model)
 
     @property
     def seq_length(self) -> int:
@@ -44,3 +45,8 @@ class Question:
     def choices(self, name: str, otherwise: list[int]) -> list[int]:
         """Values of an axis to try."""
         return [int(self.fixed[name])] if name in self.fixed else otherwise
+
+
+@cache
+def _shape(model: ModelConfig) -> GPTShape:
+    return resolve(model, None)

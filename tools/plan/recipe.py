@@ -2,16 +2,23 @@
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
+from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
+from training.combinations import exchange_problems
 from training.config import RecomputeModule, RunConfig, TrainConfig
+from training.divisions import context_problems
 from training.memory.layouts import Candidate
 from training.memory.states import parallel_config
 from training.recipe import dump
+
+Exchange = Literal["p2p", "a2a", "all_gather"]
+EXCHANGES: tuple[Exchange, ...] = ("p2p", "all_gather")
+"""Of keys and values over context ranks, whatever their number: a2a needs heads that divide by it."""
 
 
 def configuration(question: Question, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
@@ -25,22 +32,31 @@ def configuration(question: Question, layout: Candidate, base: RunConfig | None 
         nproc=None,
         device="auto" if base.device == "cpu" else base.device,
         model=model,
-        parallel=_parallel(base, layout, experts=question.shape.num_moe_experts > 0),
+        parallel=_parallel(base, layout, question.shape),
         precision=_precision(base.precision, layout.precision),
         train=_train(base.train, question, layout),
     )
 
 
-def _parallel(base: RunConfig, layout: Candidate, *, experts: bool) -> ParallelConfig:
-    planned, kept = parallel_config(layout, experts=experts), base.parallel
+def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelConfig:
+    planned, kept = parallel_config(layout, experts=shape.num_moe_experts > 0), base.parallel
     return dataclasses.replace(
         planned,
         moe_token_dispatcher_type=kept.moe_token_dispatcher_type,
-        cp_comm_type=kept.cp_comm_type,
+        cp_comm_type=_exchange(planned, shape, kept.cp_comm_type),
         ddp_bucket_size=kept.ddp_bucket_size,
         distributed_timeout_minutes=kept.distributed_timeout_minutes,
         megatron=kept.megatron,
     )
+
+
+def _exchange(planned: ParallelConfig, shape: GPTShape, kept: Exchange) -> Exchange:
+    """How keys and values reach all context ranks: the recipe's way, or the first that can carry this attention."""
+    for kind in (kept, *EXCHANGES):
+        tried = dataclasses.replace(planned, cp_comm_type=kind)
+        if not exchange_problems(shape, tried, "cuda") and not context_problems(shape, tried):
+            return kind
+    return kept
 
 
 def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
@@ -70,12 +86,29 @@ def problems(question: Question, layout: Candidate, base: RunConfig | None = Non
     return configuration(question, layout, base).problems(question.num_gpus)
 
 
-def write(path: Path, question: Question, plan: Plan, base: RunConfig | None = None) -> str:
-    """Writes the recipe; the sbatch line. Raises UserError where today's program has not got what it needs."""
+@dataclasses.dataclass(kw_only=True, slots=True, frozen=True)
+class Length:
+    """How long a run is to be, where --tokens says so."""
+
+    train_iters: int
+    save_interval: int
+
+
+def write(
+    path: Path, question: Question, plan: Plan, base: RunConfig | None = None, length: Length | None = None
+) -> str:
+    """Writes the recipe; the sbatch line. Raises UserError where today's program would not run it."""
     if not plan.runs_today:
         raise UserError(
             f"{plan.layout}: today's program does not shard weights (ZeRO-{plan.layout.zero}), so no recipe is "
             "written. Fix another layout, for example with --zero 1."
+        )
+    config = lasting(configuration(question, plan.layout, base), length)
+    if refused := config.problems(question.num_gpus):
+        raise UserError(
+            f"{plan.layout}: pretrain_gpt.py would refuse this layout, so no recipe is written:\n  "
+            + "\n  ".join(refused)
+            + "\nAsk without --why for one that it accepts, or change the recipe that this one is made from."
         )
     if path.exists():
         raise UserError(f"{path}: exists already. Choose another name, or remove it.")
@@ -86,10 +119,19 @@ def write(path: Path, question: Question, plan: Plan, base: RunConfig | None = N
         f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank.\n# Run: {command}\n"
     )
     try:
-        path.write_text(head + dump(configuration(question, plan.layout, base)))
+        path.write_text(head + dump(config))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
     return command
+
+
+def lasting(config: RunConfig, length: Length | None) -> RunConfig:
+    """The same for so many iterations, with checkpoints that far apart; without a length, as it is."""
+    if length is None:
+        return config
+    train = dataclasses.replace(config.train, train_iters=length.train_iters)
+    checkpoint = dataclasses.replace(config.checkpoint, save_interval=length.save_interval)
+    return dataclasses.replace(config, train=train, checkpoint=checkpoint)
 
 
 def sbatch(question: Question, path: Path) -> str:

@@ -4,14 +4,18 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 from parallel.errors import UserError
 from tools.plan.enumeration import candidates
-from tools.plan.pricing import Plan, price
+from tools.plan.gpu_counts import LARGEST, fits, gpu_counts
+from tools.plan.pricing import Plan
 from tools.plan.question import AXES, Question
 from tools.plan.recipe import problems
 from training.memory.layouts import Candidate
 
+MORE = 64
+"""Times the GPUs that were asked for, up to which more are looked for."""
 WORDS = ("recompute", "precision")
 
 
@@ -54,13 +58,22 @@ def _conflict(question: Question) -> tuple[str, ...]:
 
 def _why_not(question: Question, name: str) -> str:
     """One axis whose value nothing has: the program's own words where it has some, and the values that exist."""
-    others = sorted({getattr(layout, name) for layout in candidates(question.without())}, key=str)
-    return f"{_own_words(question.without(name))}Possible: {', '.join(map(str, others))}."
+    layouts = candidates(question.without())
+    others = sorted({getattr(layout, name) for layout in layouts})
+    stages = {"pp": _interleaved(question, layouts)} if name == "vpp" else {}
+    own = dataclasses.replace(question, fixed={name: question.fixed[name], **stages})
+    return f"{_own_words(own)}Possible: {', '.join(map(str, others))}."
+
+
+def _interleaved(question: Question, layouts: Sequence[Candidate]) -> int | str:
+    """Stages to speak of: those asked for, else the fewest that can be interleaved."""
+    least = min((layout.pp for layout in layouts if layout.pp > 1), default=1)
+    return question.fixed.get("pp", least)
 
 
 def _why_together(question: Question, names: tuple[str, ...]) -> str:
     first, rest = names[0], names[1:]
-    others = sorted({getattr(layout, first) for layout in candidates(question.without(*rest))}, key=str)
+    others = sorted({getattr(layout, first) for layout in candidates(question.without(*rest))})
     kept = " and ".join(f"{name.upper()} {question.fixed[name]}" for name in rest)
     own = _own_words(question.without(*names))
     return f"{own}With {kept}, {first.upper()} can be {', '.join(map(str, others))}."
@@ -111,28 +124,77 @@ def _replica_counts(question: Question) -> list[int]:
 
 
 def nothing_fits(question: Question, plans: list[Plan]) -> UserError:
-    """The error for a question whose layouts all need too much memory: how many GPUs would do."""
+    """The error for a question whose layouts all need too much memory: how many GPUs would do, or what to lift."""
     least = min(plans, key=lambda plan: plan.total_bytes)
-    enough = gpus_that_fit(question)
-    way = f"About {enough:,} GPUs would do." if enough else "No number of GPUs up to 64 times as many would do."
     return UserError(
         f"{question.model.shape} fits nowhere on {question.num_gpus:,} x {question.cluster.gpu.name}: the leanest "
         f"layout ({least.layout}) needs {least.total_bytes / 2**30:.0f} GiB of {least.memory_bytes / 2**30:.0f} GiB, "
-        f"of which 80 % are safe. {way} A card with more memory, or fewer constraints, may also help."
+        f"of which 80 % are safe. {_way_out(question)}"
     )
 
 
-def gpus_that_fit(question: Question) -> int | None:
-    """The smallest number of GPUs, doubling from the question's, on which some layout that runs today fits.
+def _way_out(question: Question) -> str:
+    kept = f" with {_named(question, tuple(question.fixed))}" if question.fixed else ""
+    enough = gpus_that_fit(question)
+    if enough is not None:
+        return f"{_so_many(question, enough)} would do{kept}. A card with more memory may also help."
+    most = f"No number of GPUs up to {_most(question):,} would do{kept}."
+    lifted, without = constraints_to_lift(question)
+    if without is None:
+        return f"{most} Use a card with more memory, or a smaller model."
+    ways = " or ".join(" and ".join(f"--{name}" for name in names) for names in lifted)
+    here = without.num_gpus == question.num_gpus
+    return f"{most} Lift {ways}: then {'something fits here' if here else f'{_so_many(question, without)} would do'}."
 
-    The batch grows with them where it must.
+
+def _so_many(question: Question, enough: Question) -> str:
+    batch = enough.global_batch_size
+    grown = f" and --global_batch_size {batch}" if batch != question.global_batch_size else ""
+    return f"{enough.num_gpus:,} GPUs{grown}"
+
+
+def _named(question: Question, names: tuple[str, ...]) -> str:
+    words = [f"--{name} {question.fixed[name]}" for name in names]
+    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
+
+
+def gpus_that_fit(question: Question) -> Question | None:
+    """The question on the fewest GPUs, above its own, on which some layout that runs today fits; None: on none.
+
+    With a larger batch only where no number of GPUs would do for this one.
     """
-    free = question.without(*(name for name in question.fixed if name in ("precision", "recompute", "zero")))
-    for power in range(1, 7):
-        world = question.num_gpus * 2**power
-        batch = max(question.global_batch_size, world)
-        larger = dataclasses.replace(free, num_gpus=world, global_batch_size=-(-batch // world) * world)
-        plans = price(larger, candidates(larger), keep=1)
-        if any(plan.fits and plan.runs_today for plan in plans):
-            return world
-    return None
+    counts = [count for count in gpu_counts(question.cluster) if question.num_gpus < count <= _most(question)]
+    same = [dataclasses.replace(question, num_gpus=count) for count in counts]
+    return next((each for each in (*same, *map(_with_more_samples, same)) if fits(each)), None)
+
+
+def _most(question: Question) -> int:
+    return max(question.num_gpus, min(question.num_gpus * MORE, LARGEST))
+
+
+def _with_more_samples(question: Question) -> Question:
+    """A batch that any number of replicas divides."""
+    world = question.num_gpus
+    batch = -(-question.global_batch_size // world) * world
+    return dataclasses.replace(question, global_batch_size=batch)
+
+
+def constraints_to_lift(question: Question) -> tuple[list[tuple[str, ...]], Question | None]:
+    """The fewest constraints without which something fits, all choices of them, and one of those questions.
+
+    One or two on the question's GPUs, doubled and doubled again; else all of them, on whatever number would do.
+    """
+    counts = [question.num_gpus * 2**power for power in range(MORE.bit_length())]
+    for few in (1, 2):
+        for count in (count for count in counts if count <= _most(question)):
+            without = {
+                names: dataclasses.replace(_lifted(question, names), num_gpus=count)
+                for names in itertools.combinations(question.fixed, few)
+            }
+            if found := [names for names, each in without.items() if fits(each)]:
+                return found, without[found[0]]
+    return [tuple(question.fixed)], gpus_that_fit(question.without()) if question.fixed else None
+
+
+def _lifted(question: Question, names: tuple[str, ...]) -> Question:
+    return question.without(*(name for name in question.fixed if name not in names))

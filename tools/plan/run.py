@@ -2,30 +2,35 @@
 
 import dataclasses
 import difflib
+import sys
 import time
 from collections.abc import Sequence
 
 from models.config import ModelConfig
 from models.families import named
+from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import answers, recipe, rejections, report
+from tools.plan import answers, combinations, recipe, rejections, report, sizing
+from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
-from tools.plan.machine import precisions
+from tools.plan.machine import computable
+from tools.plan.offers import fitting, offered
 from tools.plan.pricing import Plan, price
 from tools.plan.question import AXES, Question
-from tools.plan.ranking import ranked
+from tools.plan.ranking import distinct
 from training.config import RunConfig
+from training.divisions import sequence_problems
 from training.recipe import load
 
-KEPT = 300
-"""Plans of each kind that are worked out in full; the rest stay two numbers."""
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
 
 def run(flags: Flags) -> None:
     """Answers; raises UserError for what cannot be answered."""
+    if found := combinations.problems(flags):
+        raise UserError("\n".join(found))
     if flags.backtest is not None:
         from tools.plan.backtest.command import backtest
 
@@ -46,29 +51,51 @@ def run(flags: Flags) -> None:
         compare(asked(filled(flags), base), base)
         return
     question = asked(flags, base)
+    narrowed = _narrowed(question, flags.why)
+    if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
+        print(warning, file=sys.stderr)
+    _figures(flags, question)
+    if combinations.wants_layouts(flags):
+        _layouts(flags, question, narrowed, base)
+
+
+def _figures(flags: Flags, question: Question) -> None:
+    """What is answered without the layouts of the question."""
     if flags.memory:
         print("\n".join(answers.memory_table(question)))
-        return
-    if flags.smallest or flags.sizing:
-        print("\n".join(answers.smallest(question) if flags.smallest else answers.sizing(question)))
-        return
-    plans = planned(question, flags.top)
-    chosen = explain(flags, question, plans) if flags.why else offered(plans)
-    if not flags.why:
+    if flags.smallest:
+        print("\n".join(sizing.smallest(question)))
+    if flags.sizing:
+        print("\n".join(sizing.sizing(question)))
+
+
+def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConfig | None) -> None:
+    """The table, and all that is made of the layout that is chosen. narrowed: with what --why asks about decided."""
+    plans, rows = planned(question, flags.top, base)
+    chosen = explain(flags, narrowed, plans, base) if flags.why is not None else offered(plans)
+    if flags.why is None:
         print("\n".join(report.details(chosen)))
     if flags.tokens is not None:
         print("\n".join(answers.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
-        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base)}")
+        length = None if flags.tokens is None else _length(question, chosen, flags.tokens)
+        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
     if flags.trace:
         from tools.plan.trace.command import trace
 
-        trace(question, [plan for plan in plans if plan.runs_today][: flags.trace], base)
+        trace(question, [plan for plan in distinct(plans) if plan.runs_today][: flags.trace], base)
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
-        write_page(flags.report, question, plans, chosen)
+        write_page(flags.report, narrowed, plans, rows, chosen)
         print(f"written: {flags.report}")
+
+
+def _length(question: Question, chosen: Plan, tokens: float) -> recipe.Length:
+    """What ``answers.cost`` has printed."""
+    return recipe.Length(
+        train_iters=answers.iterations(question, tokens), save_interval=answers.save_interval(question, chosen.step_s)
+    )
 
 
 def asked(flags: Flags, base: RunConfig | None) -> Question:
@@ -97,16 +124,25 @@ def asked(flags: Flags, base: RunConfig | None) -> Question:
 def _model(flags: Flags, base: RunConfig | None) -> ModelConfig:
     if flags.model is not None:
         named(flags.model)  # raises with the nearest names
-    model = base.model if base is not None else ModelConfig(shape=flags.model or "", seq_length=4096)
+    model = base.model if base is not None else _unrecorded(flags.model or "")
     if flags.model is not None:
         model = dataclasses.replace(model, shape=flags.model)
     return model if flags.seq_length is None else dataclasses.replace(model, seq_length=flags.seq_length)
 
 
+def _unrecorded(name: str) -> ModelConfig:
+    """A model without a recipe: 4,096 tokens a sample, or as many as it has learned positions for."""
+    shape = named(name)
+    learned = shape.position_embedding_type == "learned_absolute"
+    return ModelConfig(shape=name, seq_length=min(4096, shape.max_position_embeddings) if learned else 4096)
+
+
 def _check(question: Question) -> None:
     """Constraints that no question has: a number format that the card lacks, words that are none."""
     problems = question.model.problems()
-    formats, cluster = precisions(question.cluster), question.cluster
+    if not problems:  # of the longest sample, whatever the layout
+        problems += sequence_problems(question.model, question.shape, ParallelConfig())
+    formats, cluster = computable(question.cluster), question.cluster
     precision, again = question.fixed.get("precision"), question.fixed.get("recompute")
     if precision is not None and precision not in formats:
         known = ", ".join(formats)
@@ -129,20 +165,20 @@ def _meant(near: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def planned(question: Question, top: int) -> list[Plan]:
-    """Prices everything, prints the table, returns the plans that fit, the best first."""
+def planned(question: Question, top: int, base: RunConfig | None = None) -> tuple[list[Plan], list[Plan]]:
+    """Prices everything, prints the table, returns the plans that fit, the best first, and those in the table."""
     start = time.perf_counter()
     layouts = candidates(question)
     if not layouts:
         raise rejections.no_layout(question)
-    plans = price(question, layouts, keep=KEPT)
-    fitting = ranked([plan for plan in plans if plan.fits])
+    plans = fitting(question, layouts, base)
     seconds = time.perf_counter() - start
-    if not fitting:
+    if not plans:
         raise rejections.nothing_fits(question, price(question, layouts))
     print("\n".join(report.heading(question, len(layouts), seconds)))
-    print("\n".join(report.table(shown(fitting, top))))
-    return fitting
+    rows = shown(distinct(plans), top)
+    print("\n".join(report.table(rows)))
+    return plans, rows
 
 
 def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
@@ -153,24 +189,24 @@ def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
     return [plan for plan in plans if id(plan) in kept]
 
 
-def offered(plans: Sequence[Plan]) -> Plan:
-    """The best that today's program runs; without one, the best."""
-    return next((plan for plan in plans if plan.runs_today), plans[0])
-
-
-def explain(flags: Flags, question: Question, plans: Sequence[Plan]) -> Plan:
-    """--why: the best layout of these sizes against the best of all, or what forbids them."""
-    fixed = rejections.constraint(flags.why or "")
-    narrowed = dataclasses.replace(question, fixed=question.fixed | fixed)
+def _narrowed(question: Question, why: str | None) -> Question:
+    """With what --why asks about decided, too. Raises UserError for what no question has."""
+    more = rejections.constraint(why) if why is not None else {}
+    narrowed = dataclasses.replace(question, fixed=question.fixed | more)
     _check(narrowed)
+    return narrowed
+
+
+def explain(flags: Flags, narrowed: Question, plans: Sequence[Plan], base: RunConfig | None = None) -> Plan:
+    """--why: the best layout of these sizes against the best of all, or what forbids them."""
     layouts = candidates(narrowed)
     if not layouts:
         refused = rejections.refusals(narrowed)
         raise UserError(
             "\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
         )
-    priced = price(narrowed, layouts)
-    chosen = min(priced, key=lambda plan: (not plan.fits, plan.step_s if plan.fits else plan.total_bytes))
+    fit = fitting(narrowed, layouts, base)
+    chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
     lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
     print("\n".join([*lines, *report.against(chosen, offered(plans)), *report.details(chosen)]))
     return chosen

@@ -47,7 +47,8 @@ class Candidate:
         axes += [("CP", self.cp, self.cp > 1), ("EP", self.ep, self.ep > 1), ("ETP", self.etp, self.etp > 1)]
         axes += [("DP", self.dp, True), ("MBS", self.mbs, True)]
         text = " ".join(f"{name}{size}" for name, size, shown in axes if shown)
-        words = [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        words = [f"ends {self.first_layers}/{self.last_layers}"] if self.split == "ends" else []
+        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += [f"ZeRO-{self.zero}"] if self.zero != 1 else []
         words += [] if self.overlap or self.dp * self.cp == 1 else ["no overlap"]
         words += [] if self.precision in ("bf16", "fp16") else [self.precision]

@@ -1,17 +1,21 @@
 """What is offered is legal, and what is legal is offered."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
 
 from models.config import ModelConfig
 from tools import clusters
-from tools.plan.enumeration import candidates, stage_choices
-from tools.plan.pricing import price
+from tools.plan.enumeration import candidates
+from tools.plan.pricing import holdable, price
 from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, ranked
 from tools.plan.recipe import problems
+from tools.plan.splits import stage_choices
+from training.memory.layouts import Candidate
+from training.memory.states import chunks
 
 
 def question(
@@ -21,6 +25,10 @@ def question(
         model=ModelConfig(shape=model, seq_length=seq), cluster=clusters.load(cluster), num_gpus=gpus,
         global_batch_size=batch, fixed=fixed,
     )  # fmt: skip
+
+
+def question_with(asked: Question, **fixed: int | str) -> Question:
+    return dataclasses.replace(asked, fixed=asked.fixed | fixed)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +70,80 @@ def test_a_card_is_never_offered_what_it_cannot_compute(cluster: str, expected: 
     assert {layout.precision for layout in candidates(question("llama3_8b", cluster))} == expected
 
 
+@pytest.mark.parametrize("cluster, name", [("h100_ib", "fp16"), ("h100_ib", "fp32"), ("t4_ethernet", "fp32")])
+def test_what_it_can_compute_is_offered_to_who_asks(cluster: str, name: str) -> None:
+    asked = question("llama3_8b", cluster, precision=name)
+    assert {layout.precision for layout in candidates(asked)} == {name}
+    assert problems(asked, candidates(asked)[0]) == []
+
+
 def test_uneven_models_find_stages() -> None:
-    assert {stages.split for stages in stage_choices(126, 16)} == {"embedding_and_loss"}
-    assert {stages.split for stages in stage_choices(61, 8)} == {"ends"}
-    (ends,) = stage_choices(61, 8)
-    assert ends.first_layers + ends.last_layers + 6 * 8 == 61 and ends.last_layers <= ends.first_layers <= 8
+    assert "embedding_and_loss" in {stages.split for stages in stage_choices(126, 16)}
+    found = stage_choices(61, 8)
+    assert {stages.split for stages in found} == {"ends"}
+    for ends in found:
+        middle, left = divmod(61 - ends.first_layers - ends.last_layers, 6)
+        assert not left and ends.last_layers <= ends.first_layers <= middle
+
+
+def test_a_heavy_output_layer_lightens_the_last_stage() -> None:
+    heavy = {(stages.first_layers, stages.last_layers) for stages in stage_choices(61, 16, 1, head=4.0)}
+    assert {(3, 2), (4, 1)} <= heavy
+    beside_equal_ones = {stages.last_layers: stages.split for stages in stage_choices(32, 4, head=2.4)}
+    assert beside_equal_ones[0] == "even" and beside_equal_ones[5] == "ends"
+    asked = question("deepseek_v3", gpus=2048, batch=15360, tp=2, pp=16, ep=8, mbs=2, recompute="full", zero=1)
+    fastest = min((plan for plan in price(asked, candidates(asked)) if plan.fits), key=lambda plan: plan.step_s)
+    assert fastest.layout.last_layers == 1
+
+
+@pytest.mark.parametrize("layers, pp", [(80, 2), (94, 2), (61, 2), (32, 4), (126, 16)])
+def test_no_dealing_is_offered_twice(layers: int, pp: int) -> None:
+    found = [
+        tuple(chunks(layers, Candidate(pp=pp, **dataclasses.asdict(stages)))) for stages in stage_choices(layers, pp)
+    ]
+    assert len(found) == len(set(found)) > 1
+
+
+def test_nothing_is_sharded_over_one_rank() -> None:
+    layouts = candidates(question("llama3_70b", gpus=24, batch=96, seq=8192))
+    assert {layout.dp * layout.cp for layout in layouts if layout.zero > 1} >= {2, 3}
+    assert all(layout.dp * layout.cp > 1 for layout in layouts if layout.zero > 1)
+    assert not candidates(question("gpt2", gpus=1, batch=8, seq=1024, zero=3))
+
+
+def test_micro_batches_grow_until_memory_or_the_batch_ends() -> None:
+    small = candidates(question("gpt2", gpus=8, batch=512, seq=1024))
+    assert max(layout.mbs for layout in small) == 64
+    large = candidates(question("llama3_70b", "t4_ethernet", gpus=64, batch=4096, tp=1, pp=2, cp=1))
+    assert max(layout.mbs for layout in large) == 4
+    assert {layout.recompute for layout in large if layout.mbs == 4} == {"full"}
+
+
+def test_no_layout_that_fits_is_left_out_for_its_microbatch() -> None:
+    """What is taken to be kept at least is no more than the memory model says."""
+    asked = question("llama3_8b", "a100_ib", gpus=16, batch=64, seq=8192, zero=1)
+    whole = []
+    for size, again in itertools.product((1, 2, 4), ("none", "mlp", "full")):
+        fixed = question_with(asked, mbs=size, recompute=again)
+        whole += [plan.layout for plan in price(fixed, candidates(fixed)) if plan.fits]
+    assert len(whole) > 100 and set(whole) <= set(candidates(asked))
+
+
+def test_context_ranks_from_4096_tokens() -> None:
+    layouts = candidates(question("llama31_405b", gpus=1024, seq=4096))
+    assert {layout.cp for layout in layouts} == {1, 2}
+    assert {layout.cp for layout in candidates(question("llama31_405b", gpus=1024, seq=8192))} == {1, 2, 4, 8}
+
+
+def test_the_fastest_that_are_kept_are_the_fastest() -> None:
+    asked = question("llama3_70b", seq=8192, recompute="full")
+    layouts = candidates(asked)
+    kept, everything = price(asked, layouts, keep=5), price(asked, layouts)
+    fitting = sorted((plan for plan in everything if plan.fits), key=lambda plan: plan.step_s)
+    expected = {*(plan.layout for plan in fitting[:5])}
+    expected |= {*[plan.layout for plan in fitting if plan.runs_today][:5]}
+    assert {plan.layout for plan in kept} == expected
+    assert all(plan in everything for plan in kept)
 
 
 def test_within_two_per_cent_the_simpler_layout_wins() -> None:
@@ -84,3 +161,15 @@ def test_fixed_axes_are_kept() -> None:
     fixed = {"tp": 4, "pp": 2, "mbs": 2, "recompute": "full", "zero": 1}
     found = candidates(question("llama3_70b", **fixed))
     assert found and all(question("llama3_70b", **fixed).allows(layout) for layout in found)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [question("deepseek_v3", gpus=256, seq=4096, mbs=1), question("llama3_70b", "a100_ib", zero=1, precision="bf16")],
+    ids=lambda asked: asked.model.shape,
+)
+def test_what_cannot_hold_its_weights_is_not_priced(asked: Question) -> None:
+    layouts = candidates(asked)
+    left = set(holdable(asked, layouts))
+    assert len(left) < 0.9 * len(layouts)
+    assert all(plan.layout in left for plan in price(asked, layouts) if plan.fits)

@@ -103,11 +103,16 @@ def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFi
         (["--tp", "8", "--ep", "4"], ["EP 4", "impossible"]),
         (["--tp", "5"], ["TP 5 is impossible", "1, 2, 4, 8"]),
         (["--vpp", "2", "--pp", "1"], ["VPP 2", "PP 1", "conflict"]),
+        (["--vpp", "3", "--pp", "4"], ["VPP 3", "PP 4 x VPP 3 = 12 chunks", "Possible: 1, 2, 4, 8, 16."]),
+        (["--model", "deepseek_v3", "--num_gpus", "1024", "--vpp", "4"], ["61", "PP 2 x VPP 4 = 8 chunks"]),
+        (["--model", "gpt2"], ["model.seq_length 8192 exceeds", "1024 of learned positions. Use"]),
         (["--cluster", "a100_ib", "--precision", "fp8"], ["fp8", "A100", "bf16"]),
-        (["--cluster", "t4_ethernet", "--precision", "bf16"], ["bf16", "T4", "fp16"]),
+        (["--cluster", "t4_ethernet", "--precision", "bf16"], ["bf16", "T4", "fp16, fp32"]),
+        (["--cluster", "t4_ethernet", "--precision", "fp8"], ["fp8", "T4", "fp16, fp32"]),
         (["--recompute", "ful"], ["did you mean full"]),
         (["--num_gpus", "0"], ["num_gpus", "1 or more"]),
         (["--tokens", "-1"], ["tokens", "above 0"]),
+        (["--tokens", "inf"], ["tokens", "finite"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )
@@ -115,6 +120,13 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], flags: list[str], words: 
     given = dict(zip(ASKED[::2], ASKED[1::2], strict=True)) | dict(zip(flags[::2], flags[1::2], strict=True))
     text = refused(capsys, *(part for pair in given.items() for part in pair))
     assert all(word in text for word in words), text
+
+
+def test_learned_positions_are_the_length_of_a_sample_that_nobody_named(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--model gpt2 --num_gpus 8 --global_batch_size 512".split()
+    assert "512 samples x 1,024 tokens" in told(capsys, *flags)
+    text = refused(capsys, *flags, "--seq_length", "8192")
+    assert text.startswith("model.seq_length 8192 exceeds") and "GPUs" not in text
 
 
 def test_only_the_two_that_conflict_are_named(capsys: pytest.CaptureFixture[str]) -> None:

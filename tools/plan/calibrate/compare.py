@@ -23,6 +23,7 @@ from pathlib import Path
 from parallel.errors import UserError
 from tools import clusters
 from tools.plan.aligned import aligned
+from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.flags import Flags
 from tools.plan.machine import on_cpu, precisions
 from tools.plan.pricing import Plan, price
@@ -55,6 +56,8 @@ def filled(flags: Flags) -> Flags:
 def compare(question: Question, base: RunConfig | None) -> None:
     """Prints a table. Raises UserError where a run ends ill, with its last words, and where nothing can be compared."""
     ranks = question.num_gpus
+    if warning := made_up_links(question.cluster):
+        print(warning, file=sys.stderr)
     plans = [plan for count in sorted({1, ranks}) for plan in _plans(question, count)]
     if not plans:
         raise UserError(

@@ -7,7 +7,10 @@ from tools.plan.page.svg import COLOURS, Drawing, legend, powers, ticks
 from tools.plan.pricing import HELD, SPENT, Plan
 
 WIDTH = 960
-LABELS = 300
+SLOWEST = 3
+"""Times the fastest step, beyond which layouts are of no interest."""
+LETTER = 6.1
+"""Pixels of one in a label of size 11, at the widest."""
 
 
 def step_times(plans: Sequence[Plan]) -> str:
@@ -32,40 +35,45 @@ def _bars(
     whiskers: bool = False,
     card: float | None = None,
 ) -> str:
-    drawing = Drawing(WIDTH, 30 * len(plans) + 90)
-    scale, bottom = (WIDTH - LABELS - 40) / top, 30 * len(plans) + 10
+    drawing, labels = Drawing(WIDTH, 30 * len(plans) + 90), [_label(plan) for plan in plans]
+    left = 12 + LETTER * max(map(len, labels))
+    scale, bottom = (WIDTH - left - 40) / top, 30 * len(plans) + 10
     for tick in ticks(0, top):
-        drawing.line(LABELS + tick * scale, 5, LABELS + tick * scale, bottom, "#ddd")
-        drawing.text(LABELS + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
-    for number, plan in enumerate(plans):
-        y, x = 10 + 30 * number, float(LABELS)
-        drawing.text(LABELS - 8, y + 15, f"{plan.layout}{'' if plan.runs_today else ' *'}", "end", 11)
+        drawing.line(left + tick * scale, 5, left + tick * scale, bottom, "#ddd")
+        drawing.text(left + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
+    for number, (plan, label) in enumerate(zip(plans, labels, strict=True)):
+        y, x = 10 + 30 * number, left
+        drawing.text(left - 8, y + 15, label, "end", 11)
         for name in names:
             size = parts[id(plan)][name]
             drawing.rect(x, y, size * scale, 20, COLOURS[name], f"{name}: {size:.3g} {unit}")
             x += size * scale
         if whiskers:
-            low, high = (LABELS + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
+            low, high = (left + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
             drawing.line(low, y + 10, high, y + 10, "#000")
             drawing.line(low, y + 5, low, y + 15, "#000")
             drawing.line(high, y + 5, high, y + 15, "#000")
     if card is not None:
         for share in (0.8, 1.0):
-            x = LABELS + card * share * scale
+            x = left + card * share * scale
             drawing.line(x, 2, x, bottom, "#c81d25", "4 3")
-    legend(drawing, LABELS, bottom + 42, names, WIDTH - LABELS - 20)
+    legend(drawing, left, bottom + 42, names, WIDTH - left - 20)
     return drawing.render()
 
 
+def _label(plan: Plan) -> str:
+    return f"{plan.layout}{'' if plan.runs_today else ' *'}"
+
+
 def pareto(plans: Sequence[Plan], chosen: Plan) -> str:
-    """Time against memory of everything that was priced; the line joins what nothing beats in both."""
+    """Time against memory of all plans that fit, and the chosen one; the line joins what nothing beats in both."""
     drawing = Drawing(WIDTH, 420)
     left, right, top, bottom = 70, WIDTH - 30, 20, 370
-    least, most = min(plan.step_s for plan in plans), min(plan.step_s for plan in plans) * 3
-    high = plans[0].memory_bytes / 2**30 * 1.5
+    high = max(plans[0].memory_bytes, chosen.total_bytes) / 2**30 * 1.05
+    least, most = _times_worth_showing(plans, chosen)
 
     def x(seconds: float) -> float:
-        return left + (right - left) * math.log(seconds / least * 1.0) / math.log(most / least)
+        return left + (right - left) * math.log(seconds / least) / math.log(most / least)
 
     def y(size: float) -> float:
         return bottom - (bottom - top) * size / 2**30 / high
@@ -73,20 +81,30 @@ def pareto(plans: Sequence[Plan], chosen: Plan) -> str:
     for tick in ticks(0, high):
         drawing.line(left, y(tick * 2**30), right, y(tick * 2**30), "#eee")
         drawing.text(left - 6, y(tick * 2**30) + 4, f"{tick:g}", "end")
-    for factor in (1, 1.25, 1.5, 2, 2.5, 3):
-        drawing.text(x(least * factor), bottom + 18, f"{least * factor:.3g} s", "middle")
-    shown = [plan for plan in plans if plan.step_s <= most and plan.total_bytes / 2**30 <= high]
+    for tick in ticks(least, most, 8):
+        drawing.line(x(tick), bottom, x(tick), bottom + 4)
+        drawing.text(x(tick), bottom + 18, f"{tick:g} s", "middle")
+    shown = [plan for plan in plans if plan.step_s <= most]
     for plan in shown:
-        colour = "#4f772d" if plan.fits and plan.runs_today else "#86bbd8" if plan.fits else "#d9d9d9"
+        colour = "#4f772d" if plan.runs_today else "#86bbd8"
         drawing.dot(x(plan.step_s), y(plan.total_bytes), 3, colour, str(plan.layout))
     drawing.path([(x(plan.step_s), y(plan.total_bytes)) for plan in frontier(shown)], "#33658a")
-    drawing.dot(x(min(chosen.step_s, most)), y(chosen.total_bytes), 7, "#e4572e", f"chosen: {chosen.layout}")
+    drawing.dot(x(chosen.step_s), y(chosen.total_bytes), 7, "#e4572e", f"chosen: {chosen.layout}")
     limit = y(0.8 * plans[0].memory_bytes)
     drawing.line(left, limit, right, limit, "#c81d25", "4 3")
     drawing.text(right, limit - 5, "80 % of the card", "end", 11, "#c81d25")
     drawing.text(left, top - 6, "GiB on the fullest rank", size=11)
     drawing.text(right, bottom + 36, "seconds of a step (logarithmic)", "end", 11)
     return drawing.render()
+
+
+def _times_worth_showing(plans: Sequence[Plan], chosen: Plan) -> tuple[float, float]:
+    """The ends of the axis: of what there is, up to three times the fastest, and a little room at both."""
+    times = [plan.step_s for plan in (*plans, chosen)]
+    least = min(times)
+    most = max(chosen.step_s, *(seconds for seconds in times if seconds <= SLOWEST * least))
+    room = max(1.001, (most / least) ** 0.03)
+    return least / room, most * room
 
 
 def frontier(plans: Sequence[Plan]) -> list[Plan]:
@@ -102,6 +120,7 @@ def scaling(points: Sequence[tuple[int, Plan]]) -> str:
     """Tokens per second of the best layout over GPU counts, against a straight line from the smallest."""
     drawing = Drawing(WIDTH, 360)
     left, right, top, bottom = 90, WIDTH - 150, 20, 310
+    floor = bottom - 30  # of the smallest rate: between it and the axis is room for its share
     rates = [count * plan.tokens_per_s_per_gpu for count, plan in points]
     ideal = [rates[0] * count / points[0][0] for count, _ in points]
     low, high = min(rates), max(ideal)
@@ -111,7 +130,7 @@ def scaling(points: Sequence[tuple[int, Plan]]) -> str:
         return left + (right - left) * math.log(count / points[0][0]) / spread
 
     def y(rate: float) -> float:
-        return bottom - (bottom - top) * math.log(rate / low) / (math.log(high / low) or 1)
+        return floor - (floor - top) * math.log(rate / low) / (math.log(high / low) or 1)
 
     for tick in powers(low, high):
         drawing.line(left, y(tick), right, y(tick), "#eee")

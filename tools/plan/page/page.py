@@ -3,63 +3,58 @@
 import dataclasses
 import html
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from parallel.errors import UserError
 from tools.plan import report
-from tools.plan.answers import best
 from tools.plan.backtest.rows import PUBLISHED, read
 from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.constants import fitted
+from tools.plan.offers import best
 from tools.plan.page import charts
-from tools.plan.page.timeline import timeline
+from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
 
-SHOWN = 12
+PARETO = "The fastest that fit. Green: today's program runs it; blue: planned only; red: chosen."
 STYLE = """
-body { font: 15px/1.5 sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
+body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: #222 }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2.2em } svg { max-width: 100%; height: auto }
-pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 12px } p { max-width: 70ch }
+pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 11px } p { max-width: 70ch }
 """
 
 
-def write_page(path: Path, question: Question, plans: Sequence[Plan], chosen: Plan) -> None:
-    """Raises UserError where the file cannot be written."""
+def write_page(path: Path, question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan) -> None:
+    """Raises UserError where the file cannot be written. shown: those of the printed table, in its order."""
     try:
-        path.write_text(render(question, plans, chosen))
+        path.write_text(render(question, plans, shown, chosen))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 
-def render(question: Question, plans: Sequence[Plan], chosen: Plan) -> str:
-    """One self-contained page."""
-    shown = _shown(plans, chosen)
+def render(question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan) -> str:
+    """One self-contained page. The chosen plan comes last where --why has asked for one that the table has not."""
+    if all(plan.layout != chosen.layout for plan in shown):
+        shown = [*shown, chosen]
     title = f"{question.model.shape} on {question.num_gpus:,} × {question.cluster.gpu.name}"
     parts = [
         _part("", "", _text(report.table(shown))),
         _part("Chosen", "Where its step and its memory go.", _text(report.details(chosen))),
         _part("Step time", "By what takes it; the line is where four of five runs lie.", charts.step_times(shown)),
         _part("Memory", "Of the fullest rank; dashed: the card, and 80 % of it.", charts.memory(shown)),
-        _part("Time against memory", "Green: fits and runs; blue: planned only.", charts.pareto(plans, chosen)),
+        _part("Time against memory", PARETO, charts.pareto(plans, chosen)),
     ]
     if chosen.layout.pp > 1:
-        parts.append(_part("Pipeline", f"One step of {chosen.layout}.", timeline(chosen)))
-    points = scaled(question)
+        parts.append(_part("Pipeline", words(chosen), pipeline(question, chosen)))
+    points = scaled(question, chosen)
     if len(points) > 1:
-        parts.append(_part("More or fewer GPUs", "The best layout of each.", charts.scaling(points)))
+        parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
     parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{''.join(parts)}</body></html>\n"
     )
-
-
-def _shown(plans: Sequence[Plan], chosen: Plan) -> list[Plan]:
-    first = [plan for plan in plans if plan.runs_today][:SHOWN] or list(plans[:SHOWN])
-    others = [plan for plan in plans if not plan.runs_today][:3]
-    found = {id(plan): plan for plan in (*first[: SHOWN - len(others)], *others, chosen)}
-    return sorted(found.values(), key=lambda plan: plan.step_s)
 
 
 def _part(heading: str, words: str, body: str) -> str:
@@ -71,24 +66,36 @@ def _text(lines: Sequence[str]) -> str:
     return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
-def scaled(question: Question) -> list[tuple[int, Plan]]:
-    """The best plan on a quarter to four times as many GPUs, with the same batch."""
+def scaled(question: Question, chosen: Plan) -> list[tuple[int, Plan]]:
+    """The chosen plan, and the best on a quarter to four times as many GPUs, with the same batch and constraints.
+
+    But for the number of replicas, which is what more GPUs are for.
+    """
+    free = question.without(*(name for name in question.fixed if name != "dp"))
     found = []
-    for power in (-2, -1, 0, 1, 2):
-        world = int(question.num_gpus * 2.0**power)
-        free = question.without(*(name for name in question.fixed if name in ("precision", "recompute")))
-        if world >= 1 and (plan := best(dataclasses.replace(free, num_gpus=world))):
+    for times in (0.25, 0.5, 1, 2, 4):
+        world = int(question.num_gpus * times)
+        if world != question.num_gpus * times:
+            continue
+        plan = chosen if times == 1 else best(dataclasses.replace(free, num_gpus=world))
+        if plan is not None:
             found.append((world, plan))
     return found
 
 
-def _published() -> list[tuple[float, float, bool, str]]:
+def _kept(question: Question) -> str:
+    kept = ", ".join(f"{name.upper()} {value}" for name, value in question.fixed.items() if name != "dp")
+    return f"The chosen layout, and the best on fewer and on more GPUs{f', all with {kept}' if kept else ''}."
+
+
+@cache
+def _published() -> tuple[tuple[float, float, bool, str], ...]:
     rows = [row for row in read(PUBLISHED) if row.measured_s]
     predicted = predicted_s(rows, fitted())
-    return [
+    return tuple(
         (row.measured_s or 0.0, float(guess), row.experts, f"{row.text.get('model')} {row.cluster.name}")
         for row, guess in zip(rows, predicted, strict=True)
-    ]
+    )
 
 
 def _accuracy() -> str:

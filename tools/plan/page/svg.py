@@ -9,7 +9,7 @@ COLOURS = {
     "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "head": "#5c6b73",
     "tp": "#e4572e", "cp": "#f39237", "ep": "#c81d25", "p2p": "#f2c14e", "bubble": "#c9c9c9", "dp": "#a44200",
     "optimizer": "#4f772d", "other": "#a3b18a", "weights": "#33658a", "gradients": "#86bbd8", "activations": "#f39237",
-    "workspace": "#c9c9c9",
+    "workspace": "#c9c9c9", "forward": "#33658a", "backward": "#2f9c95", "idle": "#e4e4e4",
 }  # fmt: skip
 
 

@@ -1,124 +1,129 @@
-"""The pipeline of one step as Megatron's schedules run it: forward, backward, idle. No torch here."""
+"""The pipeline of one step as Megatron's schedules run it, and what each stage spends it on. No torch here."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from tools.plan.page.svg import Drawing
-from tools.plan.pricing import Plan
+from tools.plan.page.schedule import Work, schedule
+from tools.plan.page.stages import COMMUNICATION, Stage, pass_seconds, stages
+from tools.plan.page.svg import COLOURS, Drawing, legend
+from tools.plan.pricing import SPENT, Plan
+from tools.plan.question import Question
 from training.memory.layouts import Candidate
 
 MOST_STAGES = 16
 MOST_MICROBATCHES = 24
+WIDTH, LEFT, RIGHT, ROW = 960, 130, 190, 22
+GAP = 0.1
+"""Of a pass's width, that sets it off from the next."""
+THINNEST = 0.05
+"""Pixels; what is thinner is left out of a drawing that has thousands of passes."""
 
 
-class Work(NamedTuple):
-    """One pass of one chunk on one stage."""
-
-    stage: int
-    chunk: int
-    microbatch: int
-    backward: bool
-    start: float
-    end: float
+def pipeline(question: Question, plan: Plan) -> str:
+    """Two pictures with their words: the passes in time, and each stage's share of the whole step."""
+    layout, found = plan.layout, stages(question, plan)
+    few = dataclasses.replace(layout, microbatches=_few(layout))
+    works = schedule(few, pass_seconds(question, plan))
+    rows = _rows(layout.pp)
+    return f"{_timeline(plan, few, works, found, rows)}\n{_shares(found, rows)}"
 
 
-def schedule(layout: Candidate, forward: float, backward: float) -> list[Work]:
-    """All passes with their times. forward, backward: seconds of one chunk.
-
-    Each stage works through Megatron's order (arXiv:2104.04473, figure 4), and waits for what its next pass needs.
-    """
-    orders = [_order(layout, stage) for stage in range(layout.pp)]
-    done: dict[tuple[int, int, bool], float] = {}
-    free, place, found = [0.0] * layout.pp, [0] * layout.pp, []
-    left = sum(map(len, orders))
-    while left:
-        for stage, order in enumerate(orders):
-            while place[stage] < len(order):
-                chunk, microbatch, back = order[place[stage]]
-                ready = _ready(layout, chunk * layout.pp + stage, microbatch, back, done)
-                if ready is None:
-                    break
-                start = max(free[stage], ready)
-                end = start + (backward if back else forward)
-                done[chunk * layout.pp + stage, microbatch, back] = free[stage] = end
-                found.append(Work(stage, chunk, microbatch, back, start, end))
-                place[stage], left = place[stage] + 1, left - 1
-    return found
-
-
-def _ready(
-    layout: Candidate, chunk: int, microbatch: int, back: bool, done: dict[tuple[int, int, bool], float]
-) -> float | None:
-    """When the pass before it ends, on another stage or on this; None where that has not been worked out."""
-    last = layout.pp * layout.vpp - 1
-    if back:
-        return done.get((chunk, microbatch, False) if chunk == last else (chunk + 1, microbatch, True))
-    return 0.0 if chunk == 0 else done.get((chunk - 1, microbatch, False))
-
-
-def _order(layout: Candidate, stage: int) -> list[tuple[int, int, bool]]:
-    """(chunk, microbatch, backward) of one stage: warm-up, then one forward and one backward, then the rest."""
-    count = layout.microbatches * layout.vpp
-    warm = min(
-        count, (layout.pp - stage - 1) * 2 + (layout.vpp - 1) * layout.pp if layout.vpp > 1 else layout.pp - stage - 1
+def words(plan: Plan) -> str:
+    """What is drawn, and what is not."""
+    layout, few = plan.layout, _few(plan.layout)
+    drawn = (
+        f"One step of {layout}, drawn with all {few} microbatches."
+        if few == layout.microbatches
+        else f"One step of {layout}, drawn with {few} of its {layout.microbatches:,} microbatches: the others repeat "
+        "the middle, in which the slowest stage is never idle."
     )
-    forwards = [(*_turn(layout, number, False), False) for number in range(count)]
-    backwards = [(*_turn(layout, number, True), True) for number in range(count)]
-    found = forwards[:warm]
-    for number in range(count - warm):
-        found += [forwards[warm + number], backwards[number]]
-    return found + backwards[count - warm :]
-
-
-def _turn(layout: Candidate, number: int, back: bool) -> tuple[int, int]:
-    """Chunk and microbatch of a stage's so many-th pass: rounds of PP microbatches, chunk after chunk."""
-    if layout.vpp == 1:
-        return 0, number
-    rounds, inside = divmod(number, layout.pp * layout.vpp)
-    chunk, microbatch = divmod(inside, layout.pp)
-    return (layout.vpp - 1 - chunk if back else chunk), rounds * layout.pp + microbatch
-
-
-def timeline(plan: Plan) -> str:
-    """A picture of at most so many stages and microbatches; below each stage, what of its time is what."""
-    layout = plan.layout
-    small = dataclasses.replace(
-        layout, pp=min(layout.pp, MOST_STAGES), microbatches=_few(layout.microbatches, min(layout.pp, MOST_STAGES))
+    if layout.pp > MOST_STAGES:
+        drawn += f" Of {layout.pp} stages the first and the last {MOST_STAGES // 2} are drawn."
+    return (
+        f"{drawn} Percentages, and the bars below, are those of the whole step with all microbatches; the slowest "
+        "stage's bubble is the table's. The bars alone tell of collectives within a pass (TP, CP, EP) "
+        "and of other waiting."
     )
-    works = schedule(small, 1.0, 2.0 if layout.recompute == "none" else 3.0)
-    total = max(work.end for work in works)
-    drawing = Drawing(960, 22 * small.pp + 50)
-    scale = (960 - 130) / total
-    for stage in range(small.pp):
+
+
+def _rows(pp: int) -> list[int | None]:
+    """Stages to draw; None: a gap."""
+    if pp <= MOST_STAGES:
+        return list(range(pp))
+    half = MOST_STAGES // 2
+    return [*range(half), None, *range(pp - half, pp)]
+
+
+def _few(layout: Candidate) -> int:
+    """Whole rounds of the interleaved schedule, at least two; each microbatch has a pass in every chunk."""
+    return min(layout.microbatches, max(2, MOST_MICROBATCHES // (layout.pp * layout.vpp)) * layout.pp)
+
+
+def _timeline(
+    plan: Plan, few: Candidate, works: Sequence[Work], found: Sequence[Stage], rows: Sequence[int | None]
+) -> str:
+    exchange = plan.spent_s["p2p"] / (2 * plan.layout.vpp * plan.layout.microbatches)
+    ended = max(work.end for work in works) + exchange + plan.spent_s["dp"]
+    total = ended + plan.spent_s["optimizer"]
+    drawing, scale = Drawing(WIDTH, ROW * len(rows) + 50), (WIDTH - LEFT - RIGHT) / total
+    for row, stage in enumerate(rows):
+        y = 8 + ROW * row
+        if stage is None:
+            drawing.text(LEFT - 6, y + 13, "...", "end", 11)
+            continue
         own = [work for work in works if work.stage == stage]
-        busy = sum(work.end - work.start for work in own)
-        y = 8 + 22 * stage
-        drawing.rect(60, y, total * scale, 18, "#eee", f"stage {stage}: idle {1 - busy / total:.1%}")
-        drawing.text(54, y + 13, f"stage {stage}", "end", 10)
-        drawing.text(64 + total * scale, y + 13, f"idle {1 - busy / total:.0%}", size=10)
-        for work in own:
-            shade = 0.45 + 0.5 * work.chunk / max(1, small.vpp)
-            fill = _mixed((164, 66, 0) if work.backward else (51, 101, 138), shade)
-            name = f"{'backward' if work.backward else 'forward'} of microbatch {work.microbatch}, chunk {work.chunk}"
-            drawing.rect(60 + work.start * scale, y, (work.end - work.start) * scale - 0.4, 18, fill, name)
-    drawing.text(60, 22 * small.pp + 30, _caption(plan, small), size=11)
+        bubble = found[stage].share("bubble")
+        drawing.rect(LEFT, y, ended * scale, 18, COLOURS["idle"], f"stage {stage}: bubble {bubble:.1%} of the step")
+        _passes(drawing, own, few, y, scale, exchange)
+        at = own[-1].end + exchange
+        for name in ("dp", "optimizer"):
+            seconds = plan.spent_s[name]
+            drawing.rect(LEFT + at * scale, y, seconds * scale, 18, COLOURS[name], f"{name}: {seconds:.3g} s")
+            at = max(ended, at + seconds)  # the optimizer needs the gradients' norm, of all stages
+        _labels(drawing, y, stage, found[stage], f"bubble {bubble:.1%}")
+    names = ("forward", "backward", "p2p", "dp", "optimizer", "idle")
+    legend(drawing, LEFT, ROW * len(rows) + 32, names, WIDTH - LEFT)
     return drawing.render()
 
 
-def _few(count: int, pp: int) -> int:
-    """Whole rounds of the interleaved schedule."""
-    most = max(pp, MOST_MICROBATCHES // pp * pp)
-    return min(count, most)
+def _passes(drawing: Drawing, own: Sequence[Work], few: Candidate, y: float, scale: float, exchange: float) -> None:
+    """Darker ones are of later chunks; after each, the exchange with the neighbours."""
+    for work in own:
+        name = "backward" if work.backward else "forward"
+        fill = _mixed(COLOURS[name], 0.55 + 0.45 * (work.chunk + 1) / few.vpp)
+        tip = f"{name} of microbatch {work.microbatch}, chunk {work.chunk}: {work.end - work.start:.3g} s"
+        width = (work.end - work.start) * scale
+        drawing.rect(LEFT + work.start * scale, y, width - min(0.4, GAP * width), 18, fill, tip)
+        if exchange * scale > THINNEST:
+            drawing.rect(LEFT + work.end * scale, y, exchange * scale, 18, COLOURS["p2p"], "sends")
 
 
-def _mixed(colour: tuple[int, int, int], share: float) -> str:
-    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in colour)
+def _labels(drawing: Drawing, y: float, number: int, stage: Stage, words: str) -> None:
+    drawing.text(LEFT - 6, y + 13, f"stage {number}: {stage.layers} layers", "end", 11)
+    drawing.text(WIDTH - RIGHT + 6, y + 13, words, size=11)
 
 
-def _caption(plan: Plan, small: Candidate) -> str:
-    cut = "" if small.microbatches == plan.layout.microbatches and small.pp == plan.layout.pp else (
-        f"; shown are {small.pp} of {plan.layout.pp} stages and {small.microbatches} of {plan.layout.microbatches} "
-        "microbatches"
-    )  # fmt: skip
-    sends = plan.spent_s["p2p"] / plan.step_s
-    return f"blue: forward, brown: backward, grey: idle; sends between stages {sends:.1%} of the step{cut}"
+def _shares(found: Sequence[Stage], rows: Sequence[int | None]) -> str:
+    """One bar a stage, of the whole step, in the colours of the bars above."""
+    drawing, width = Drawing(WIDTH, ROW * len(rows) + 70), WIDTH - LEFT - RIGHT
+    for row, number in enumerate(rows):
+        y = 8 + ROW * row
+        if number is None:
+            drawing.text(LEFT - 6, y + 13, "...", "end", 11)
+            continue
+        stage, x = found[number], float(LEFT)
+        for name in SPENT:
+            share = stage.share(name)
+            tip = f"stage {number}, {name}: {stage.spent_s[name]:.3g} s, {share:.1%} of the step"
+            drawing.rect(x, y, share * width, 18, COLOURS[name], tip)
+            x += share * width
+        said = f"communication {stage.share(*COMMUNICATION):.1%}, bubble {stage.share('bubble'):.1%}"
+        _labels(drawing, y, number, stage, said)
+    legend(drawing, LEFT, ROW * len(rows) + 32, SPENT, width)
+    return drawing.render()
+
+
+def _mixed(colour: str, share: float) -> str:
+    """With white."""
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in parts)

@@ -1,0 +1,113 @@
+"""Flags together: each is answered, or refused before anything is printed; and what a CPU and one rank do not have."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from models.config import ModelConfig
+from tools import clusters
+from tools.plan.__main__ import main
+from tools.plan.calibrate.compare import compare, filled
+from tools.plan.calibrate.one_rank import made_up_links
+from tools.plan.enumeration import candidates
+from tools.plan.flags import Flags
+from tools.plan.pricing import price
+from tools.plan.question import Question
+from tools.plan.run import asked
+
+ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
+
+
+def test_figures_are_answered_together_and_before_the_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, *"--memory --smallest --sizing --tokens 1e12".split()]) == 0
+    text = capsys.readouterr().out
+    places = [
+        text.index(word) for word in ("ZeRO-3", "the fewest GPUs", "M tokens per USD", "4 of 5 runs", "1e+12 tokens")
+    ]
+    assert places == sorted(places)
+    assert main([*ASKED, "--memory"]) == 0
+    assert "4 of 5 runs" not in capsys.readouterr().out
+
+
+def test_files_are_written_beside_figures(tmp_path: Path) -> None:
+    recipe, page = tmp_path / "x.toml", tmp_path / "x.html"
+    assert main([*ASKED, "--smallest", "--write", str(recipe), "--report", str(page)]) == 0
+    assert recipe.exists() and page.exists()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--backtest", "x.csv", "--memory"], ["--backtest reads only", "--model", "--memory"]),
+        (["--calibrate", "x.toml"], ["--calibrate reads no other flag", "--model"]),
+        (["--compare", "--sizing", "--report", "x.html"], ["--compare reads only", "found --sizing, --report", "two"]),
+        (["--refit"], ["--refit", "--backtest CSV"]),
+        (["--output", "x.csv", "--smallest"], ["--output", "--backtest CSV"]),
+        (["--why", "TP8"], ['"TP8" is not one of', "TP=8,PP=4"]),
+        (["--why", ""], ["is not one of"]),
+        (["--why", "recompute=ful"], ["did you mean full"]),
+        (["--top", "0"], ["--top must be 1 or more, found 0"]),
+        (["--top", "-2"], ["--top must be 1 or more, found -2"]),
+        (["--trace", "-1"], ["--trace", "found -1"]),
+        (["--tokens", "0"], ["--tokens must be above 0"]),
+        (["--tokens", "inf"], ["--tokens must be above 0, and finite"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_told_before_anything_is_printed(
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: list[str]
+) -> None:
+    assert main([*ASKED, *flags]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and all(word in printed.err for word in words), printed.err
+
+
+def test_numbers_are_sorted_as_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, words in (
+        (["--pp", "3"], "Possible: 1, 2, 4, 8, 16."),
+        (["--pp", "1", "--vpp", "2"], "With VPP 2, PP can be 2, 4, 8, 16."),
+    ):
+        assert main([*ASKED, *flags]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Path:
+    """As --calibrate writes it on a CPU, from one rank."""
+    path = tmp_path / "here.toml"
+    path.write_text(
+        '[gpu]\nname = "CPU x86_64"\nmemory_gib = 8.0\nmemory_gb_per_s = 10.0\npeak_tflops = {fp32 = 0.1}\n'
+        "[node]\ngpus_per_node = 1\ncpus_per_node = 2\nmemory_gib = 8.0\n"
+        "[fabric]\nscale_up_gb_per_s = 1.0\nscale_up_domain = 1\nscale_up_latency_us = 1.0\nkind = 'ethernet'\n"
+        "nics_per_node = 1\nnic_gb_per_s = 1.0\nlatency_us = 1.0\n"
+        '[price]\nusd_per_gpu_hour = 1.0\nsource = "not known: write yours"\ndate = "2026-11-22"\n'
+        "[measured]\nranks = 1\nnodes = 1\n"
+    )
+    return path
+
+
+def test_a_cpu_holds_no_workspace_of_cuda_and_nccl(one_rank: Path) -> None:
+    here = Question(
+        model=ModelConfig(shape="gpt2", seq_length=256), cluster=clusters.load(str(one_rank)), num_gpus=4,
+        global_batch_size=8,
+    )  # fmt: skip
+    plans = price(here, candidates(here))
+    assert plans and all(plan.held_bytes["workspace"] == 0 < plan.held_bytes["weights"] for plan in plans)
+    there = dataclasses.replace(here, cluster=clusters.load("h100_ib"))
+    assert all(plan.held_bytes["workspace"] > 1e9 for plan in price(there, candidates(there)))
+
+
+def test_links_that_one_rank_has_made_up_are_warned_of(
+    one_rank: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = f"--model gpt2 --cluster {one_rank} --num_gpus 2 --global_batch_size 4 --seq_length 256".split()
+    assert main(two) == 0
+    assert "warning: here was measured on one rank: its [fabric] is made up" in capsys.readouterr().err
+    monkeypatch.setattr("tools.plan.calibrate.compare.measured_s", lambda *_: 1.0)
+    compare(asked(filled(Flags(compare=True, cluster=str(one_rank))), None), None)
+    assert "its [fabric] is made up" in capsys.readouterr().err
+    known = clusters.load(str(one_rank))
+    fabric = dataclasses.replace(known.fabric, scale_up_gb_per_s=12.0, nic_gb_per_s=3.0)
+    assert made_up_links(dataclasses.replace(known, fabric=fabric)) is None
+    assert made_up_links(clusters.load("h100_ib")) is None

@@ -1,0 +1,53 @@
+"""Which layouts are offered, in which order: one answer for the table, recipes, sizing and pictures. No torch here."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from parallel.errors import UserError
+from tools.plan.enumeration import candidates
+from tools.plan.pricing import Plan, price
+from tools.plan.question import Question
+from tools.plan.ranking import ranked
+from tools.plan.recipe import problems
+from training.config import RunConfig
+from training.memory.layouts import Candidate
+
+KEPT = 300
+"""Plans of each kind that are worked out in full; the rest stay two numbers."""
+
+
+def best(question: Question, base: RunConfig | None = None) -> Plan | None:
+    """The plan that is offered; None where nothing fits that today's program runs."""
+    today = dataclasses.replace(question, fixed={"zero": 1, **question.fixed})  # others have no say
+    plans = fitting(today, candidates(today), base)
+    return next((plan for plan in plans if plan.runs_today), None)
+
+
+def offered(plans: Sequence[Plan]) -> Plan:
+    """Of ranked plans: the best that today's program runs; without one, the best."""
+    return next((plan for plan in plans if plan.runs_today), plans[0])
+
+
+def fitting(question: Question, layouts: Sequence[Candidate], base: RunConfig | None = None) -> list[Plan]:
+    """Plans that fit, the best first; over a recipe, those that the program accepts with the rest of it.
+
+    Raises UserError where some fit, and the recipe forbids them all.
+    """
+    plans = [plan for plan in price(question, layouts, keep=KEPT) if plan.fits]
+    if base is None or not plans:
+        return ranked(plans)
+    accepted = _accepted(question, plans, base)
+    if not any(plan.runs_today for plan in accepted):  # slower ones, then
+        accepted = _accepted(question, [plan for plan in price(question, layouts) if plan.fits], base)
+    if accepted:
+        return ranked(accepted)
+    first = offered(ranked(plans))
+    raise UserError(
+        f"the recipe forbids every layout that fits. Of the fastest, {first.layout}, pretrain_gpt.py says:\n  "
+        + "\n  ".join(problems(question, first.layout, base))
+        + "\nChange that in the recipe, or plan for another number of GPUs."
+    )
+
+
+def _accepted(question: Question, plans: Sequence[Plan], base: RunConfig) -> list[Plan]:
+    return [plan for plan in plans if not problems(question, plan.layout, base)]

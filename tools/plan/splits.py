@@ -1,0 +1,73 @@
+"""How blocks can be dealt to pipeline stages. No torch here."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from parallel.stages import stage_problems
+from training.memory.layouts import Candidate
+from training.memory.states import chunks, parallel_config
+
+MOST_VPP = 16
+UNEVEN = 3
+"""Dealings with ends of other sizes than the rest that are tried: those whose fullest stage has the least to do."""
+
+Split = Literal["even", "embedding_and_loss", "loss", "ends"]
+
+
+@dataclass(slots=True, frozen=True)
+class Stages:
+    """How blocks are dealt to pipeline stages."""
+
+    vpp: int = 1
+    split: Split = "even"
+    first_layers: int = 0
+    last_layers: int = 0
+
+
+@cache
+def stage_choices(layers: int, pp: int, depths: int = 0, head: float = 1.0) -> tuple[Stages, ...]:
+    """Every dealing that the program accepts, once: where two splits deal the same, the one named first.
+
+    head: blocks that take as long as what the last stage does besides its own.
+    """
+    if pp == 1:
+        return (Stages(),)
+    found: dict[tuple[int, ...], Stages] = {}
+    for stages in (*_counted(layers, pp), *_uneven(layers, pp, head)):
+        layout = Candidate(pp=pp, **dataclasses.asdict(stages))
+        if not stage_problems(parallel_config(layout), layers, depths):
+            found.setdefault(tuple(chunks(layers, layout)), stages)
+    return tuple(found.values())
+
+
+def _counted(layers: int, pp: int) -> Iterator[Stages]:
+    """Equal stages, and those in which embedding and loss, or the loss, count as a block."""
+    extras: tuple[tuple[Split, int, int], ...] = (("even", 0, 0), ("embedding_and_loss", 1, 1), ("loss", 0, 1))
+    for split, first, last in extras:
+        whole = layers + first + last
+        if whole % pp or whole // pp < 1 + (split != "even"):
+            continue
+        share = whole // pp
+        for vpp in (size for size in _interleavings(share) if share // size > 1 or split == "even"):
+            yield Stages(vpp, split, share - first if first + last else 0, share - last if last else 0)
+
+
+def _uneven(layers: int, pp: int, head: float) -> Iterator[Stages]:
+    """Ends of their own sizes, the last no larger than the first, nor this than the stages between."""
+    least = math.ceil(layers / pp)
+    found = []
+    for middle in range(least, least + math.ceil(head) + 1):
+        ends = layers - (pp - 2) * middle
+        for last in range(max(1, ends - middle), ends // 2 + 1):
+            found.append((max(middle, last + head), ends - last, last, middle))
+    for _, first, last, middle in sorted(found)[:UNEVEN]:
+        for vpp in _interleavings(math.gcd(first, last, middle if pp > 2 else 0)):
+            yield Stages(vpp, "ends", first, last)
+
+
+def _interleavings(share: int) -> list[int]:
+    return [size for size in range(1, min(share, MOST_VPP) + 1) if share % size == 0]
