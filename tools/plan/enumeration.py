@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 from models.config import ModelConfig
 from models.flops import flops_per_token
@@ -21,8 +21,9 @@ from training.memory.peak import SAFE_SHARE
 SMALLEST_PIECE, LONG, SMALLEST_OF_SHORT = 1024, 8192, 2048
 """Tokens of a sequence, a long one or a short one, on one context rank: attention's products on less are too small to
 be worth a ring."""
-USUAL_MICRO_BATCH, MOST_TOKENS = 8, 65536
-"""Larger ones are tried up to so many tokens on a rank: no product is faster with more rows, and bubbles only grow."""
+USUAL_MICRO_BATCH, LARGE = 8, 2**26
+"""Larger ones are tried while the hidden states on a rank are fewer numbers than that, 65,536 tokens of 1,024 channels:
+beyond, more rows make no product faster, and bubbles only grow."""
 STREAMS = 4
 """Hidden states that a block keeps at least where it is not recomputed whole: inputs of its norms, its queries, what
 attention puts out."""
@@ -41,9 +42,12 @@ def _candidates(question: Question) -> Iterator[Candidate]:
     for grid in _grids(question):
         kept = again if _may_fit(question, grid, STREAMS) or "mbs" in question.fixed else again[-1:]
         alone = grid.dp * grid.cp == 1  # nobody to share gradients and weights with
+        sizes: dict[str, Any] = {name: getattr(grid, name) for name in Candidate.__slots__}  # twice as fast as replace
         rest = itertools.product(kept, [zero for zero in sharded if zero <= 1 or not alone], formats)
         for (ep, etp), (recompute, zero, precision) in itertools.product(_expert_axes(question, grid), rest):
-            yield dataclasses.replace(grid, ep=ep, etp=etp, recompute=recompute, zero=zero, precision=precision)
+            yield Candidate(
+                **sizes | {"ep": ep, "etp": etp, "recompute": recompute, "zero": zero, "precision": precision}
+            )
 
 
 def _formats(question: Question) -> list[str]:
@@ -96,8 +100,8 @@ def _head_blocks(shape: GPTShape) -> float:
 
 def _micro_batches(question: Question, base: Candidate) -> list[int]:
     """Doubled until the batch ends, until one microbatch cannot fit, or until products gain nothing any more."""
-    whole = question.global_batch_size // base.dp
-    most = min(whole, max(USUAL_MICRO_BATCH, MOST_TOKENS * base.cp // question.seq_length))
+    whole, each = question.global_batch_size // base.dp, question.seq_length * question.shape.hidden_size
+    most = min(whole, max(USUAL_MICRO_BATCH, LARGE * base.cp // each))
     sizes = [2**power for power in range(most.bit_length())]
     return [size for size in sizes if size == 1 or _may_fit(question, dataclasses.replace(base, mbs=size), 1)]
 
