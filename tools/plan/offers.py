@@ -45,9 +45,19 @@ def fitting(question: Question, layouts: Sequence[Candidate], base: RunConfig | 
     raise UserError(
         f"the recipe forbids every layout that fits. Of the fastest, {first.layout}, pretrain_gpt.py says:\n  "
         + "\n  ".join(problems(question, first.layout, base))
-        + "\nChange that in the recipe, or plan for another number of GPUs."
+        + "\nChange that in the recipe, or plan with fewer constraints or for another number of GPUs."
     )
 
 
 def _accepted(question: Question, plans: Sequence[Plan], base: RunConfig) -> list[Plan]:
-    return [plan for plan in plans if not problems(question, plan.layout, base)]
+    """One check for all that are alike in what the rest of a recipe can clash with; ``write`` checks its own again."""
+    known: dict[tuple[int, ...], bool] = {}
+    found = []
+    for plan in plans:
+        at = plan.layout
+        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs)
+        if sizes not in known:
+            known[sizes] = not problems(question, at, base)
+        if known[sizes]:
+            found.append(plan)
+    return found
