@@ -127,14 +127,6 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
     return found
 
 
-def _cases(question: Question, layouts: Sequence[Candidate]) -> list[Case]:
-    model, software = sizes(question.shape, question.seq_length), program(question.cluster)
-    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
-    return [
-        Case(model=model, layout=layout, machine=machines[layout.precision], software=software) for layout in layouts
-    ]
-
-
 def _memory(question: Question, cases: Sequence[Case]) -> Memory:
     found = memory(Columns(cases), [question.shape] * len(cases), [case.layout for case in cases])
     if on_cpu(question.cluster):
