@@ -7,7 +7,15 @@ import numpy as np
 
 from models.shapes import GPTShape
 from training.footprint import FP8_COPIES
-from training.memory.activations import block_bytes, element_bytes, in_flight, lookup_bytes, loss_bytes, stream_bytes
+from training.memory.activations import (
+    block_bytes,
+    depth_bytes,
+    element_bytes,
+    in_flight,
+    lookup_bytes,
+    loss_bytes,
+    stream_bytes,
+)
 from training.memory.cases import Column, Columns, tokens
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
@@ -102,7 +110,8 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
     last = stage == columns.layout.pp - 1
-    loss = np.where(last, loss_bytes(columns) * (1 + columns.model.extra_heads), 0.0)
+    loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
+    loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)
     held = in_flight(columns, stage)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)

@@ -178,6 +178,25 @@ def test_formulas_know_what_kinds_of_models_keep(tmp_path: Path, model: str, lay
     assert command.by_formula(asked, layout, 0) == pytest.approx(found["activations"], rel=0.05)
 
 
+DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layers=4, last_layers=1)
+
+
+@pytest.mark.parametrize(
+    "stage, seq, more",
+    [(8, 4096, {"recompute": "full"}), (15, 512, {}), (15, 2048, {"recompute": "full", "precision": "fp32"})],
+    ids=["scores", "depths", "depths-fp32"],
+)
+def test_formulas_know_the_moments_of_the_largest_models(
+    tmp_path: Path, stage: int, seq: int, more: dict[str, Any]
+) -> None:
+    """DeepSeek-V3's: where one block's scores are most of all, and a last stage with few tokens, whose gradients of the
+    vocabulary are."""
+    layout = dataclasses.replace(DEEP, **more)
+    asked = question("deepseek_v3", layout, seq)
+    found = traced(tmp_path, asked, layout, stage)
+    assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
 def kept_graphs(tmp_path: Path, recompute: str) -> list[str]:
     """Attributes of the dispatchers that hold a graph after a step of a mixture; in a fork."""
     layout = Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2, recompute=recompute)  # type: ignore[arg-type]
