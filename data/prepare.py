@@ -1,7 +1,6 @@
 """From `data.paths` to shards and a tokenizer on this machine's disk: done once, then found in the cache."""
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ import numpy as np
 from data import blend, cache, corpus, inputs, shard_writer, tokenizers
 from data.blend import Blend
 from data.config import DataConfig
+from data.raw.inputs import Places
 from data.shards import Shard
 from data.sources import Named, named
 from data.split import SplitName
@@ -126,11 +126,11 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
 
 def _tell_overlaps(sources: list[Named], given: list[inputs.Inputs], console: cache.Console) -> None:
     """What lies in two sources of a blend may be meant to count for more, or be there by mistake."""
-    named: dict[Path, str] = {}
+    places, named = Places(), dict[str, str]()
     both: dict[tuple[str, str], list[Path]] = {}
     for source, found in zip(sources, given, strict=True):
         for path in (*found.prefixes, *found.raw_files):
-            first = named.setdefault(Path(os.path.realpath(path)), source.name)
+            first = named.setdefault(places.at(str(path)), source.name)
             if first != source.name:
                 both.setdefault((first, source.name), []).append(path)
     for (first, second), paths in both.items():

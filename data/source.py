@@ -64,9 +64,8 @@ def _segments(
     shards: tuple[Shard, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
 ) -> list[Segment]:
     segments, document_count = [], 0
-    for shard, splits in zip(
-        shards, split_shards([shard.document_count for shard in shards], config.split), strict=True
-    ):
+    dealt = split_shards([shard.document_count for shard in shards], config.split)
+    for shard, splits in zip(shards, dealt, strict=True):
         documents = splits[split]
         document_count += len(documents)
         bounds = shard.document_start(documents.start), shard.document_start(documents.stop)

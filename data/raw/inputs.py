@@ -56,7 +56,7 @@ def find_each(
 ) -> dict[str, list[Source]]:
     """The same, input by input, by their names."""
     left_out: Counter[str] = Counter()
-    places = _Places()
+    places = Places()
     try:
         documents = _without_shards(inputs, say)
         by_input = {one: _once(_find(one, left_out), places) for one in documents}
@@ -88,8 +88,8 @@ def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) 
     return tuple(one for one in inputs if one not in named)
 
 
-class _Places:
-    """Where sources are, whatever links lead there. A folder is resolved once for all of its files: each part of a path
+class Places:
+    """Where files are, whatever links lead there. A folder is resolved once for all of its files: each part of a path
     is asked for, and there may be a million."""
 
     def __init__(self) -> None:
@@ -97,9 +97,11 @@ class _Places:
 
     def of(self, source: Source) -> str:
         """Of a dataset of the Hub, its name."""
-        path = source.path
-        if source.kind == "dataset" and not Path(path).exists():
-            return path
+        is_hubs = source.kind == "dataset" and not Path(source.path).exists()
+        return source.path if is_hubs else self.at(source.path)
+
+    def at(self, path: str) -> str:
+        """Of one path."""
         if os.path.islink(path):  # noqa: PTH114  a Path of each would take as long again
             return os.path.realpath(path)
         folder, name = os.path.split(path)
@@ -108,7 +110,7 @@ class _Places:
         return f"{self._folders[folder]}/{name}"
 
 
-def _once(found: Iterable[Source], places: _Places) -> list[Source]:
+def _once(found: Iterable[Source], places: Places) -> list[Source]:
     """What links within a folder lead to as well is read once, under the name that comes first."""
     by_place: dict[str, Source] = {}
     for source in found:
@@ -116,7 +118,7 @@ def _once(found: Iterable[Source], places: _Places) -> list[Source]:
     return list(by_place.values())
 
 
-def _check(inputs: tuple[str, ...], found: list[Source], places: _Places) -> None:
+def _check(inputs: tuple[str, ...], found: list[Source], places: Places) -> None:
     _check_each_is_another((os.path.realpath(Path(name).expanduser()), name) for name in inputs)
     _check_each_is_another((places.of(source), source.path) for source in found)
     if not any(source.size for source in found):

@@ -1,4 +1,4 @@
-"""Cost and days, memory by number format, checkpoints, the best plan of a question. No torch here."""
+"""Cost and days, memory by number format, checkpoints. No torch here."""
 
 import math
 from typing import Literal, cast

@@ -31,6 +31,10 @@ def run(flags: Flags) -> None:
     """Answers; raises UserError for what cannot be answered."""
     if found := combinations.problems(flags):
         raise UserError("\n".join(found))
+    for path in (flags.report, flags.write, flags.output):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise UserError(f"{path}: cannot be written: {what}. Name a file in a folder that is there.")
     if flags.backtest is not None:
         from tools.plan.backtest.command import backtest
 
@@ -41,9 +45,6 @@ def run(flags: Flags) -> None:
 
         calibrate(flags.calibrate)
         return
-    for path in (flags.report, flags.write):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise UserError(f"{path}: cannot be written: there is no folder {path.parent}.")
     base = load(flags.recipe) if flags.recipe is not None else None
     if flags.compare:
         from tools.plan.calibrate.compare import compare, filled

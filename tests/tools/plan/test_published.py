@@ -224,4 +224,6 @@ def test_a_missing_folder_is_noticed_first(tmp_path: Path, capsys: pytest.Captur
     asked = ["--backtest", str(table(tmp_path, f"{GOOD},3")), "--output", str(tmp_path / "none" / "out.csv")]
     assert main(asked) == 2
     told = capsys.readouterr()
-    assert "none does not exist" in told.err and not told.out
+    assert "there is no folder" in told.err and not told.out
+    assert main([*asked[:3], str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err

@@ -16,32 +16,29 @@ def _like(name: str, **changes: object) -> GPTShape:
     return dataclasses.replace(SHAPES[name], **changes)  # type: ignore[arg-type]
 
 
+_GPT_OSS = _like(
+    "qwen3_235b_a22b", num_layers=36, hidden_size=2880, ffn_hidden_size=2880, num_attention_heads=64,
+    num_query_groups=8, kv_channels=64, vocab_size=201088, num_moe_experts=128, moe_ffn_hidden_size=2880,
+    moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2", add_bias_linear=True,
+)  # fmt: skip
 # The Nemotron 3: hybrids of state-space layers, layers of experts and few attention layers, as pairs of a mixer and
 # experts; what the mixers' projections have more than attention's is in the shared experts' width, so that FLOPs per
 # token are those of NVIDIA's tables (Super 85e9, Ultra 363e9, Nano 22e9, Lightning, which is Nano with two depths of
 # multi-token prediction, 28e9). Super and Ultra have two as well, and state-space layers twice as wide as attention:
 # 8,192 keys. DeepSeek-V4 Flash: what its table computes more (91e9) is in the shared experts, too.
+_NANO = _like(
+    "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2, vocab_size=131072,
+    activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856, moe_shared_expert_intermediate_size=3712,
+    moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
+)  # fmt: skip
 BENCHMARKED: dict[str, GPTShape] = {
-    "gpt_oss_120b": _like(
-        "qwen3_235b_a22b", num_layers=36, hidden_size=2880, ffn_hidden_size=2880, num_attention_heads=64,
-        num_query_groups=8, kv_channels=64, vocab_size=201088, num_moe_experts=128, moe_ffn_hidden_size=2880,
-        moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2", add_bias_linear=True,
-    ),
+    "gpt_oss_120b": _GPT_OSS,
     "kimi_k2": _like(
         "deepseek_v3", num_attention_heads=64, num_query_groups=64, vocab_size=163840, num_moe_experts=384,
         moe_layer_freq="[0]*1+[1]*60", moe_router_num_groups=0, moe_router_group_topk=0, mtp_num_layers=0,
     ),
-    "nemotron_3_nano": _like(
-        "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
-        moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
-    ),
-    "nemotron_3_5_lightning": _like(
-        "qwen3_30b_a3b", num_layers=26, hidden_size=2688, num_attention_heads=32, num_query_groups=2,
-        vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=1856,
-        moe_shared_expert_intermediate_size=3712, moe_router_topk=6, window_size=(4095, 0), window_attn_skip_freq="4",
-        mtp_num_layers=2,
-    ),
+    "nemotron_3_nano": _NANO,
+    "nemotron_3_5_lightning": dataclasses.replace(_NANO, mtp_num_layers=2),
     "nemotron_3_super": _like(
         "qwen3_235b_a22b", num_layers=40, hidden_size=4096, num_attention_heads=32, num_query_groups=2,
         vocab_size=131072, activation="squared_relu", num_moe_experts=128, moe_ffn_hidden_size=2496,
@@ -64,11 +61,7 @@ BENCHMARKED: dict[str, GPTShape] = {
         vocab_size=151936, num_moe_experts=64, moe_ffn_hidden_size=2560,
         moe_shared_expert_intermediate_size=20480, moe_router_topk=8,
     ),
-    "gpt_oss_20b": _like(
-        "qwen3_235b_a22b", num_layers=24, hidden_size=2880, ffn_hidden_size=2880, num_attention_heads=64,
-        num_query_groups=8, kv_channels=64, vocab_size=201088, num_moe_experts=32, moe_ffn_hidden_size=2880,
-        moe_router_topk=4, window_size=(127, 0), window_attn_skip_freq="2", add_bias_linear=True,
-    ),
+    "gpt_oss_20b": dataclasses.replace(_GPT_OSS, num_layers=24, num_moe_experts=32),
     # Three layers of four are Gated DeltaNet. Its gates, and attention's, are in the shared expert's width.
     "qwen3_next_80b_a3b": _like(
         "qwen3_30b_a3b", num_attention_heads=16, num_query_groups=2, kv_channels=256, num_moe_experts=512,

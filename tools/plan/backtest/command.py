@@ -27,8 +27,6 @@ from training.memory.peak import SAFE_SHARE
 def backtest(flags: Flags) -> None:
     """Prints the tables; writes a prediction for every row where --output asks for it."""
     assert flags.backtest is not None
-    if flags.output is not None:
-        writable(flags.output)
     rows = read(flags.backtest)
     if not rows:
         raise UserError(f"{flags.backtest}: no rows below the header.")
@@ -45,14 +43,6 @@ def backtest(flags: Flags) -> None:
     if flags.output is not None:
         write(flags.output, rows, predicted, held)
         print(f"written: {flags.output}")
-
-
-def writable(path: Path) -> None:
-    """Raises UserError where a file cannot be written there: known before minutes are spent, not after."""
-    if not path.parent.is_dir():
-        raise UserError(f"--output {path}: the folder {path.parent} does not exist. Make it, or name another one.")
-    if path.is_dir():
-        raise UserError(f"--output {path}: this is a folder. Name a file in it: {path / 'predictions.csv'}.")
 
 
 def note(text: str) -> None:

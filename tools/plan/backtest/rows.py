@@ -76,8 +76,7 @@ def read(path: Path) -> list[Row]:
     return [_row(path, line, cells(path, line, names, values)) for line, values in table]
 
 
-def _row(path: Path, line: int, raw: Mapping[str, str | None]) -> Row:
-    row = {str(key).strip(): (value or "").strip() for key, value in raw.items() if key is not None}
+def _row(path: Path, line: int, row: Mapping[str, str]) -> Row:
     try:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)

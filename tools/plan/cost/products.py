@@ -69,7 +69,7 @@ def product_s(
 def moved_s(columns: Columns, m: Column, n: Column, k: Column, matrices: Column | float = 1.0) -> Column:
     """Both operands and the result at the memory's rate.
 
-    In 16 bits whatever the number format: what is written is, in all three products of a pass forward and back.
+    In 16 bits, fp8's and fp4's, too: what is written is, in all three products of a pass forward and back.
     """
     return element_bytes(columns) * (m * k + matrices * k * n + m * n) / columns.machine.memory_bytes_per_s
 

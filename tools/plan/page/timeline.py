@@ -23,9 +23,9 @@ def pipeline(question: Question, plan: Plan) -> str:
     """Two pictures with their words: the passes in time, and each stage's share of the whole step."""
     layout, found = plan.layout, stages(question, plan)
     few = dataclasses.replace(layout, microbatches=_few(layout))
-    works = schedule(few, pass_seconds(question, plan))
-    rows = _rows(layout.pp)
-    return f"{_timeline(plan, few, works, found, rows)}\n{_shares(found, rows)}"
+    seconds, rows = pass_seconds(question, plan), _rows(layout.pp)
+    works = schedule(few, seconds)
+    return f"{_timeline(plan, few, works, seconds.exchange, found, rows)}\n{_shares(found, rows)}"
 
 
 def words(plan: Plan) -> str:
@@ -60,9 +60,14 @@ def _few(layout: Candidate) -> int:
 
 
 def _timeline(
-    plan: Plan, few: Candidate, works: Sequence[Work], found: Sequence[Stage], rows: Sequence[int | None]
+    plan: Plan,
+    few: Candidate,
+    works: Sequence[Work],
+    exchange: float,
+    found: Sequence[Stage],
+    rows: Sequence[int | None],
 ) -> str:
-    exchange = plan.spent_s["p2p"] / (2 * plan.layout.vpp * plan.layout.microbatches)
+    """exchange: seconds after each pass."""
     ended = max(work.end for work in works) + exchange + plan.spent_s["dp"]
     total = ended + plan.spent_s["optimizer"]
     drawing, scale = Drawing(WIDTH, ROW * len(rows) + 50), (WIDTH - LEFT - RIGHT) / total
