@@ -49,13 +49,14 @@ def step_times(columns: Columns, constants: Constants) -> StepTimes:
     slowest = np.maximum(last * block.total + head, ends) + np.where(alone, lookup, 0.0)
     layers = np.where(slow_is_last, last, np.maximum(first, middle))
     whole = (columns.model.layers + columns.model.extra_heads) * block.total + head + lookup
-    idle = np.where(alone, 0.0, (whole - slowest) / layout.vpp)
+    accumulate = accumulate_s(columns)
+    idle = np.where(alone, 0.0, (whole - slowest + (layout.pp - 1) * accumulate) / layout.vpp)
     steady = np.where(alone, whole, slowest)
     parts = block.times(layers * count)
     sent = _sends(columns, constants)
     compute_forward = forward * layers
     dp = data_parallel_s(columns, constants, compute_forward, steady - compute_forward)
-    parts.traffic = parts.traffic + count * accumulate_s(columns)
+    parts.traffic = parts.traffic + count * accumulate
     found = _assemble(parts, count * (steady - layers * block.total), count * sent, idle + _fill(columns, sent), dp)
     found.optimizer = optimizer_s(columns, constants)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
