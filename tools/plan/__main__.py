@@ -8,6 +8,7 @@ Every legal layout is priced from physics: matrix products, attention, memory tr
 interval is what published runs, held against the same prices, were off by. Exit code 0: answered; 2: bad input.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -32,4 +33,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # looking for cycles among hundreds of thousands of layouts takes a seventh of the time, and finds none
     sys.exit(main())

@@ -83,7 +83,7 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     if not layouts:
         return []
     cases = planned_cases(question, layouts)
-    times = step_times(Columns(cases), constants(question.cluster))
+    times = _times(cases, constants(question.cluster))
     chosen = list(range(len(cases))) if keep is None else _fastest(question, cases, times.total, keep)
     if not chosen:
         return []
@@ -162,7 +162,12 @@ def constants(cluster: Cluster) -> Constants:
 
 
 BLOCK = 8192
-"""Cases whose memory is looked at together."""
+"""Cases that are looked at together: columns that stay in a processor's cache take two thirds of the time."""
+
+
+def _times(cases: Sequence[Case], constants: Constants) -> StepTimes:
+    blocks = [step_times(Columns(cases[start : start + BLOCK]), constants) for start in range(0, len(cases), BLOCK)]
+    return StepTimes(*(np.concatenate([getattr(block, name) for block in blocks]) for name in SPENT))
 
 
 def _fastest(question: Question, cases: Sequence[Case], total_s: Column, keep: int) -> list[int]:

@@ -83,9 +83,13 @@ def codes(words: Sequence[str], known: tuple[str, ...]) -> NDArray[np.intp]:
 
 
 def _matrices(cases: Sequence[Case]) -> list[tuple[Column, Column]]:
-    """Local rows and columns of each matrix of attention."""
+    """Local rows and columns of each matrix of attention; cases of one model and TP size have the same."""
+    keys = [(id(case.model), case.layout.tp) for case in cases]
+    unique = dict(zip(keys, cases, strict=True))
+    position = {key: number for number, key in enumerate(unique)}
+    where = np.array([position[key] for key in keys], dtype=np.intp)
     found = []
     for slot in range(ATTENTION_MATRICES):
-        local = [case.model.matrices[slot].local(case.layout.tp) for case in cases]
-        found.append((np.array([rows for rows, _ in local]), np.array([columns for _, columns in local])))
+        local = [case.model.matrices[slot].local(case.layout.tp) for case in unique.values()]
+        found.append((np.array([rows for rows, _ in local])[where], np.array([columns for _, columns in local])[where]))
     return found
