@@ -5,8 +5,13 @@ pipeline rank ``p`` (the interleaved order of arXiv:2104.04473, section 2.2).
 """
 
 import re
+from collections.abc import Sequence
+from itertools import groupby
 
 from parallel.config import ParallelConfig
+
+SPELLED = 3
+"""Layers that a layout string has a letter for, each; more are a number."""
 
 
 def layers_per_chunk(parallel: ParallelConfig, num_layers: int) -> list[int]:
@@ -49,6 +54,19 @@ def layout_chunks(layout: str) -> list[str]:
         text = text[: match.start()] + match[1] * int(match[2] or 1) + text[match.end() :]
     text = re.sub(r"([EtmL|])\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
     return text.split("|")
+
+
+def layout_string(chunks: Sequence[int]) -> str:
+    """Megatron's layout string of so many layers in each chunk, of which equal neighbours are told once:
+    ``[3, 2, 2, 1]`` -> ``"Ettt|(tt|)*2tL"``. Raises ValueError for fewer than two chunks."""
+    first, *middle, last = (_layers(count) for count in chunks)
+    between = [(word, len(list(same))) for word, same in groupby(middle)]
+    groups = "".join(f"({word}|)*{count}" if count > 1 else f"{word}|" for word, count in between)
+    return f"E{first}|{groups}{last}L"
+
+
+def _layers(count: int) -> str:
+    return "t" * count if count <= SPELLED else f"t*{count}"
 
 
 def stage_problems(parallel: ParallelConfig, num_layers: int, mtp_num_layers: int = 0) -> list[str]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from parallel.config import ParallelConfig
-from parallel.stages import layers_per_chunk, layout_chunks, stage_problems
+from parallel.stages import layers_per_chunk, layout_chunks, layout_string, stage_problems
 
 
 def split(
@@ -124,3 +124,17 @@ def test_mtp_depths_stand_before_the_loss() -> None:
     (problem,) = stage_problems(split(3, layout="Et|ttm|L"), 3, mtp_num_layers=1)
     assert "in front of the last stage" in problem
     assert layers_per_chunk(split(2, layout="Ett|tmmL"), 3) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([3, 2, 2, 1], "Ettt|(tt|)*2tL"),
+        ([1, 0], "Et|L"),
+        ([16, 15, 15, 15], "Et*16|(t*15|)*2t*15L"),
+        ([2, 1, 2, 1], "Ett|t|tt|tL"),
+    ],
+)
+def test_chunks_as_a_layout_string(chunks: list[int], words: str) -> None:
+    assert layout_string(chunks) == words
+    assert [chunk.count("t") for chunk in layout_chunks(words)] == chunks

@@ -33,5 +33,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # looking for cycles among hundreds of thousands of layouts takes a seventh of the time, and finds none
+    gc.disable()  # among hundreds of thousands of layouts it takes a seventh of the time, and finds nothing
     sys.exit(main())

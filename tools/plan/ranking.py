@@ -61,4 +61,5 @@ def distinct(plans: Sequence[Plan]) -> list[Plan]:
 
 def _sizes(layout: Candidate) -> Candidate:
     """Without how its blocks are dealt to stages and what is recomputed."""
-    return dataclasses.replace(layout, vpp=1, split="even", first_layers=0, last_layers=0, recompute="none")
+    alike = dataclasses.replace(layout, vpp=1, split="even", first_layers=0, last_layers=0, chunk_layers=())
+    return dataclasses.replace(alike, recompute="none")

@@ -5,17 +5,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from parallel.stages import stage_problems
-from training.memory.layouts import Candidate
+from training.memory.layouts import Candidate, Split
 from training.memory.states import chunks, parallel_config
 
 MOST_VPP = 16
 UNEVEN = 3
 """Dealings with ends of other sizes than the rest that are tried: those whose fullest stage has the least to do."""
-
-Split = Literal["even", "embedding_and_loss", "loss", "ends"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -26,6 +23,7 @@ class Stages:
     split: Split = "even"
     first_layers: int = 0
     last_layers: int = 0
+    chunk_layers: tuple[int, ...] = ()
 
 
 @cache
@@ -41,6 +39,8 @@ def stage_choices(layers: int, pp: int, depths: int = 0, head: float = 1.0) -> t
         layout = Candidate(pp=pp, **dataclasses.asdict(stages))
         if not stage_problems(parallel_config(layout), layers, depths):
             found.setdefault(tuple(chunks(layers, layout)), stages)
+    if all(stages.vpp == 1 for stages in found.values()):  # nothing else interleaves so many layers
+        found |= {stages.chunk_layers: stages for stages in _laid_out(layers, pp, head)}
     return tuple(found.values())
 
 
@@ -67,6 +67,37 @@ def _uneven(layers: int, pp: int, head: float) -> Iterator[Stages]:
     for _, first, last, middle in sorted(found)[:UNEVEN]:
         for vpp in _interleavings(math.gcd(first, last, middle if pp > 2 else 0)):
             yield Stages(vpp, "ends", first, last)
+
+
+def _laid_out(layers: int, pp: int, head: float) -> Iterator[Stages]:
+    """Interleaved chunks of two sizes, for each larger size as few as there can be."""
+    for vpp in range(2, min(layers // pp, MOST_VPP) + 1):
+        size = math.ceil(layers / (pp * vpp))
+        if size > 1 and (vpp == 2 or size < math.ceil(layers / (pp * (vpp - 1)))):
+            chunks = _lightened([size] * (pp * vpp), size * pp * vpp - layers, pp, head)
+            yield Stages(vpp, "layout", sum(chunks[::pp]), sum(chunks[pp - 1 :: pp]), tuple(chunks))
+
+
+def _lightened(chunks: list[int], missing: int, pp: int, head: float) -> list[int]:
+    """Without so many layers, each taken from the stage that then has the most to do: from its last whole chunk.
+
+    Of stages with as much to do, the first comes first, which keeps the most microbatches, then those at the end. The
+    last chunk of all may end with the head alone.
+    """
+    size, order = chunks[0], [0, *range(pp - 1, 0, -1)]
+    for _ in range(missing):
+        places = {stage: place for stage in order if (place := _place(chunks, stage, pp, size)) is not None}
+        heaviest = max(places, key=lambda stage: sum(chunks[stage::pp]) + head * (stage == pp - 1))
+        chunks[places[heaviest]] -= 1
+    return chunks
+
+
+def _place(chunks: list[int], stage: int, pp: int, size: int) -> int | None:
+    """The chunk of a stage that gives up a layer."""
+    whole = [place for place in range(stage, len(chunks), pp) if chunks[place] == size]
+    if whole:
+        return whole[-1]
+    return len(chunks) - 1 if stage == pp - 1 and chunks[-1] > 0 and sum(chunks[stage::pp]) > 1 else None
 
 
 def _interleavings(share: int) -> list[int]:

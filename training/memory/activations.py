@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from training.memory.cases import FORMATS, Column, Columns, tokens
 
+LARGEST_BLOCK = 512
+"""Queries that this project's own attention looks at together (models/layers/blocks.py, BLOCK_ROWS)."""
 SOFTMAX_BYTES = 4
 """Log-sum-exp of each query and head, which flash attention keeps in fp32."""
 
@@ -69,10 +71,11 @@ def _own_bytes(columns: Columns) -> Column:
 
 def _own_grouped_bytes(columns: Columns) -> Column:
     """Queries, keys and values, what norms of heads and rotation keep of them, and what attention returns."""
-    model, width = columns.model, element_bytes(columns)
-    turned = width * (2 + model.rotary) + 8 * model.query_norms
+    model, width, alone = columns.model, element_bytes(columns), columns.layout.cp == 1
+    turned = width * (1 + alone + model.rotary) + 8 * model.query_norms
     copies = (4 + width) * model.attention_dropout * model.query_width
-    split = turned * (model.query_width + model.kv_width) + copies + SOFTMAX_BYTES * model.heads
+    split = turned * (model.query_width + model.kv_width) + alone * (copies + SOFTMAX_BYTES * model.heads)
+    split = split + 2 * width * (columns.layout.cp - 1) * model.kv_width  # the other context ranks' keys and values
     return tokens(columns) * (split / columns.layout.tp + 4 * width * model.rotary * model.head_dim)
 
 
@@ -83,16 +86,38 @@ def _own_latent_bytes(columns: Columns) -> Column:
     plain = _writes_scores(columns)
     heads = np.where(plain, 4, width) * (2 * model.query_width + values) + width * values
     heads = heads + np.where(plain, 0, SOFTMAX_BYTES) * model.heads
+    gathered = width * (1 + columns.layout.cp) * (model.query_width + values)  # of all context ranks
+    heads = np.where(columns.layout.cp > 1, gathered, heads)
     compressed, ranks = columns.matrices[0][0], columns.matrices[1][1] + columns.matrices[2][0]
     rotary = compressed - columns.matrices[1][1]
     return tokens(columns) * (heads / columns.layout.tp + (8 + width) * ranks + 6 * width * rotary)
 
 
 def _writes_scores(columns: Columns) -> NDArray[np.bool_]:
-    """PyTorch's attention on CPUs has a kernel for heads as wide in values as in queries, and without dropout."""
+    """PyTorch's attention on CPUs has a kernel for heads as wide in values as in queries, and without dropout.
+
+    Over context ranks attention is in blocks of queries (models/layers/blocks.py): scores are made, and none is kept.
+    """
+    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1))
+
+
+def _makes_scores(columns: Columns) -> NDArray[np.bool_]:
     model = columns.model
     uneven = (columns.matrices[3][0] > 0) & (model.attention_width != 2 * model.query_width)
     return np.asarray(uneven | (model.attention_dropout > 0))
+
+
+def _block_score_bytes(columns: Columns) -> Column:
+    """In the backward pass of one block of queries: its scores three times in fp32; keys and values of the whole sample
+    with their gradients, of which the block before has left some. Counted from traces of 2,048 to 16,384 tokens over 4
+    to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
+    model, layout = columns.model, columns.layout
+    rows = np.minimum(LARGEST_BLOCK, model.seq_length / layout.cp / 2)
+    scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
+    both = tokens(columns) * layout.cp * model.attention_width / layout.tp
+    left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
+    found = 12 * scores + (8.5 + left) * both
+    return np.where(_makes_scores(columns) & (layout.cp > 1), found, 0.0)
 
 
 def _own_score_bytes(columns: Columns) -> Column:
@@ -130,7 +155,8 @@ def _own_working(columns: Columns, kept_mlp: Column, *, experts: bool) -> Column
     layout = columns.layout
     gathered = np.where((layout.sequence_parallel > 0) & (layout.tp > 1), layout.tp * stream_bytes(columns), 0.0)
     mlp = _own_expert_working(columns) if experts else _own_mlp_working(columns, gathered)
-    scores = np.where(_writes_scores(columns), 8 * _scores(columns) - kept_mlp, 0.0)
+    written = np.where(_writes_scores(columns), 8 * _scores(columns), 0.0)
+    scores = written + _block_score_bytes(columns) - kept_mlp
     return np.maximum(mlp, scores) + gathered + 2 * stream_bytes(columns)
 
 
@@ -275,12 +301,15 @@ def depth_bytes(columns: Columns) -> Column:
 def loss_bytes(columns: Columns) -> Column:
     """On the last stage: the final norm; logits in 16 bits, and in fp32 for the softmax, then its gradient.
 
-    fp32 logits become the softmax, and its gradient, in place; the weight's gradient then stands beside them.
+    fp32 logits become the softmax, and its gradient, in place; the weight's gradient then stands beside them. So does
+    that of 16 bits beside its logits, where nothing adds it to the others' at once: with few tokens it is the larger.
     """
     model, layout, whole = columns.model, columns.layout, element_bytes(columns) == 4
     stream = np.where(columns.software.transformer_engine > 0, 6, 20) * model.hidden
     logits = np.where(whole, 4, columns.software.loss_bytes) * tokens(columns) * model.vocab
-    weight = np.where(whole, 4 * model.hidden * model.vocab, 0.0)
+    vocabulary = model.hidden * model.vocab
+    alone = np.where(columns.software.transformer_engine > 0, 0.0, 2 * tokens(columns) * model.vocab + 2 * vocabulary)
+    weight = np.where(whole, 4 * vocabulary, np.maximum(0.0, alone - logits))
     # the final norm's output, and its gradient, of all TP ranks
     gathered = np.where(whole, 4 * (1 + layout.sequence_parallel) * tokens(columns) * model.hidden, 0.0)
     return (logits + weight + stream * tokens(columns)) / layout.tp + gathered

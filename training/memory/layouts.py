@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from parallel.stages import layout_string
+
 Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
 """Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
 torchtitan's "selective op" does; no program of ours."""
 Zero = Literal[0, 1, 2, 3]
+Split = Literal["even", "embedding_and_loss", "loss", "ends", "layout"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -33,8 +36,9 @@ class Candidate:
     first_layers: int = 0
     """Of the first pipeline stage; 0: an equal share."""
     last_layers: int = 0
-    split: Literal["even", "embedding_and_loss", "loss", "ends"] = "even"
-    """How layers were dealt to stages, as the recipe says it."""
+    split: Split = "even"
+    """How layers were dealt to stages, as the recipe says it; "layout": by ``chunk_layers``, as Megatron's
+    pipeline_model_parallel_layout."""
     chunk_layers: tuple[int, ...] = ()
     """Layers of each chunk, first to last, where they are known already; empty: as ``split`` deals them."""
 
@@ -48,6 +52,7 @@ class Candidate:
         axes += [("DP", self.dp, True), ("MBS", self.mbs, True)]
         text = " ".join(f"{name}{size}" for name, size, shown in axes if shown)
         words = [f"ends {self.first_layers}/{self.last_layers}"] if self.split == "ends" else []
+        words += [layout_string(self.chunk_layers)] if self.split == "layout" else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += [f"ZeRO-{self.zero}"] if self.zero != 1 else []
         words += [] if self.overlap or self.dp * self.cp == 1 else ["no overlap"]

@@ -19,6 +19,7 @@ from training.memory.activations import (
 from training.memory.cases import Column, Columns, tokens
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
+from training.memory.uneven import Crowding, crowding
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""
@@ -82,7 +83,7 @@ def _stage(
     stages: Sequence[int],
     held: Sequence[tuple[int, bool, int]],
 ) -> Memory:
-    fixed, plain, mixtures, held_parameters = [], [], [], []
+    fixed, plain, mixtures, held_parameters, crowded = [], [], [], [], []
     for stack, layout, stage, wide in zip(stacks, layouts, stages, held, strict=True):
         own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
         fixed.append(states(own, layout, *wide))
@@ -90,8 +91,9 @@ def _stage(
         depths = stack.shape.mtp_num_layers * (stage == layout.pp - 1)
         plain.append(blocks.plain + depths * (blocks.mixtures == 0))
         mixtures.append(blocks.mixtures + depths * (blocks.mixtures > 0))
+        crowded.append(_crowding(layout, stage, depths))
     number = np.array(stages, dtype=np.float64)
-    activations = _activations(columns, number, np.array(plain), np.array(mixtures))
+    activations = _activations(columns, number, np.array(plain), np.array(mixtures), np.array(crowded))
     small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
     # beside the 16-bit weights, or in their stead
     casts = np.where(small & (columns.software.fp8_weights == 0), FP8_COPIES, 0.0) * np.array(held_parameters)
@@ -105,20 +107,30 @@ def _stage(
     )
 
 
-def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Column) -> Column:
+def _crowding(layout: Candidate, stage: int, depths: int) -> Crowding:
+    """Of interleaved chunks that are told one by one; depths of multi-token prediction are in the last one."""
+    if layout.vpp == 1 or not layout.chunk_layers:
+        return Crowding()
+    *own, last = layout.chunk_layers[stage :: layout.pp]
+    return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
+
+
+def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Column, crowded: Column) -> Column:
+    """crowded: of each case both of ``Crowding``."""
     dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
     loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)
-    held = in_flight(columns, stage)
+    most, at_the_end = (in_flight(columns, stage) * share for share in crowded.T)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
     # interleaved, sends overlap: an output on its way, the next input, a gradient that has come
     passing = np.where(columns.layout.vpp > 1, 3 * stream_bytes(columns), 0.0)
-    lookup = np.where(stage == 0, (held - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
-    return np.maximum(held * kept + np.maximum(working, loss), lookup) + passing
+    lookup = np.where(stage == 0, (most - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
+    found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
+    return np.maximum(found, lookup) + passing
 
 
 def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:

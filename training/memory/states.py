@@ -6,7 +6,7 @@ from typing import NamedTuple
 from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from parallel.stages import layers_per_chunk
+from parallel.stages import layers_per_chunk, layout_string
 from training.footprint import local_size
 from training.memory.layouts import Candidate
 
@@ -50,6 +50,7 @@ def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConf
         num_layers_in_last_pipeline_stage=layout.last_layers if ends and layout.last_layers else None,
         account_for_embedding_in_pipeline_split=layout.split == "embedding_and_loss",
         account_for_loss_in_pipeline_split=layout.split in ("embedding_and_loss", "loss"),
+        pipeline_model_parallel_layout=layout_string(layout.chunk_layers) if layout.split == "layout" else None,
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.etp if experts else None,

@@ -7,12 +7,13 @@ import random
 import pytest
 
 from models.config import ModelConfig
+from parallel.stages import layers_per_chunk
 from tools import clusters
 from tools.plan.enumeration import candidates
 from tools.plan.pricing import holdable, price
 from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, ranked
-from tools.plan.recipe import problems
+from tools.plan.recipe import configuration, problems
 from tools.plan.splits import stage_choices
 from training.memory.layouts import Candidate
 from training.memory.states import chunks
@@ -79,7 +80,7 @@ def test_what_it_can_compute_is_offered_to_who_asks(cluster: str, name: str) -> 
 
 def test_uneven_models_find_stages() -> None:
     assert "embedding_and_loss" in {stages.split for stages in stage_choices(126, 16)}
-    found = stage_choices(61, 8)
+    found = [stages for stages in stage_choices(61, 8) if stages.vpp == 1]
     assert {stages.split for stages in found} == {"ends"}
     for ends in found:
         middle, left = divmod(61 - ends.first_layers - ends.last_layers, 6)
@@ -94,6 +95,30 @@ def test_a_heavy_output_layer_lightens_the_last_stage() -> None:
     asked = question("deepseek_v3", gpus=2048, batch=15360, tp=2, pp=16, ep=8, mbs=2, recompute="full", zero=1)
     fastest = min((plan for plan in price(asked, candidates(asked)) if plan.fits), key=lambda plan: plan.step_s)
     assert fastest.layout.last_layers == 1
+
+
+def test_layers_that_divide_by_nothing_are_interleaved_all_the_same() -> None:
+    found = {stages.vpp: stages.chunk_layers for stages in stage_choices(61, 8, 1, head=4.0) if stages.vpp > 1}
+    assert set(found) == {2, 3, 4}  # chunks of up to 4, 3 and 2 layers
+    for vpp, dealt in found.items():
+        assert len(dealt) == 8 * vpp and sum(dealt) == 61
+        loads = [sum(dealt[stage::8]) for stage in range(8)]
+        assert loads[-1] <= 5 and max(*loads, loads[-1] + 4) == 9  # the head weighs as much as four
+    assert all(stages.split != "layout" for stages in stage_choices(80, 8))
+    (alone,) = (stages for stages in stage_choices(61, 16, 1, head=4.0) if stages.vpp > 1)
+    assert alone.chunk_layers[-1] == 0  # a chunk of the head alone
+
+
+def test_the_program_accepts_their_layout_strings() -> None:
+    asked = question("deepseek_v3", "gb200", gpus=512, batch=4096, zero=1, pp=8, vpp=4)
+    plan = ranked([plan for plan in price(asked, candidates(asked)) if plan.fits])[0]
+    assert problems(asked, plan.layout) == [] and "Ett|(tt|)*14t|(tt|)*7t|(tt|)*7tL" in str(plan.layout)
+    config = configuration(asked, plan.layout)
+    assert config.parallel.pipeline_model_parallel_layout == "Ett|(tt|)*14t|(tt|)*7t|(tt|)*7tL"
+    assert layers_per_chunk(config.parallel, 61) == list(plan.layout.chunk_layers)
+    others = question_with(asked, vpp=1)
+    plain = min((plan for plan in price(others, candidates(others)) if plan.fits), key=lambda plan: plan.step_s)
+    assert plan.step_s < plain.step_s and plan.bubble < plain.bubble
 
 
 @pytest.mark.parametrize("layers, pp", [(80, 2), (94, 2), (61, 2), (32, 4), (126, 16)])

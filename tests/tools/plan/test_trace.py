@@ -178,13 +178,21 @@ def test_formulas_know_what_kinds_of_models_keep(tmp_path: Path, model: str, lay
     assert command.by_formula(asked, layout, 0) == pytest.approx(found["activations"], rel=0.05)
 
 
+CHUNKS = (*(2,) * 15, 1, *((2,) * 7 + (1,)) * 2)
+DEALT = {"pp": 8, "vpp": 4, "split": "layout", "microbatches": 16, "chunk_layers": CHUNKS}
 DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layers=4, last_layers=1)
 
 
 @pytest.mark.parametrize(
     "stage, seq, more",
-    [(8, 4096, {"recompute": "full"}), (15, 512, {}), (15, 2048, {"recompute": "full", "precision": "fp32"})],
-    ids=["scores", "depths", "depths-fp32"],
+    [
+        (8, 4096, {"recompute": "full"}),
+        (15, 512, {}),
+        (15, 2048, {"recompute": "full", "precision": "fp32"}),
+        (7, 1024, DEALT),
+        (0, 1024, DEALT | {"cp": 2, "dp": 32}),
+    ],
+    ids=["scores", "depths", "depths-fp32", "uneven-chunks", "uneven-chunks-over-context-ranks"],
 )
 def test_formulas_know_the_moments_of_the_largest_models(
     tmp_path: Path, stage: int, seq: int, more: dict[str, Any]
@@ -193,6 +201,27 @@ def test_formulas_know_the_moments_of_the_largest_models(
     vocabulary are."""
     layout = dataclasses.replace(DEEP, **more)
     asked = question("deepseek_v3", layout, seq)
+    found = traced(tmp_path, asked, layout, stage)
+    assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "model, stage, seq, recompute",
+    [
+        ("llama32_1b", 1, 8192, "none"),
+        ("llama32_1b", 3, 2048, "full"),
+        ("deepseek_v2_lite", 1, 8192, "none"),
+        ("deepseek_v2_lite", 1, 8192, "full"),
+    ],
+)
+def test_formulas_know_what_context_ranks_keep(
+    tmp_path: Path, model: str, stage: int, seq: int, recompute: str
+) -> None:
+    """All keys and values, gathered; scores of one block of queries; a last stage with few tokens, whose gradient of
+    the vocabulary is the most of all."""
+    deep = {"pp": 3, "ep": 8, "dp": 8} if model == "deepseek_v2_lite" else {"pp": 4, "dp": 2}
+    layout = Candidate(**deep, cp=8, microbatches=4, recompute=recompute)  # type: ignore[arg-type]
+    asked = question(model, layout, seq)
     found = traced(tmp_path, asked, layout, stage)
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
 

@@ -79,7 +79,7 @@ def stage_layers(columns: Columns) -> tuple[Column, Column, Column]:
     first = np.where(layout.first_layers > 0, layout.first_layers, np.ceil(layers / layout.pp))
     last = np.where(layout.last_layers > 0, layout.last_layers, np.floor(layers / layout.pp))
     uneven = (layout.first_layers > 0) | (layout.last_layers > 0)
-    middle = np.where(uneven & (layout.pp > 2), (layers - first - last) / np.maximum(1, layout.pp - 2), first)
+    middle = np.where(uneven & (layout.pp > 2), np.ceil((layers - first - last) / np.maximum(1, layout.pp - 2)), first)
     return first, middle, last + columns.model.extra_heads
 
 
