@@ -69,13 +69,14 @@ def _grids(question: Question) -> Iterator[Candidate]:
     shape, world, batch = question.shape, question.num_gpus, question.global_batch_size
     for tp in question.choices("tp", _tensor_sizes(question)):
         for cp in question.choices("cp", _context_sizes(question)):
-            if not _divides(question.model, shape, tp, cp) or world % (tp * cp):
+            if world % (tp * cp) or not _divides(question.model, shape, tp, cp, question.splits_sequences(tp)):
                 continue
             for pp in question.choices("pp", _divisors(world // (tp * cp))):
                 dp = world // (tp * cp * pp)
                 if world % (tp * cp * pp) or pp > shape.num_layers or question.fixed.get("dp", dp) != dp:
                     continue
-                base = Candidate(tp=tp, cp=cp, pp=pp, dp=dp, sequence_parallel=tp > 1, overlap=dp * cp > 1)
+                base = Candidate(tp=tp, cp=cp, pp=pp, dp=dp, sequence_parallel=question.splits_sequences(tp))
+                base = dataclasses.replace(base, overlap=question.overlaps(base))
                 for mbs in question.choices("mbs", _micro_batches(question, base)):
                     if batch % (dp * mbs) == 0:
                         sized = dataclasses.replace(base, mbs=mbs, microbatches=batch // (dp * mbs))
@@ -133,8 +134,9 @@ def _context_sizes(question: Question) -> list[int]:
 
 
 @cache
-def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int) -> bool:
-    parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp)
+def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool) -> bool:
+    """pieces: under sequence parallelism."""
+    parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=pieces, context_parallel_size=cp)
     return not (
         split_problems(model, shape, tp) or latent_problems(shape, tp) or sequence_problems(model, shape, parallel)
     )
@@ -148,15 +150,15 @@ def _expert_axes(question: Question, grid: Candidate) -> list[tuple[int, int]]:
     found = []
     for ep in question.choices("ep", _divisors(shape.num_moe_experts)):
         for etp in question.choices("etp", sorted({1, grid.tp}) if ep == 1 else [1]):
-            if ranks % (ep * etp) == 0 and not _expert_problems(shape, grid.tp, ep, etp):
+            if ranks % (ep * etp) == 0 and not _expert_problems(shape, grid.tp, ep, etp, grid.sequence_parallel):
                 found.append((ep, etp))
     return found
 
 
 @cache
-def _expert_problems(shape: GPTShape, tp: int, ep: int, etp: int) -> bool:
+def _expert_problems(shape: GPTShape, tp: int, ep: int, etp: int, pieces: bool) -> bool:
     parallel = ParallelConfig(
-        tensor_model_parallel_size=tp, sequence_parallel=tp > 1, expert_model_parallel_size=ep,
+        tensor_model_parallel_size=tp, sequence_parallel=pieces, expert_model_parallel_size=ep,
         expert_tensor_parallel_size=etp,
     )  # fmt: skip
     return bool(expert_problems(shape, parallel))

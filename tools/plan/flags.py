@@ -54,7 +54,14 @@ class Flags:
     """none, mlp, moe or full."""
 
     zero: int | None = None
-    """0: no distributed optimizer; 1: with it; 3: sharded weights too, which today's program does not run."""
+    """0: no distributed optimizer; 1: with it; 2, 3: sharded gradients, and weights, too, which today's program does
+    not run. None: 1 and 3, and 2 where 1 does not fit."""
+
+    sequence_parallel: bool | None = None
+    """False: plan without sequence parallelism. None: with it wherever TP is above 1."""
+
+    overlap: bool | None = None
+    """False: plan with gradients reduced, and weights gathered, while nothing computes. None: beside computation."""
 
     precision: str | None = None
     """bf16, fp16, fp32 or fp8, as the card has them. None: bf16 and fp8; fp16 or fp32 on cards without bf16."""

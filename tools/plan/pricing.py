@@ -75,8 +75,8 @@ class Plan:
 def price(question: Question, layouts: Sequence[Candidate], keep: int | None = None) -> list[Plan]:
     """All layouts at once: well below a millisecond each.
 
-    keep: of those that fit, no more than the fastest so many, and as many that run today. None: all, in the order
-    given.
+    keep: of those that fit, no more than the fastest so many, and as many that run today; and, unless --zero decides
+    it, with ZeRO-2 those that do not fit with ZeRO-1, which is no slower. None: all, in the order given.
     """
     if keep is not None:
         layouts = holdable(question, layouts)
@@ -84,12 +84,25 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
         return []
     cases = planned_cases(question, layouts)
     times = _times(cases, constants(question.cluster))
-    chosen = list(range(len(cases))) if keep is None else _fastest(question, cases, times.total, keep)
+    chosen, leaner = (list(range(len(cases))), []) if keep is None else _fastest(question, cases, times.total, keep)
+    split = price(question, leaner, keep)
     if not chosen:
-        return []
+        return split
     held = _memory(question, [cases[number] for number in chosen])
     flops = flops_per_token(question.shape, question.seq_length)
-    return [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+    plans = [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+    if keep is None or not split:
+        return plans
+    both = sorted(plans + split, key=lambda plan: plan.step_s)
+    kept = {id(plan) for plan in (*both[:keep], *[plan for plan in both if plan.runs_today][:keep])}
+    return [plan for plan in both if id(plan) in kept]
+
+
+def _with_split_gradients(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
+    """The same with ZeRO-2, of those with ZeRO-1 and more than one rank to split gradients over."""
+    if "zero" in question.fixed:
+        return []
+    return [replace(layout, zero=2) for layout in layouts if layout.zero == 1 and layout.dp * layout.cp > 1]
 
 
 def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case]:
@@ -110,21 +123,25 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
     """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
 
     A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those looked at.
+    Where they do not fit with ZeRO-1, and do with ZeRO-2, that takes their place.
     """
     whole = Stack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     fits: dict[tuple[object, ...], bool] = {}
     narrow = 4 if question.grad_reduce_in_fp32 else 2
-    found = []
-    for layout in layouts:
+
+    def fit(layout: Candidate) -> bool:
         split = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
         key = (*split, layout.tp, layout.dp * layout.cp, layout.zero, layout.precision)
         if key not in fits:
             share = Held(whole.dense // split[0], whole.expert // split[1])
             fits[key] = 0.9 * states(share, layout, narrow).total <= room
-        if fits[key]:
-            found.append(layout)
-    return found
+        return fits[key]
+
+    own = [(layout, fit(layout)) for layout in layouts]
+    refused = [layout for layout, fitting in own if not fitting]
+    split = [layout for layout in _with_split_gradients(question, refused) if fit(layout)]
+    return [layout for layout, fitting in own if fitting] + split
 
 
 def _memory(question: Question, cases: Sequence[Case]) -> Memory:
@@ -170,20 +187,26 @@ def _times(cases: Sequence[Case], constants: Constants) -> StepTimes:
     return StepTimes(*(np.concatenate([getattr(block, name) for block in blocks]) for name in SPENT))
 
 
-def _fastest(question: Question, cases: Sequence[Case], total_s: Column, keep: int) -> list[int]:
-    """Memory is worked out for the fastest first, until enough of them fit: it takes as long as time does."""
-    order, fitting, runnable = np.argsort(total_s), [], []
+def _fastest(
+    question: Question, cases: Sequence[Case], total_s: Column, keep: int
+) -> tuple[list[int], list[Candidate]]:
+    """Those that fit; and of as fast ones those that would with gradients split. Memory is worked out for the fastest
+    first, until enough of them fit: it takes as long as time does."""
+    order, fitting, runnable, leaner = np.argsort(total_s), [], [], []
     for start in range(0, len(order), BLOCK):
         block = [int(number) for number in order[start : start + BLOCK]]
-        held = _memory(question, [cases[number] for number in block]).total
-        for number, size in zip(block, held, strict=True):
-            if size <= SAFE_SHARE * cases[number].machine.memory_bytes:
-                fitting.append(number)
-                if cases[number].layout.zero <= 1:
-                    runnable.append(number)
+        held = _memory(question, [cases[number] for number in block])
+        for number, size, gradients in zip(block, held.total, held.gradients, strict=True):
+            room = SAFE_SHARE * cases[number].machine.memory_bytes
+            if size > room:
+                leaner += [cases[number].layout] if size - gradients <= room else []
+                continue
+            fitting.append(number)
+            if cases[number].layout.zero <= 1:
+                runnable.append(number)
         if len(runnable) >= keep:
             break
-    return sorted({*fitting[:keep], *runnable[:keep]})
+    return sorted({*fitting[:keep], *runnable[:keep]}), _with_split_gradients(question, leaner)
 
 
 def _plan(

@@ -10,7 +10,10 @@ from models.shapes import GPTShape
 from tools.clusters import Cluster
 from training.memory.layouts import Candidate
 
-AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision")
+SWITCHES = ("sequence_parallel", "overlap")
+"""On wherever there is something to switch; off makes nothing faster or smaller (tools/plan/switches.py), and is
+planned for whoever asks."""
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision", *SWITCHES)
 """Fields of a candidate that can be fixed."""
 
 
@@ -40,7 +43,17 @@ class Question:
         return dataclasses.replace(self, fixed={name: self.fixed[name] for name in names})
 
     def allows(self, layout: Candidate) -> bool:
-        return all(getattr(layout, name) == value for name, value in self.fixed.items())
+        """Switches count where there is something to switch."""
+        there = {"sequence_parallel": layout.tp > 1, "overlap": layout.dp * layout.cp > 1}
+        return all(getattr(layout, name) == value for name, value in self.fixed.items() if there.get(name, True))
+
+    def splits_sequences(self, tp: int) -> bool:
+        """Whether layouts of this TP size are sequence-parallel."""
+        return tp > 1 and bool(self.fixed.get("sequence_parallel", True))
+
+    def overlaps(self, layout: Candidate) -> bool:
+        """Whether reductions, and gathers, are overlapped in such a layout."""
+        return layout.dp * layout.cp > 1 and bool(self.fixed.get("overlap", True))
 
     def choices(self, name: str, otherwise: list[int]) -> list[int]:
         """Values of an axis to try."""

@@ -10,7 +10,7 @@ from parallel.errors import UserError
 from tools.plan.enumeration import candidates
 from tools.plan.gpu_counts import LARGEST, fits, gpu_counts
 from tools.plan.pricing import Plan
-from tools.plan.question import AXES, Question
+from tools.plan.question import AXES, SWITCHES, Question
 from tools.plan.recipe import problems
 from training.memory.layouts import Candidate
 
@@ -86,14 +86,16 @@ def _own_words(question: Question) -> str:
 
 def refusals(question: Question) -> list[str]:
     """What pretrain_gpt.py says of the fixed axes, the others at 1."""
-    sizes = {name: int(value) for name, value in question.fixed.items() if name not in (*WORDS, "dp", "zero")}
+    others = (*WORDS, *SWITCHES, "dp", "zero")
+    sizes = {name: int(value) for name, value in question.fixed.items() if name not in others}
     whole = math.prod(sizes.get(name, 1) for name in ("tp", "cp", "pp"))
     dp = question.num_gpus // whole
     if question.num_gpus % whole or not dp:
         return [f"TP x CP x PP = {whole} does not divide {question.num_gpus} GPUs."]
     if question.fixed.get("dp", dp) != dp:
         return [f"TP x CP x PP = {whole} on {question.num_gpus} GPUs leaves DP {dp}, not {question.fixed['dp']}."]
-    layout = Candidate(dp=dp, sequence_parallel=sizes.get("tp", 1) > 1, **sizes)  # type: ignore[arg-type]
+    pieces = question.splits_sequences(sizes.get("tp", 1))
+    layout = Candidate(dp=dp, sequence_parallel=pieces, **sizes)  # type: ignore[arg-type]
     return problems(question, layout)
 
 

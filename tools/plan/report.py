@@ -88,6 +88,17 @@ def against(plan: Plan, best: Plan) -> list[str]:
     return [f"{word} {best.layout} ({best.step_s:.4g} s): {'; '.join(named[:5]) or 'no part differs much'}."]
 
 
+def switches(plan: Plan, others: Sequence[tuple[str, Plan, bool]]) -> list[str]:
+    """The same layout with one switch the other way: seconds, and GiB of the fullest rank."""
+    rows = []
+    for words, other, runs in others:
+        share, size = other.step_s / plan.step_s - 1, other.total_bytes / 2**30
+        found = [] if other.fits else ["does not fit"]
+        found += [] if runs else ["not run today"]
+        rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
+    return ["the same with one switch the other way:", *aligned(rows, left=(0, 4))]
+
+
 def verdict(plan: Plan) -> list[str]:
     """Whether it can be run at all."""
     found = []

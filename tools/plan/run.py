@@ -18,8 +18,9 @@ from tools.plan.flags import Flags
 from tools.plan.machine import computable
 from tools.plan.offers import fitting, offered
 from tools.plan.pricing import Plan, price
-from tools.plan.question import AXES, Question
+from tools.plan.question import AXES, SWITCHES, Question
 from tools.plan.ranking import distinct
+from tools.plan.switches import switched
 from training.config import RunConfig
 from training.divisions import sequence_problems
 from training.recipe import load
@@ -154,9 +155,14 @@ def _check(question: Question) -> None:
     if question.fixed.get("zero", 1) not in (0, 1, 2, 3):
         problems.append(f"--zero {question.fixed['zero']}: expected 0, 1, 2 or 3.")
     problems += [
+        f"{name.upper()}={question.fixed[name]}: expected 0 or 1."
+        for name in SWITCHES
+        if question.fixed.get(name, 0) not in (0, 1)
+    ]
+    problems += [
         f"--{name} must be 1 or more, found {value}."
         for name, value in question.fixed.items()
-        if isinstance(value, int) and name != "zero" and value < 1
+        if isinstance(value, int) and name not in ("zero", *SWITCHES) and value < 1
     ]
     if problems:
         raise UserError("\n".join(problems))
@@ -209,5 +215,6 @@ def explain(flags: Flags, narrowed: Question, plans: Sequence[Plan], base: RunCo
     fit = fitting(narrowed, layouts, base)
     chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
     lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
-    print("\n".join([*lines, *report.against(chosen, offered(plans)), *report.details(chosen)]))
+    lines += [*report.against(chosen, offered(plans)), *report.details(chosen)]
+    print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen))]))
     return chosen

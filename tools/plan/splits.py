@@ -11,6 +11,8 @@ from training.memory.layouts import Candidate, Split
 from training.memory.states import chunks, parallel_config
 
 MOST_VPP = 16
+SMALL = 4
+"""Layers of a chunk; between larger ones and two chunks a stage bubbles differ little."""
 UNEVEN = 3
 """Dealings with ends of other sizes than the rest that are tried: those whose fullest stage has the least to do."""
 
@@ -70,10 +72,11 @@ def _uneven(layers: int, pp: int, head: float) -> Iterator[Stages]:
 
 
 def _laid_out(layers: int, pp: int, head: float) -> Iterator[Stages]:
-    """Interleaved chunks of two sizes, for each larger size as few as there can be."""
+    """Interleaved chunks of two sizes: the fewest chunks, and for each small size as few as there can be."""
     for vpp in range(2, min(layers // pp, MOST_VPP) + 1):
         size = math.ceil(layers / (pp * vpp))
-        if size > 1 and (vpp == 2 or size < math.ceil(layers / (pp * (vpp - 1)))):
+        fewest = size < math.ceil(layers / (pp * (vpp - 1)))  # for chunks no larger than that
+        if size > 1 and (vpp == 2 or (fewest and size <= SMALL)):
             chunks = _lightened([size] * (pp * vpp), size * pp * vpp - layers, pp, head)
             yield Stages(vpp, "layout", sum(chunks[::pp]), sum(chunks[pp - 1 :: pp]), tuple(chunks))
 

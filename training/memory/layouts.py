@@ -56,5 +56,6 @@ class Candidate:
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += [f"ZeRO-{self.zero}"] if self.zero != 1 else []
         words += [] if self.overlap or self.dp * self.cp == 1 else ["no overlap"]
+        words += [] if self.sequence_parallel or self.tp == 1 else ["no sequence parallelism"]
         words += [] if self.precision in ("bf16", "fp16") else [self.precision]
         return ", ".join([text, *words])

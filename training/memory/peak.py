@@ -134,10 +134,12 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
 
 
 def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:
-    """ZeRO-3: the whole weights, and gradients, of the two blocks at work; or of all blocks, where weights stay."""
-    working = 2 * 4 * parameters / np.maximum(1, blocks)
+    """ZeRO-3: the whole weights, and gradients, of the two blocks at work; or of all blocks, where weights stay.
+    ZeRO-2: the gradients of these two."""
+    two = 2 * parameters / np.maximum(1, blocks)
     held = np.where(columns.software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
-    return np.where(columns.layout.zero >= 3, working + held, 0.0)
+    gradients = columns.software.gradient_bytes * two
+    return np.select([columns.layout.zero >= 3, columns.layout.zero == 2], [4 * two + held, gradients], 0.0)
 
 
 def _fuller(one: Memory, other: Memory) -> Memory:

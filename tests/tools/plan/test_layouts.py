@@ -164,6 +164,9 @@ def test_the_fastest_that_are_kept_are_the_fastest() -> None:
     asked = question("llama3_70b", seq=8192, recompute="full")
     layouts = candidates(asked)
     kept, everything = price(asked, layouts, keep=5), price(asked, layouts)
+    large = [plan.layout for plan in everything if plan.layout.zero == 1 and not plan.fits]
+    shared = [dataclasses.replace(layout, zero=2) for layout in large if layout.dp * layout.cp > 1]
+    everything += price(asked, shared)
     fitting = sorted((plan for plan in everything if plan.fits), key=lambda plan: plan.step_s)
     expected = {*(plan.layout for plan in fitting[:5])}
     expected |= {*[plan.layout for plan in fitting if plan.runs_today][:5]}

@@ -94,7 +94,7 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     """Errors of the peak, and the warning at 80 % of the card."""
     found = memory_errors(rows, held, SAFE_SHARE)
     line = SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows])
-    full = np.array([row.case.software.reduces_every_microbatch for row in rows])  # llm-foundry takes what fits
+    full = np.array(["composer" in row.text.get("framework", "").lower() for row in rows])  # llm-foundry fills it
     filling = int((full & (held > line)).sum())
     ran = np.array([row.measured_s is not None and not row.out_of_memory for row in rows])
     peaks = np.array([row.memory_bytes or 0.0 for row in rows])

@@ -22,10 +22,11 @@ DEEPSPEED_BUCKETS = 2 * 5e8 * 2
 """Bytes: its reduce_bucket_size and allgather_bucket_size, of 5e8 16-bit elements each by default."""
 MCORE = Software(
     tp_overlap=True, fp8_weights=True, gradient_bytes=2, main_gradient_bytes=2, keeps_fp32_gradients=False,
-    accumulate_bytes=2.0,
+    accumulate_bytes=2.0, reduces_every_microbatch=True,
 )  # fmt: skip
 """NeMo and Megatron-Bridge on megatron-core and Transformer Engine: everything overlapped; their performance recipes
-set grad_reduce_in_fp32 to False."""
+set grad_reduce_in_fp32 to False. Megatron-FSDP reduces sharded gradients on all microbatches (megatron-core 0.19.2,
+distributed/fsdp/mcore_fsdp_adapter.py:167)."""
 COMPOSER = Software(
     newest_attention=False, gradient_bytes=2, keeps_fp32_gradients=False, reduces_every_microbatch=True, fused=False,
     main_weight_bytes=0, loss_bytes=2, stops_early=True,

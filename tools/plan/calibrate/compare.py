@@ -94,7 +94,8 @@ def _layout(question: Question, tp: int, pp: int) -> Candidate | None:
     if not dp or question.global_batch_size % dp or question.num_gpus % (tp * pp):
         return None
     return Candidate(
-        tp=tp, pp=pp, dp=dp, microbatches=question.global_batch_size // dp, sequence_parallel=tp > 1,
+        tp=tp, pp=pp, dp=dp, microbatches=question.global_batch_size // dp,
+        sequence_parallel=question.splits_sequences(tp), overlap=bool(question.fixed.get("overlap", True)),
         precision=precisions(question.cluster)[0],
     )  # fmt: skip
 

@@ -72,11 +72,14 @@ def _replicated(columns: Columns, constants: Constants, forward: Column, backwar
     """Once a step; overlapped with the last microbatch's backward and the next step's first forward pass.
 
     Interleaved stages finish one chunk for all of a round's PP microbatches before the next: more time to hide in.
+    ZeRO-2 has no room for whole gradients to be added up in: each microbatch's are reduced.
     """
     layout = columns.layout
     rounds = np.maximum(1.0, np.minimum(layout.pp, layout.microbatches) * (layout.vpp - 1) / layout.vpp)
     forward, backward = forward * rounds, backward * rounds
     reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
+    times = np.where(layout.zero == 2, layout.microbatches, 1)
+    reduce, backward = reduce * times, np.maximum(backward, backward / rounds * times)
     hidden = np.minimum(reduce, 0.9 * backward), np.minimum(gather, 0.9 * forward)
     exposed = reduce + gather - hidden[0] - hidden[1] + constants.contention * (hidden[0] + hidden[1])
     return np.where(columns.layout.overlap > 0, exposed, constants.dp_plain * (reduce + gather))
@@ -98,7 +101,7 @@ def accumulate_s(columns: Columns) -> Column:
     """Of one microbatch: its gradients are added to those of the others; sharded ones are reduced instead."""
     held = rank_parameters(columns)
     moved = columns.software.accumulate_bytes * (held.dense + held.expert)
-    return np.where(columns.layout.zero >= 3, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
+    return np.where(columns.layout.zero >= 2, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
 
 
 def optimizer_s(columns: Columns, constants: Constants) -> Column:

@@ -1,0 +1,134 @@
+"""Switches of a layout: off makes nothing faster or smaller, and is planned, explained and written when asked for."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from models.config import ModelConfig
+from tools import clusters
+from tools.plan.__main__ import main
+from tools.plan.enumeration import candidates
+from tools.plan.pricing import Plan, price
+from tools.plan.question import Question
+from tools.plan.switches import switched
+from training.memory.layouts import Candidate
+from training.recipe import load
+
+ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
+OFF = {
+    "sequence parallelism": {"sequence_parallel": False},
+    "overlap": {"overlap": False},
+    "the distributed optimizer": {"zero": 0},
+}
+
+
+def question(model: str, cluster: str = "h100_ib", gpus: int = 64, batch: int = 256, **fixed: int | str) -> Question:
+    return Question(
+        model=ModelConfig(shape=model, seq_length=4096), cluster=clusters.load(cluster), num_gpus=gpus,
+        global_batch_size=batch, fixed=fixed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("off", OFF.values(), ids=OFF)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        question("llama3_8b", "a100_40_ib", zero=1),
+        question("llama3_70b", zero=1),
+        question("qwen3_30b_a3b", "gb200", zero=1),
+        question("llama32_1b", "t4_ethernet", gpus=8, zero=1),
+    ],
+    ids=lambda asked: asked.model.shape,
+)
+def test_off_makes_nothing_faster_or_smaller(asked: Question, off: dict[str, bool | int]) -> None:
+    """What is left out of the table unless it is asked for."""
+    layouts = [layout for layout in candidates(asked) if layout.tp > 1 and layout.dp * layout.cp > 1]
+    layouts = random.Random(3).sample(layouts, min(300, len(layouts)))
+    on, without = price(asked, layouts), price(asked, [dataclasses.replace(layout, **off) for layout in layouts])  # type: ignore[arg-type]
+    for one, other in zip(on, without, strict=True):
+        assert other.step_s >= one.step_s * (1 - 1e-9) and other.total_bytes >= one.total_bytes * (1 - 1e-9), one.layout
+    assert any(other.step_s > 1.001 * one.step_s for one, other in zip(on, without, strict=True))
+
+
+def test_they_are_planned_and_written_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plain.toml"
+    off = "--sequence_parallel False --overlap False --tp 2 --zero 0".split()
+    assert main([*ASKED, *off, "--write", str(path)]) == 0
+    assert "ZeRO-0, no overlap, no sequence parallelism" in capsys.readouterr().out
+    parallel = load(path).parallel
+    assert not parallel.sequence_parallel and not parallel.overlap_grad_reduce and not parallel.overlap_param_gather
+    assert not parallel.use_distributed_optimizer and load(path).problems(16) == []
+
+
+def test_nothing_to_switch_is_no_constraint() -> None:
+    """One GPU has neither; TP 1 is the same with sequence parallelism and without."""
+    alone = question("gpt2", gpus=1, batch=8)
+    for value in (True, False):
+        asked = dataclasses.replace(alone, fixed={"sequence_parallel": value, "overlap": value})
+        assert candidates(asked) == candidates(alone) and all(map(asked.allows, candidates(asked)))
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (
+            ["--model", "mixtral_8x7b", "--sequence_parallel", "False", "--tp", "2"],
+            ["SEQUENCE_PARALLEL", "TP 2", "conflict", "TP can be 1"],
+        ),
+        (["--why", "overlap=2"], ["OVERLAP=2: expected 0 or 1"]),
+    ],
+    ids=["experts", "a-number"],
+)  # fmt: skip
+def test_bad_switches(capsys: pytest.CaptureFixture[str], flags: list[str], words: list[str]) -> None:
+    assert main([*ASKED, *flags]) == 2
+    text = capsys.readouterr().err
+    assert all(word in text for word in words)
+
+
+def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--why", "TP=4,PP=2,mbs=1,recompute=none,precision=bf16"]) == 0
+    text = capsys.readouterr().out.partition("the same with one switch the other way:\n")[2]
+    rows = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
+    assert set(rows) == {
+        "without sequence parallelism", "without overlap of reductions and gathers", "ZeRO-0", "ZeRO-2", "ZeRO-3",
+        "recompute full", "fp8",
+    }  # fmt: skip
+    assert all("not run today" in rows[name] for name in ("ZeRO-2", "ZeRO-3")) and "not run" not in rows["ZeRO-0"]
+    shares = [float(line.partition("%")[0].split()[-1]) for line in text.splitlines()]
+    assert shares == sorted(shares) and shares[0] < 0 < shares[-1]  # fp8 first, the slowest last
+
+
+def plan_of(asked: Question, layout: Candidate) -> Plan:
+    return price(asked, [layout])[0]
+
+
+def test_split_gradients_are_reduced_for_every_microbatch() -> None:
+    """ZeRO-2 is slower by that, but for a single microbatch, and takes the gradients' room."""
+    asked = question("llama3_8b")
+    for count, slower in ((1, False), (4, True)):
+        layout = Candidate(tp=2, dp=32, mbs=1, microbatches=count)
+        whole, split = plan_of(asked, layout), plan_of(asked, dataclasses.replace(layout, zero=2))
+        assert (split.spent_s["dp"] > 1.5 * whole.spent_s["dp"]) == slower
+        assert split.held_bytes["gradients"] < whole.held_bytes["gradients"] / 10
+
+
+def test_gradients_are_split_where_nothing_else_lets_a_layout_fit() -> None:
+    asked = question("llama3_8b", "a100_40_ib")
+    plans = [plan for plan in price(asked, candidates(asked), keep=300) if plan.fits]
+    split = [plan for plan in plans if plan.layout.zero == 2]
+    assert split
+    for plan in split:
+        assert not plan_of(asked, dataclasses.replace(plan.layout, zero=1)).fits
+        assert not plan.runs_today
+    fixed = dataclasses.replace(asked, fixed={"zero": 1})
+    assert {plan.layout.zero for plan in price(fixed, candidates(fixed), keep=300)} == {1}
+
+
+def test_a_switch_is_priced_as_if_it_had_been_asked_for() -> None:
+    asked = question("llama3_8b")
+    layout = Candidate(tp=4, dp=16, mbs=1, microbatches=16)
+    found = {words: plan for words, plan, _ in switched(asked, plan_of(asked, layout))}
+    off = dataclasses.replace(layout, sequence_parallel=False)
+    assert found["without sequence parallelism"] == plan_of(asked, off)

@@ -1,0 +1,43 @@
+"""What each switch of a layout is worth: the same layout with that one the other way. No torch here."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tools.plan.machine import computable
+from tools.plan.pricing import Plan, price
+from tools.plan.question import Question
+from tools.plan.recipe import problems
+from training.memory.layouts import Candidate
+
+
+def switched(question: Question, plan: Plan) -> list[tuple[str, Plan, bool]]:
+    """Words, the plan with that switch the other way, and whether pretrain_gpt.py would run it; most helpful first."""
+    found = []
+    for words, layout in _others(question, plan.layout):
+        (other,) = price(question, [layout])
+        found.append((words, other, other.runs_today and not problems(question, layout)))
+    return sorted(found, key=lambda each: each[1].step_s)
+
+
+def _others(question: Question, layout: Candidate) -> Iterator[tuple[str, Candidate]]:
+    ranks = layout.dp * layout.cp
+    if layout.tp > 1:
+        yield _without("sequence parallelism", layout, "sequence_parallel")
+    if ranks > 1:
+        yield _without("overlap of reductions and gathers", layout, "overlap")
+        for zero in (0, 1, 2, 3):
+            if zero != layout.zero:
+                yield f"ZeRO-{zero}", dataclasses.replace(layout, zero=zero)
+    for again in ("none", "full"):
+        if again != layout.recompute:
+            yield f"recompute {again}", dataclasses.replace(layout, recompute=again)
+    for precision in ("bf16", "fp8"):
+        if precision in computable(question.cluster) and precision != layout.precision:
+            yield precision, dataclasses.replace(layout, precision=precision)
+
+
+def _without(words: str, layout: Candidate, name: str) -> tuple[str, Candidate]:
+    on: bool = getattr(layout, name)
+    changes: dict[str, Any] = {name: not on}
+    return f"{'without' if on else 'with'} {words}", dataclasses.replace(layout, **changes)
