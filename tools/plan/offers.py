@@ -17,10 +17,10 @@ KEPT = 300
 
 
 def best(question: Question, base: RunConfig | None = None) -> Plan | None:
-    """The plan that is offered; None where nothing fits that today's program runs."""
+    """The plan that is offered; None where nothing fits that today's program runs, with the rest of a recipe."""
     today = dataclasses.replace(question, fixed={"zero": 1, **question.fixed})  # others have no say
-    plans = fitting(today, candidates(today), base)
-    return next((plan for plan in plans if plan.runs_today), None)
+    _, accepted = _fitting(today, candidates(today), base)
+    return next((plan for plan in accepted if plan.runs_today), None)
 
 
 def offered(plans: Sequence[Plan]) -> Plan:
@@ -33,20 +33,28 @@ def fitting(question: Question, layouts: Sequence[Candidate], base: RunConfig | 
 
     Raises UserError where some fit, and the recipe forbids them all.
     """
-    plans = [plan for plan in price(question, layouts, keep=KEPT) if plan.fits]
-    if base is None or not plans:
-        return ranked(plans)
-    accepted = _accepted(question, plans, base)
-    if not any(plan.runs_today for plan in accepted):  # slower ones, then
-        accepted = _accepted(question, [plan for plan in price(question, layouts) if plan.fits], base)
-    if accepted:
-        return ranked(accepted)
+    plans, accepted = _fitting(question, layouts, base)
+    if base is None or accepted or not plans:
+        return accepted
     first = offered(ranked(plans))
     raise UserError(
         f"the recipe forbids every layout that fits. Of the fastest, {first.layout}, pretrain_gpt.py says:\n  "
         + "\n  ".join(problems(question, first.layout, base))
         + "\nChange that in the recipe, or plan with fewer constraints or for another number of GPUs."
     )
+
+
+def _fitting(
+    question: Question, layouts: Sequence[Candidate], base: RunConfig | None
+) -> tuple[Sequence[Plan], list[Plan]]:
+    """The fastest that fit; and those, or slower ones, that the program accepts with the rest of a recipe, ranked."""
+    plans = [plan for plan in price(question, layouts, keep=KEPT) if plan.fits]
+    if base is None or not plans:
+        return plans, ranked(plans)
+    accepted = _accepted(question, plans, base)
+    if not any(plan.runs_today for plan in accepted):  # slower ones, then
+        accepted = _accepted(question, [plan for plan in price(question, layouts) if plan.fits], base)
+    return plans, ranked(accepted)
 
 
 def _accepted(question: Question, plans: Sequence[Plan], base: RunConfig) -> list[Plan]:

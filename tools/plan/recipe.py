@@ -113,10 +113,11 @@ def write(
     if path.exists():
         raise UserError(f"{path}: exists already. Choose another name, or remove it.")
     command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
+    too_much = "" if plan.fits else f" of {plan.memory_bytes / 2**30:.0f}: more than is safe, it may run out of memory"
     head = (
         f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name}: {plan.layout}. Planned, "
         f"not run.\n# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
-        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank.\n# Run: {command}\n"
+        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
     )
     try:
         path.write_text(head + dump(config))

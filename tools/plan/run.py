@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -56,19 +57,19 @@ def run(flags: Flags) -> None:
     narrowed = _narrowed(question, flags.why)
     if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
         print(warning, file=sys.stderr)
-    _figures(flags, question)
+    _figures(flags, question, base)
     if combinations.wants_layouts(flags):
         _layouts(flags, question, narrowed, base)
 
 
-def _figures(flags: Flags, question: Question) -> None:
+def _figures(flags: Flags, question: Question, base: RunConfig | None) -> None:
     """What is answered without the layouts of the question."""
     if flags.memory:
         print("\n".join(answers.memory_table(question)))
     if flags.smallest:
-        print("\n".join(sizing.smallest(question)))
+        print("\n".join(sizing.smallest(question, base)))
     if flags.sizing:
-        print("\n".join(sizing.sizing(question)))
+        print("\n".join(sizing.sizing(question, base)))
 
 
 def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConfig | None) -> None:
@@ -82,6 +83,8 @@ def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConf
     if flags.write is not None:
         length = None if flags.tokens is None else _length(question, chosen, flags.tokens)
         print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
+        if not chosen.fits:
+            print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
     if flags.trace:
         from tools.plan.trace.command import trace
 
@@ -89,7 +92,7 @@ def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConf
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
-        write_page(flags.report, narrowed, plans, rows, chosen)
+        write_page(flags.report, narrowed, plans, rows, chosen, base)
         print(f"written: {flags.report}")
 
 
@@ -189,9 +192,12 @@ def planned(question: Question, top: int, base: RunConfig | None = None) -> tupl
 
 
 def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
-    """The best of all, of which at least half are such that today's program runs them."""
+    """The best of all, of which at least half are such that today's program runs them; of others none that is slower
+    than these."""
     today = [plan for plan in plans if plan.runs_today][:top]
-    others = [plan for plan in plans if not plan.runs_today][: max(top // 2, top - len(today))]
+    slowest = max((plan.step_s for plan in today), default=math.inf)
+    faster = [plan for plan in plans if not plan.runs_today and (len(today) < top or plan.step_s <= slowest)]
+    others = faster[: max(top // 2, top - len(today))]
     kept = {id(plan) for plan in (*others, *today[: top - len(others)])}
     return [plan for plan in plans if id(plan) in kept]
 

@@ -14,6 +14,7 @@ from tools.plan.gpu_counts import LARGEST, TRIED, fewest
 from tools.plan.offers import best
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
+from training.config import RunConfig
 
 UNKNOWN_PRICE = "not known"
 """How the source of a price begins that nobody has filled in (tools/plan/calibrate/cluster_file.py)."""
@@ -21,19 +22,21 @@ NEAR = 3
 """Sizes below the budget of which the fastest is taken: the batch may divide badly over the largest."""
 
 
-def smallest(question: Question) -> list[str]:
+def smallest(question: Question, base: RunConfig | None = None) -> list[str]:
     """The fewest GPUs of every cluster on which some layout that runs today fits, and how fast that is.
 
-    Raises UserError for a sharding that it does not run.
+    base: a recipe whose rest the layout has to go with. Raises UserError for a sharding that today's program does not
+    run.
     """
     question = _that_runs_today(question)
     rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of")]
     for cluster in _clusters(question):
         own = dataclasses.replace(question, cluster=cluster)
         count = fewest(own)
-        plan = best(dataclasses.replace(own, num_gpus=count)) if count is not None else None
+        plan = best(dataclasses.replace(own, num_gpus=count), base) if count is not None else None
         if plan is None:
-            rows.append((cluster.name, "-", f"nothing up to {LARGEST:,} GPUs", "", "", ""))
+            forbidden = f"the recipe forbids every layout that fits on {count:,} GPUs" if count else ""
+            rows.append((cluster.name, "-", forbidden or f"nothing up to {LARGEST:,} GPUs", "", "", ""))
             continue
         held = f"{plan.total_bytes / 2**30:.0f} of {plan.memory_bytes / 2**30:.0f}"
         rows.append((
@@ -44,16 +47,17 @@ def smallest(question: Question) -> list[str]:
     return [head, *aligned(rows, left=(0, 2)), f"  tried: {TRIED}"]
 
 
-def sizing(question: Question) -> list[str]:
+def sizing(question: Question, base: RunConfig | None = None) -> list[str]:
     """The question as it was asked, and the same batch on every other cluster for no more money per hour.
 
-    Raises UserError where nothing fits anywhere, and for a sharding that today's program does not run.
+    base: a recipe whose rest the layouts have to go with. Raises UserError where nothing fits anywhere, and for a
+    sharding that today's program does not run.
     """
     question = _that_runs_today(question)
     asked = f"{question.num_gpus:,} GPUs of {question.cluster.name}"
     budget = _hourly(question.cluster, question.num_gpus)
-    offers = [_fastest(question, question.cluster, [question.num_gpus])]
-    offers += [_fastest(question, each, list(_affordable(each, budget))) for each in _clusters(question)[1:]]
+    offers = [_fastest(question, question.cluster, [question.num_gpus], base)]
+    offers += [_fastest(question, each, list(_affordable(each, budget)), base) for each in _clusters(question)[1:]]
     rows = sorted((_row(offer) for offer in offers if offer.plan is not None), key=lambda row: -float(row[4]))
     if not rows:
         raise UserError(
@@ -87,10 +91,10 @@ class Offer(NamedTuple):
     plan: Plan | None
 
 
-def _fastest(question: Question, cluster: Cluster, counts: Sequence[int]) -> Offer:
+def _fastest(question: Question, cluster: Cluster, counts: Sequence[int], base: RunConfig | None) -> Offer:
     """Of the largest of these numbers of GPUs; without a plan where nothing fits."""
     offers = [
-        Offer(cluster, count, best(dataclasses.replace(question, cluster=cluster, num_gpus=count)))
+        Offer(cluster, count, best(dataclasses.replace(question, cluster=cluster, num_gpus=count), base))
         for count in counts[-NEAR:]
     ]
     nothing = Offer(cluster, max(counts, default=0), None)

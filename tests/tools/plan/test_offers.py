@@ -1,6 +1,7 @@
 """Which layout is offered: one answer however it is asked for, and one that the program runs."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,11 @@ import pytest
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_plan import refused, told
+from tools.plan import sizing
+from tools.plan.__main__ import main
 from tools.plan.enumeration import candidates
 from tools.plan.offers import best, fitting, offered
+from tools.plan.page.page import scaled
 from tools.plan.pricing import Plan, price
 from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, distinct, ranked
@@ -127,6 +131,28 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
     monkeypatch.setattr("tools.plan.offers.KEPT", 1)
     slower = best(asked, RAMPED)
     assert slower is not None and slower.step_s > fastest[0].step_s
+
+
+def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:
+    asked = small(tp=2, pp=1, cp=1)
+    plan = best(asked)
+    assert plan is not None
+    for lines in (sizing.smallest(asked, RAMPED), sizing.sizing(asked, RAMPED)):
+        layouts = [re.findall(r"TP2 .*?DP(\d+)", line) for line in lines]
+        assert sum(map(len, layouts)) > 3 and all(16 % int(dp) == 0 for found in layouts for dp in found)
+    for world, other in scaled(asked, plan, RAMPED):
+        assert other is plan or problems(dataclasses.replace(asked, num_gpus=world), other.layout, RAMPED) == []
+    never = dataclasses.replace(RAMPED, train=dataclasses.replace(RAMPED.train, rampup_batch_size=(1, 1, 1000)))
+    assert any("the recipe forbids every layout that fits on" in line for line in sizing.smallest(asked, never))
+
+
+def test_what_does_not_fit_is_written_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.toml"
+    flags = "--model llama3_70b --num_gpus 64 --global_batch_size 64 --seq_length 8192".split()
+    assert main([*flags, "--why", "TP=8,PP=1,recompute=none,mbs=2,zero=1", "--write", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "rejected:" in said.out and "does not fit" in said.err
+    assert "may run out of memory" in path.read_text().partition("device")[0] and load(path).problems(64) == []
 
 
 def test_what_the_program_refuses_is_not_written(tmp_path: Path) -> None:

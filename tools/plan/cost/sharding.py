@@ -93,7 +93,7 @@ def _fully_sharded(columns: Columns, constants: Constants, forward: Column, back
     gathers = np.where(columns.software.gathers_once > 0, 1, 2) * count
     moved = gathers * gather + reductions * reduce
     room = 0.9 * count * (forward + backward)
-    hidden = np.minimum(moved, room)
+    hidden = np.where(columns.layout.overlap > 0, np.minimum(moved, room), 0.0)
     return moved - hidden + constants.contention * hidden
 
 

@@ -16,6 +16,7 @@ from tools.plan.page import charts
 from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import Plan
 from tools.plan.question import Question
+from training.config import RunConfig
 
 PARETO = "The fastest that fit. Green: today's program runs it; blue: planned only; red: chosen."
 STYLE = """
@@ -25,15 +26,25 @@ pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 11px } p 
 """
 
 
-def write_page(path: Path, question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan) -> None:
-    """Raises UserError where the file cannot be written. shown: those of the printed table, in its order."""
+def write_page(
+    path: Path,
+    question: Question,
+    plans: Sequence[Plan],
+    shown: Sequence[Plan],
+    chosen: Plan,
+    base: RunConfig | None = None,
+) -> None:
+    """Raises UserError where the file cannot be written. shown: those of the printed table, in its order. base: the
+    recipe that the question came from."""
     try:
-        path.write_text(render(question, plans, shown, chosen))
+        path.write_text(render(question, plans, shown, chosen, base))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
 
 
-def render(question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan) -> str:
+def render(
+    question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan, base: RunConfig | None = None
+) -> str:
     """One self-contained page. The chosen plan comes last where --why has asked for one that the table has not."""
     if all(plan.layout != chosen.layout for plan in shown):
         shown = [*shown, chosen]
@@ -47,7 +58,7 @@ def render(question: Question, plans: Sequence[Plan], shown: Sequence[Plan], cho
     ]
     if chosen.layout.pp > 1:
         parts.append(_part("Pipeline", words(chosen), pipeline(question, chosen)))
-    points = scaled(question, chosen)
+    points = scaled(question, chosen, base)
     if len(points) > 1:
         parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
     parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
@@ -66,7 +77,7 @@ def _text(lines: Sequence[str]) -> str:
     return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
-def scaled(question: Question, chosen: Plan) -> list[tuple[int, Plan]]:
+def scaled(question: Question, chosen: Plan, base: RunConfig | None = None) -> list[tuple[int, Plan]]:
     """The chosen plan, and the best on a quarter to four times as many GPUs, with the same batch and constraints.
 
     But for the number of replicas, which is what more GPUs are for.
@@ -77,7 +88,7 @@ def scaled(question: Question, chosen: Plan) -> list[tuple[int, Plan]]:
         world = int(question.num_gpus * times)
         if world != question.num_gpus * times:
             continue
-        plan = chosen if times == 1 else best(dataclasses.replace(free, num_gpus=world))
+        plan = chosen if times == 1 else best(dataclasses.replace(free, num_gpus=world), base)
         if plan is not None:
             found.append((world, plan))
     return found
