@@ -143,13 +143,15 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool
 
 
 def _expert_axes(question: Question, grid: Candidate) -> list[tuple[int, int]]:
-    """EP and ETP within a stage's ranks; both at once, never faster and twice the layouts, only where --etp asks."""
+    """EP and ETP within a stage's ranks. Both at once, unless --etp asks, only with the largest EP: with a smaller one
+    a rank holds no less than with more EP alone, which is faster."""
     shape, ranks = question.shape, grid.tp * grid.cp * grid.dp
     if not shape.num_moe_experts:
         return [(1, 1)] if all(question.fixed.get(name, 1) == 1 for name in ("ep", "etp")) else []
+    sizes = [ep for ep in question.choices("ep", _divisors(shape.num_moe_experts)) if ranks % ep == 0]
     found = []
-    for ep in question.choices("ep", _divisors(shape.num_moe_experts)):
-        for etp in question.choices("etp", sorted({1, grid.tp}) if ep == 1 else [1]):
+    for ep in sizes:
+        for etp in question.choices("etp", sorted({1, grid.tp}) if ep in (1, sizes[-1]) else [1]):
             if ranks % (ep * etp) == 0 and not _expert_problems(shape, grid.tp, ep, etp, grid.sequence_parallel):
                 found.append((ep, etp))
     return found

@@ -64,6 +64,16 @@ def test_every_axis_is_used() -> None:
     assert {layout.precision for layout in dense} == {"bf16", "fp8"}
 
 
+def test_few_large_experts_are_split_further_where_every_rank_has_one() -> None:
+    """Eight experts on ranks of 40 GB: EP 8 with ETP beats both alone."""
+    asked = question("mixtral_8x22b", "a100_40_ib", gpus=128, zero=1)
+    plans = [plan for plan in price(asked, candidates(asked)) if plan.fits]
+    alone = min(plan.step_s for plan in plans if 1 in (plan.layout.ep, plan.layout.etp))
+    both = [plan for plan in plans if plan.layout.ep > 1 and plan.layout.etp > 1]
+    assert {plan.layout.ep for plan in both} == {8}
+    assert min(plan.step_s for plan in both) < 0.95 * alone
+
+
 @pytest.mark.parametrize(
     "cluster, expected", [("t4_ethernet", {"fp16"}), ("a100_ib", {"bf16"}), ("gb200", {"bf16", "fp8"})]
 )
