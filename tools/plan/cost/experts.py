@@ -8,7 +8,7 @@ import numpy as np
 from tools.plan.cases import Columns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s
-from tools.plan.cost.products import gap_s, product_s
+from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column, tokens
 
@@ -63,7 +63,8 @@ def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
 
 
 def routed_traffic(columns: Columns, constants: Constants) -> Column:
-    """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8."""
+    """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8; by
+    kernels that are as new to a card as all others (``tuned``)."""
     model = columns.model
     passes = np.where(columns.software.fused_dispatch > 0, 0, 4)  # read and written, before and after
     sorting = passes * model.expert_hidden
@@ -76,7 +77,7 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
     launches = np.where(small & (columns.software.fused_experts == 0), 2 * model.experts / columns.layout.ep, 0.0)
     starts = launches * gap_s(columns, constants)  # a cast of each expert's tokens for each of its products
-    return lean * moved / columns.machine.memory_bytes_per_s + starts + activation_s(columns, constants)
+    return lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants) + starts + activation_s(columns, constants)
 
 
 def activation_s(columns: Columns, constants: Constants) -> Column:
@@ -84,7 +85,7 @@ def activation_s(columns: Columns, constants: Constants) -> Column:
     channels = constants.traffic_fused * (2 + columns.model.gated) * columns.model.expert_ffn
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
     moved = element_bytes(columns) * _copies(columns, constants) * constants.expert_traffic * channels
-    return lean * moved / columns.machine.memory_bytes_per_s
+    return lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants)
 
 
 def slow_gradients_s(columns: Columns, constants: Constants, activation: Column) -> Column:
