@@ -77,7 +77,8 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     moved = element_bytes(columns) * _copies(columns, constants) * (sorting + constants.expert_traffic * casts)
     launches = np.where(small & (columns.software.fused_experts == 0), 2 * model.experts / columns.layout.ep, 0.0)
     starts = launches * gap_s(columns, constants)  # a cast of each expert's tokens for each of its products
-    return lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants) + starts + activation_s(columns, constants)
+    routed = lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants)
+    return routed + starts + activation_s(columns, constants)
 
 
 def activation_s(columns: Columns, constants: Constants) -> Column:
