@@ -26,6 +26,15 @@ GENERATIONS: dict[str, Generation] = {
     "H200": "hopper", "H100": "hopper", "A100": "ampere", "L4": "ampere", "T4": "volta",
 }  # fmt: skip
 
+NVLINK_SHARE: dict[Generation, float] = {
+    "volta": 20 / 25,
+    "ampere": 20 / 25,
+    "hopper": 20.6 / 25,
+    "blackwell": 40.1 / 50,
+}
+"""Of a link's GB/s in one direction, what NCCL reckons its rings reach (src/graph/topo.h, SM70_NVLINK_BW to
+SM100_NVLINK_BW). All-reduces of 1 GB within 2, 4 and 8 A100 reached 0.66, 0.74 and 0.76 (vTrain's tables,
+trace/a100)."""
 LAUNCHED: dict[Generation, float] = {"volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2025.0}
 """When the first card of a generation came out: V100 in mid-2017, A100 in May 2020, H100 in October 2022, GB200 about
 New Year 2025."""
@@ -48,6 +57,8 @@ class Machine:
     memory_bytes: float
     memory_bytes_per_s: float
     scale_up_bytes_per_s: float
+    nvlink_share: float
+    """Of these bytes, what collectives reach."""
     scale_up_latency_s: float
     domain: int
     """GPUs that reach each other over scale-up links."""
@@ -88,6 +99,7 @@ def machine(cluster: Cluster, precision: str) -> Machine:
         memory_bytes=cluster.gpu.memory_gib * 2**30,
         memory_bytes_per_s=cluster.gpu.memory_gb_per_s * 1e9,
         scale_up_bytes_per_s=fabric.scale_up_gb_per_s * 1e9,
+        nvlink_share=NVLINK_SHARE[generation(cluster.gpu.name)],
         scale_up_latency_s=fabric.scale_up_latency_us * 1e-6,
         domain=fabric.scale_up_domain,
         nic_bytes_per_s=fabric.nics_per_node * fabric.nic_gb_per_s * 1e9 / node.gpus_per_node,

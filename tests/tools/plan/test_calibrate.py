@@ -23,6 +23,7 @@ from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.products import product_s
+from tools.plan.machine import NVLINK_SHARE
 from tools.plan.pricing import constants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -127,11 +128,11 @@ def test_links_are_such_that_the_planner_gives_what_was_measured() -> None:
     alone = _collective("one link", 2, 2**28, 2**28 / 2 / 40e3)
     products = [Product(dtype="bf16", m=8192, n=8192, k=8192, tflops=600.0)]
     curves = cluster_file.Curves(products=products, copy_gb_per_s=2680, collectives=[*near, *far, *alone])
-    own = Constants(scale_up=0.7, nics=0.8)
+    own = Constants(nics=0.8)
     cluster, kept = cluster_file.fitted_cluster(HOST, curves, own, on_cpu=False)
     assert kept == dataclasses.replace(own, collective_s=0.0), "what published runs have told of GPUs stands"
     fabric = cluster.fabric
-    assert fabric.scale_up_gb_per_s == pytest.approx(350 / 0.7, rel=1e-3)
+    assert fabric.scale_up_gb_per_s == pytest.approx(350 / NVLINK_SHARE["hopper"], rel=1e-3)
     assert fabric.scale_up_latency_us == pytest.approx(20 / (1 + 3), rel=1e-3)
     assert (fabric.nics_per_node, fabric.nic_gb_per_s) == (8, pytest.approx(40 / 0.8, rel=1e-3))
     assert fabric.latency_us == pytest.approx((15 - 5) / 2, rel=1e-3)

@@ -15,6 +15,7 @@ from tools.plan.calibrate.collectives import Collective, Over
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import SUSTAINED_MEMORY
+from tools.plan.machine import NVLINK_SHARE, generation
 
 HEAD = """\
 # Written by python -m tools.plan --calibrate; [measured] says when, by which versions, and holds the curves.
@@ -110,11 +111,11 @@ def _fabric(
         return bare, constants
     per_node = host.ranks // host.nodes
     within: Over = "node" if per_node > 1 else "nodes"
-    near = fit.link(curves.collectives, within)
+    near, share = fit.link(curves.collectives, within), NVLINK_SHARE[generation(host.name)]
     hop = near.us / (1 + (per_node - 1).bit_length())
     fabric = dataclasses.replace(
         bare,
-        scale_up_gb_per_s=_rounded_one(near.gb_per_s / constants.scale_up),
+        scale_up_gb_per_s=_rounded_one(near.gb_per_s / share),
         scale_up_latency_us=_rounded_one(hop),
         nic_gb_per_s=_rounded_one(near.gb_per_s / constants.nics),
         latency_us=_rounded_one(hop),
@@ -131,8 +132,7 @@ def _fabric(
     if on_cpu:
         sends = fit.rate(curves.collectives, within, "send and receive")
         tokens = fit.rate(curves.collectives, within, "all_to_all")
-        share = tokens * constants.scale_up / near.gb_per_s
-        constants = dataclasses.replace(constants, p2p=near.gb_per_s / sends, dispatch=share)
+        constants = dataclasses.replace(constants, p2p=near.gb_per_s / sends, dispatch=tokens * share / near.gb_per_s)
     return fabric, dataclasses.replace(constants, collective_s=0.0)  # in the hops: a measured time has both
 
 

@@ -61,8 +61,6 @@ class Constants:
     """Keys that flash attention's start and end cost: share s / (s + flash_ramp)."""
     score_passes: float = 6.0
     """Times that scores cross memory in a forward pass without flash attention."""
-    scale_up: float = 0.75
-    """Share of NVLink's bandwidth that collectives reach."""
     nics: float = 0.75
     """Share of the adapters' bandwidth that collectives reach."""
     collective_s: float = 20e-6

@@ -18,7 +18,7 @@ protocol Simple, which its sends use. Cluster files have the protocol of small m
 def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
     """Bytes per second that leave a domain, or a GPU within one, in a ring over the group."""
     machine = columns.machine
-    inside = machine.scale_up_bytes_per_s * constants.scale_up
+    inside = machine.scale_up_bytes_per_s * machine.nvlink_share
     rails = ranks_in_domain(columns, size, stride)
     outside = np.minimum(inside, machine.nic_bytes_per_s * constants.nics * rails)
     return np.where(within_domain(columns, size, stride), inside, outside)

@@ -88,7 +88,7 @@ def _sends(columns: Columns, constants: Constants) -> Column:
     layout, machine = columns.layout, columns.machine
     stride = layout.tp * layout.cp * layout.dp
     near = within_domain(columns, np.full(columns.count, 2.0), stride)
-    rate = np.where(near, machine.scale_up_bytes_per_s * constants.scale_up, machine.nic_bytes_per_s * constants.nics)
+    rate = np.where(near, machine.scale_up_bytes_per_s * machine.nvlink_share, machine.nic_bytes_per_s * constants.nics)
     split = np.where(columns.software.splits_sends > 0, layout.tp, 1)
     piece = element_bytes(columns) * tokens(columns) * columns.model.hidden / split
     once = piece / rate + np.where(near, machine.scale_up_latency_s, machine.nic_latency_s)
