@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.machine import card_age, machine, on_cpu
 from tools.plan.question import Question
 from training.memory.cases import Column
-from training.memory.layouts import Candidate
+from training.memory.layouts import Candidate, Zero
 from training.memory.peak import SAFE_SHARE, Memory, memory
 from training.memory.software import OURS, Software
 from training.memory.states import Held, Stack, states
@@ -76,7 +77,7 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     """All layouts at once: well below a millisecond each.
 
     keep: of those that fit, no more than the fastest so many, and as many that run today; and, unless --zero decides
-    it, with ZeRO-2 those that do not fit with ZeRO-1, which is no slower. None: all, in the order given.
+    it, with ZeRO-2 those that do not fit with ZeRO-1, which is hardly ever slower. None: all, in the order given.
     """
     if keep is not None:
         layouts = holdable(question, layouts)
@@ -119,6 +120,10 @@ def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case
     ]
 
 
+HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "precision")
+"""What decides how many parameters a rank has, near enough, and what it holds of them."""
+
+
 def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
     """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
 
@@ -130,18 +135,21 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
     fits: dict[tuple[object, ...], bool] = {}
     narrow = 4 if question.grad_reduce_in_fp32 else 2
 
-    def fit(layout: Candidate) -> bool:
-        split = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
-        key = (*split, layout.tp, layout.dp * layout.cp, layout.zero, layout.precision)
+    def fit(layout: Candidate, zero: Zero) -> bool:
+        key = HOLDS(layout), zero
         if key not in fits:
-            share = Held(whole.dense // split[0], whole.expert // split[1])
-            fits[key] = 0.9 * states(share, layout, narrow).total <= room
+            ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
+            share = Held(whole.dense // ranks[0], whole.expert // ranks[1])
+            fits[key] = 0.9 * states(share, replace(layout, zero=zero), narrow).total <= room
         return fits[key]
 
-    own = [(layout, fit(layout)) for layout in layouts]
-    refused = [layout for layout, fitting in own if not fitting]
-    split = [layout for layout in _with_split_gradients(question, refused) if fit(layout)]
-    return [layout for layout, fitting in own if fitting] + split
+    found, leaner = [], []
+    for layout in layouts:
+        if fit(layout, layout.zero):
+            found.append(layout)
+        elif layout.zero == 1 and fit(layout, 2):
+            leaner.append(layout)
+    return found + _with_split_gradients(question, leaner)
 
 
 def _memory(question: Question, cases: Sequence[Case]) -> Memory:

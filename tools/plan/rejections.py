@@ -17,6 +17,7 @@ from training.memory.layouts import Candidate
 MORE = 64
 """Times the GPUs that were asked for, up to which more are looked for."""
 WORDS = ("recompute", "precision")
+TRUTH = {"true": "1", "false": "0"}
 
 
 def constraint(text: str) -> dict[str, int | str]:
@@ -29,6 +30,8 @@ def constraint(text: str) -> dict[str, int | str]:
             raise UserError(
                 f'"{part}" is not one of {", ".join(axis.upper() for axis in AXES)} and a value: TP=8,PP=4.'
             )
+        if name in SWITCHES:
+            value = TRUTH.get(value.lower(), value)
         if name not in WORDS and not value.isdecimal():
             raise UserError(f'"{part}": expected a number, found "{value}".')
         found[name] = value if name in WORDS else int(value)
@@ -62,7 +65,8 @@ def _why_not(question: Question, name: str) -> str:
     others = sorted({getattr(layout, name) for layout in layouts})
     stages = {"pp": _interleaved(question, layouts)} if name == "vpp" else {}
     own = dataclasses.replace(question, fixed={name: question.fixed[name], **stages})
-    return f"{_own_words(own)}Possible: {', '.join(map(str, others))}."
+    how = " (in equal chunks, or by layout strings; not all of these are tried)" if name == "vpp" else ""
+    return f"{_own_words(own)}Possible: {', '.join(map(str, others))}{how}."
 
 
 def _interleaved(question: Question, layouts: Sequence[Candidate]) -> int | str:

@@ -91,10 +91,11 @@ def against(plan: Plan, best: Plan) -> list[str]:
 def switches(plan: Plan, others: Sequence[tuple[str, Plan, bool]]) -> list[str]:
     """The same layout with one switch the other way: seconds, and GiB of the fullest rank."""
     rows = []
-    for words, other, runs in others:
+    for words, other, accepted in others:
         share, size = other.step_s / plan.step_s - 1, other.total_bytes / 2**30
         found = [] if other.fits else ["does not fit"]
-        found += [] if runs else ["not run today"]
+        found += [] if other.runs_today else ["not run today"]
+        found += [] if accepted or not other.runs_today else ["refused"]
         rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
     return ["the same with one switch the other way:", *aligned(rows, left=(0, 4))]
 

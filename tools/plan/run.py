@@ -158,7 +158,7 @@ def _check(question: Question) -> None:
     if question.fixed.get("zero", 1) not in (0, 1, 2, 3):
         problems.append(f"--zero {question.fixed['zero']}: expected 0, 1, 2 or 3.")
     problems += [
-        f"{name.upper()}={question.fixed[name]}: expected 0 or 1."
+        f"{name.upper()}={question.fixed[name]}: expected 0 or 1, False or True."
         for name in SWITCHES
         if question.fixed.get(name, 0) not in (0, 1)
     ]
@@ -222,5 +222,5 @@ def explain(flags: Flags, narrowed: Question, plans: Sequence[Plan], base: RunCo
     chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
     lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
     lines += [*report.against(chosen, offered(plans)), *report.details(chosen)]
-    print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen))]))
+    print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen, base))]))
     return chosen

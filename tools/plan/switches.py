@@ -8,15 +8,17 @@ from tools.plan.machine import computable
 from tools.plan.pricing import Plan, price
 from tools.plan.question import Question
 from tools.plan.recipe import problems
+from training.config import RunConfig
 from training.memory.layouts import Candidate
 
 
-def switched(question: Question, plan: Plan) -> list[tuple[str, Plan, bool]]:
-    """Words, the plan with that switch the other way, and whether pretrain_gpt.py would run it; most helpful first."""
+def switched(question: Question, plan: Plan, base: RunConfig | None = None) -> list[tuple[str, Plan, bool]]:
+    """Words, the plan with that switch the other way, and whether pretrain_gpt.py would accept it, with the rest of a
+    recipe; the fastest first."""
     found = []
     for words, layout in _others(question, plan.layout):
         (other,) = price(question, [layout])
-        found.append((words, other, other.runs_today and not problems(question, layout)))
+        found.append((words, other, not problems(question, layout, base)))
     return sorted(found, key=lambda each: each[1].step_s)
 
 

@@ -72,7 +72,8 @@ def _own_bytes(columns: Columns) -> Column:
 def _own_grouped_bytes(columns: Columns) -> Column:
     """Queries, keys and values, what norms of heads and rotation keep of them, and what attention returns."""
     model, width, alone = columns.model, element_bytes(columns), columns.layout.cp == 1
-    turned = width * (1 + alone + model.rotary) + 8 * model.query_norms
+    copies_of_each = np.where(model.rotary > 0, 2 + alone, 3 - alone)  # without a turn the fused ones stay, too
+    turned = width * copies_of_each + 8 * model.query_norms
     copies = (4 + width) * model.attention_dropout * model.query_width
     split = turned * (model.query_width + model.kv_width) + alone * (copies + SOFTMAX_BYTES * model.heads)
     split = split + 2 * width * (columns.layout.cp - 1) * model.kv_width  # the other context ranks' keys and values

@@ -54,15 +54,20 @@ def workspace_bytes(layout: Candidate) -> float:
 
 
 def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
-    """Looks at the first stage, the second and the last: others hold no more than these."""
+    """Looks at the first stage, the second, the last, and the first of those with the most mixtures of experts: others
+    hold no more than these."""
     known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
-    best: Memory | None = None
-    for which in (0, 1, -1):
-        stages = [min(which, layout.pp - 1) if which >= 0 else layout.pp - 1 for layout in layouts]
-        found = stage_memory(columns, stacks, layouts, stages)
-        best = found if best is None else _fuller(best, found)
-    assert best is not None
+    looked_at = [
+        [0] * len(layouts),
+        [min(1, layout.pp - 1) for layout in layouts],
+        [layout.pp - 1 for layout in layouts],
+    ]
+    if any(any(shape.moe_blocks) and not all(shape.moe_blocks) for shape in shapes):
+        looked_at.append([stack.richest(layout) for stack, layout in zip(stacks, layouts, strict=True)])
+    best, *others = (stage_memory(columns, stacks, layouts, stages) for stages in looked_at)
+    for found in others:
+        best = _fuller(best, found)
     return best
 
 
@@ -91,7 +96,7 @@ def _stage(
         depths = stack.shape.mtp_num_layers * (stage == layout.pp - 1)
         plain.append(blocks.plain + depths * (blocks.mixtures == 0))
         mixtures.append(blocks.mixtures + depths * (blocks.mixtures > 0))
-        crowded.append(_crowding(layout, stage, depths))
+        crowded.append(_crowding(stack, layout, stage, depths))
     number = np.array(stages, dtype=np.float64)
     activations = _activations(columns, number, np.array(plain), np.array(mixtures), np.array(crowded))
     small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
@@ -107,28 +112,29 @@ def _stage(
     )
 
 
-def _crowding(layout: Candidate, stage: int, depths: int) -> Crowding:
-    """Of interleaved chunks that are told one by one; depths of multi-token prediction are in the last one."""
-    if layout.vpp == 1 or not layout.chunk_layers:
+def _crowding(stack: Stack, layout: Candidate, stage: int, depths: int) -> Crowding:
+    """Of interleaved chunks; depths of multi-token prediction are in the last one."""
+    if layout.vpp == 1:
         return Crowding()
-    *own, last = layout.chunk_layers[stage :: layout.pp]
+    *own, last = stack.chunks(layout)[stage :: layout.pp]
     return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
 
 
 def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Column, crowded: Column) -> Column:
-    """crowded: of each case both of ``Crowding``."""
+    """crowded: of each case all of ``Crowding``."""
     dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
     loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)
-    most, at_the_end = (in_flight(columns, stage) * share for share in crowded.T)
+    most, at_the_end, at_the_start = (in_flight(columns, stage) * share for share in crowded.T)
     ends = 2 * element_bytes(columns) * tokens(columns) * columns.model.hidden
     kept = kept + np.where((columns.software.keeps_stage_ends > 0) & (columns.layout.pp > 1), ends, 0.0)
     # interleaved, sends overlap: an output on its way, the next input, a gradient that has come
     passing = np.where(columns.layout.vpp > 1, 3 * stream_bytes(columns), 0.0)
-    lookup = np.where(stage == 0, (most - 1 / columns.layout.vpp) * kept + lookup_bytes(columns), 0.0)
+    at_the_start = np.where(columns.layout.vpp > 1, at_the_start, most - 1)
+    lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns), 0.0)
     found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
     return np.maximum(found, lookup) + passing
 

@@ -67,20 +67,32 @@ class Stack:
         self.shape = shape
         self._mixtures = list(itertools.accumulate(shape.moe_blocks, initial=0))
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
+        self._chunks: dict[tuple[object, ...], list[int]] = {}
         self._held: dict[tuple[object, ...], Held] = {}
         self._sizes: dict[tuple[int, int, int], _Sizes] = {}
 
     def blocks(self, layout: Candidate) -> list[Blocks]:
         """Of each stage."""
-        key = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
+        key = _dealt(layout)
         if key not in self._blocks:
             self._blocks[key] = self._deal(layout)
         return self._blocks[key]
 
+    def chunks(self, layout: Candidate) -> list[int]:
+        """Blocks of each chunk, first to last."""
+        key = _dealt(layout)
+        if key not in self._chunks:
+            self._chunks[key] = chunks(self.shape.num_layers, layout)
+        return self._chunks[key]
+
+    def richest(self, layout: Candidate) -> int:
+        """The first stage of those with the most mixtures of experts."""
+        found = [blocks.mixtures for blocks in self.blocks(layout)]
+        return found.index(max(found))
+
     def held(self, layout: Candidate, stage: int) -> Held:
         """Parameters of a rank of one stage."""
-        dealt = (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
-        key = (stage, layout.tp, layout.ep, layout.etp, *dealt)
+        key = (stage, layout.tp, layout.ep, layout.etp, *_dealt(layout))
         if key not in self._held:
             self._held[key] = self._count(layout, stage)
         return self._held[key]
@@ -99,12 +111,17 @@ class Stack:
 
     def _deal(self, layout: Candidate) -> list[Blocks]:
         start, stages = 0, [[0, 0] for _ in range(layout.pp)]
-        for number, count in enumerate(chunks(self.shape.num_layers, layout)):
+        for number, count in enumerate(self.chunks(layout)):
             mixtures = self._mixtures[start + count] - self._mixtures[start]
             stages[number % layout.pp][0] += count - mixtures
             stages[number % layout.pp][1] += mixtures
             start += count
         return [Blocks(*pair) for pair in stages]
+
+
+def _dealt(layout: Candidate) -> tuple[object, ...]:
+    """What decides which blocks are where."""
+    return (layout.pp, layout.vpp, layout.split, layout.first_layers, layout.last_layers, layout.chunk_layers)
 
 
 def chunks(layers: int, layout: Candidate) -> list[int]:

@@ -20,6 +20,8 @@ class Crowding(NamedTuple):
     most: float = 1.0
     at_the_end: float = 1.0
     """While the last chunk is at work, where the last stage has the loss."""
+    at_the_start: float = 1.0
+    """As a backward pass of the first chunk ends, where the first stage has the embedding."""
 
 
 @cache
@@ -28,15 +30,18 @@ def crowding(sizes: tuple[int, ...], stage: int, pp: int, microbatches: int) -> 
 
     sizes: blocks of each chunk of this stage, first to last.
     """
-    if len(set(sizes)) == 1:
-        return Crowding()
-    vpp, rounds = len(sizes), min(ROUNDS, microbatches // pp)
+    vpp, rounds = len(sizes), max(1, min(ROUNDS, microbatches // pp))
     forward, backward = _held(sizes, pp, rounds), _held(sizes[::-1], pp, rounds)
     warmed_up = min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, len(forward) - 1)
-    held = [came - gone for came, gone in zip(forward[warmed_up:], backward, strict=False)]
-    of_the_last = [size for number, size in enumerate(held) if number // pp % vpp == 0]  # backward it is the first
     mean = warmed_up * sum(sizes) / vpp
-    return Crowding(max(held) / mean, max(of_the_last) / mean)
+    if not mean:
+        return Crowding()
+    came = forward[warmed_up:] + forward[-1:] * warmed_up  # and nothing more, while the last ones are given back
+    before = [each - gone for each, gone in zip(came, backward, strict=False)]
+    turn = [number // pp % vpp for number in range(len(before))]  # of the chunk that is given back, the last one first
+    last = [held for held, own in zip(before, turn, strict=True) if own == 0]
+    first = [held - sizes[0] for held, own in zip(before, turn, strict=True) if own == vpp - 1]
+    return Crowding(max(before) / mean, max(last) / mean, max(first) / mean)
 
 
 def _held(sizes: Sequence[int], pp: int, rounds: int) -> list[int]:

@@ -20,6 +20,7 @@ from tools.plan.pricing import Plan, price
 from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, distinct, ranked
 from tools.plan.recipe import problems, write
+from tools.plan.run import shown
 from training.config import RunConfig, TrainConfig
 from training.memory.layouts import Candidate
 from training.recipe import load
@@ -131,6 +132,14 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
     monkeypatch.setattr("tools.plan.offers.KEPT", 1)
     slower = best(asked, RAMPED)
     assert slower is not None and slower.step_s > fastest[0].step_s
+
+
+def test_what_does_not_run_is_shown_where_it_is_faster(plan: Plan) -> None:
+    today = [like(plan, 1.0 + number / 10, pp=1 + number) for number in range(4)]
+    fast, slow = like(plan, 0.9, zero=3), like(plan, 1.45, zero=3)
+    assert shown([fast, *today, slow], 3) == [fast, *today[:2]]
+    assert shown([*today, slow], 4) == today
+    assert shown([today[0], slow], 4) == [today[0], slow]  # there is room
 
 
 def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:

@@ -371,3 +371,12 @@ def test_microbatches_in_flight() -> None:
     chunked = priced(dataclasses.replace(BASE, vpp=5))[1].activations
     assert plain == pytest.approx(one, rel=0.35)  # PP times a PP-th of the layers, without the logits
     assert chunked / plain == pytest.approx(1 + 3 / 20, rel=0.05)
+
+
+def test_gradients_are_added_up_while_the_pipeline_fills_too() -> None:
+    layout = Candidate(tp=2, pp=4, dp=4, microbatches=8)
+    light, heavy = (
+        priced(layout, software=dataclasses.replace(OURS, accumulate_bytes=moved))[0] for moved in (4.0, 20.0)
+    )
+    each = (heavy.traffic - light.traffic) / layout.microbatches
+    assert heavy.bubble - light.bubble == pytest.approx(3 * each)

@@ -10,8 +10,9 @@ from models.config import ModelConfig
 from tools import clusters
 from tools.plan.__main__ import main
 from tools.plan.enumeration import candidates
-from tools.plan.pricing import Plan, price
+from tools.plan.pricing import Plan, holdable, price
 from tools.plan.question import Question
+from tools.plan.rejections import constraint
 from tools.plan.switches import switched
 from training.memory.layouts import Candidate
 from training.recipe import load
@@ -77,7 +78,7 @@ def test_nothing_to_switch_is_no_constraint() -> None:
             ["--model", "mixtral_8x7b", "--sequence_parallel", "False", "--tp", "2"],
             ["SEQUENCE_PARALLEL", "TP 2", "conflict", "TP can be 1"],
         ),
-        (["--why", "overlap=2"], ["OVERLAP=2: expected 0 or 1"]),
+        (["--why", "overlap=2"], ["OVERLAP=2: expected 0 or 1, False or True"]),
     ],
     ids=["experts", "a-number"],
 )  # fmt: skip
@@ -114,6 +115,17 @@ def test_split_gradients_are_reduced_for_every_microbatch() -> None:
         assert split.held_bytes["gradients"] < whole.held_bytes["gradients"] / 10
 
 
+def test_sharded_weights_wait_for_their_gathers_without_overlap() -> None:
+    asked, layout = question("llama3_8b"), Candidate(tp=2, dp=32, mbs=1, microbatches=4, zero=3)
+    hidden, waits = plan_of(asked, layout), plan_of(asked, dataclasses.replace(layout, overlap=False))
+    assert waits.spent_s["dp"] > 1.2 * hidden.spent_s["dp"]
+
+
+@pytest.mark.parametrize("text", ["overlap=False", "OVERLAP=0", "overlap=false"])
+def test_a_switch_in_words_or_numbers(text: str) -> None:
+    assert constraint(f"TP=2,{text}") == {"tp": 2, "overlap": 0}
+
+
 def test_gradients_are_split_where_nothing_else_lets_a_layout_fit() -> None:
     asked = question("llama3_8b", "a100_40_ib")
     plans = [plan for plan in price(asked, candidates(asked), keep=300) if plan.fits]
@@ -122,6 +134,8 @@ def test_gradients_are_split_where_nothing_else_lets_a_layout_fit() -> None:
     for plan in split:
         assert not plan_of(asked, dataclasses.replace(plan.layout, zero=1)).fits
         assert not plan.runs_today
+    holds = set(holdable(asked, candidates(asked)))  # its weights and gradients, but not its activations beside them
+    assert any(dataclasses.replace(plan.layout, zero=1) in holds for plan in split)
     fixed = dataclasses.replace(asked, fixed={"zero": 1})
     assert {plan.layout.zero for plan in price(fixed, candidates(fixed), keep=300)} == {1}
 

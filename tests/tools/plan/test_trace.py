@@ -212,6 +212,7 @@ def test_formulas_know_the_moments_of_the_largest_models(
         ("llama32_1b", 3, 2048, "full"),
         ("deepseek_v2_lite", 1, 8192, "none"),
         ("deepseek_v2_lite", 1, 8192, "full"),
+        ("gpt2", 3, 1024, "none"),
     ],
 )
 def test_formulas_know_what_context_ranks_keep(
@@ -222,6 +223,16 @@ def test_formulas_know_what_context_ranks_keep(
     deep = {"pp": 3, "ep": 8, "dp": 8} if model == "deepseek_v2_lite" else {"pp": 4, "dp": 2}
     layout = Candidate(**deep, cp=8, microbatches=4, recompute=recompute)  # type: ignore[arg-type]
     asked = question(model, layout, seq)
+    found = traced(tmp_path, asked, layout, stage)
+    assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_formulas_know_of_the_layers_that_embedding_and_loss_take_the_place_of(tmp_path: Path, stage: int) -> None:
+    """Interleaved, the ends have one small chunk among larger ones."""
+    layout = Candidate(pp=4, vpp=2, dp=2, microbatches=8, split="embedding_and_loss")
+    asked = question("llama32_1b", layout, 4096)
+    asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, num_layers=22))
     found = traced(tmp_path, asked, layout, stage)
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
 

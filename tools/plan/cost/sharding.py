@@ -98,10 +98,10 @@ def _fully_sharded(columns: Columns, constants: Constants, forward: Column, back
 
 
 def accumulate_s(columns: Columns) -> Column:
-    """Of one microbatch: its gradients are added to those of the others; sharded ones are reduced instead."""
+    """Of one microbatch: its gradients are added to those of the others; those of ZeRO-3 are reduced instead."""
     held = rank_parameters(columns)
     moved = columns.software.accumulate_bytes * (held.dense + held.expert)
-    return np.where(columns.layout.zero >= 2, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
+    return np.where(columns.layout.zero >= 3, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
 
 
 def optimizer_s(columns: Columns, constants: Constants) -> Column:

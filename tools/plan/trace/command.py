@@ -54,7 +54,7 @@ def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> 
         print(SPEC_OF_FP8)
     for plan in plans:
         rows: list[tuple[str, ...]] = [HEAD]
-        stages = stages_of(plan.layout)
+        stages = sorted({*stages_of(plan.layout), plan.fullest_stage})
         for stage, found in zip(stages, trace_stages(question, plan.layout, stages, base), strict=True):
             formula = f"{by_formula(question, plan.layout, stage) / 2**30:.2f}"
             rows.append(
