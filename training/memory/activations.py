@@ -109,15 +109,15 @@ def _makes_scores(columns: Columns) -> NDArray[np.bool_]:
 
 
 def _block_score_bytes(columns: Columns) -> Column:
-    """In the backward pass of one block of queries: its scores three times in fp32; keys and values of the whole sample
-    with their gradients, of which the block before has left some. Counted from traces of 2,048 to 16,384 tokens over 4
-    to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
+    """In the backward pass of one block of queries: its scores three times in fp32, with dropout what that leaves of
+    them and its mask, too; keys and values of the whole sample with their gradients, of which the block before has left
+    some. Counted from traces of 1,024 to 16,384 tokens over 2 to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
     model, layout = columns.model, columns.layout
     rows = np.minimum(LARGEST_BLOCK, model.seq_length / layout.cp / 2)
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
     left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
-    found = 12 * scores + (8.5 + left) * both
+    found = (12 + 6 * model.attention_dropout) * scores + (8.5 + left) * both
     return np.where(_makes_scores(columns) & (layout.cp > 1), found, 0.0)
 
 

@@ -212,6 +212,7 @@ def test_formulas_know_the_moments_of_the_largest_models(
         ("llama32_1b", 3, 2048, "full"),
         ("deepseek_v2_lite", 1, 8192, "none"),
         ("deepseek_v2_lite", 1, 8192, "full"),
+        ("gpt2", 0, 1024, "none"),
         ("gpt2", 3, 1024, "none"),
     ],
 )
