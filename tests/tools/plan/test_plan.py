@@ -103,7 +103,10 @@ def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFi
         (["--tp", "8", "--ep", "4"], ["EP 4", "impossible"]),
         (["--tp", "5"], ["TP 5 is impossible", "1, 2, 4, 8"]),
         (["--vpp", "2", "--pp", "1"], ["VPP 2", "PP 1", "conflict"]),
-        (["--vpp", "3", "--pp", "4"], ["VPP 3", "PP 4 x VPP 3 = 12 chunks", "Possible: 1, 2, 4, 8, 16 (in equal chunks"]),
+        (
+            ["--vpp", "3", "--pp", "4"],
+            ["VPP 3", "PP 4 x VPP 3 = 12 chunks", "Possible: 1, 2, 4, 8, 16 (in equal chunks"],
+        ),
         (["--model", "deepseek_v3", "--num_gpus", "1024", "--vpp", "5"], ["61", "PP 2 x VPP 5 = 10 chunks"]),
         (["--model", "gpt2"], ["model.seq_length 8192 exceeds", "1024 of learned positions. Use"]),
         (["--cluster", "a100_ib", "--precision", "fp8"], ["fp8", "A100", "bf16"]),
