@@ -43,7 +43,7 @@ class Question:
         return dataclasses.replace(self, fixed={name: self.fixed[name] for name in names})
 
     def allows(self, layout: Candidate) -> bool:
-        """Switches count where there is something to switch."""
+        """Whether a layout keeps to what is decided; of switches, where there is something to switch."""
         there = {"sequence_parallel": layout.tp > 1, "overlap": layout.dp * layout.cp > 1}
         return all(getattr(layout, name) == value for name, value in self.fixed.items() if there.get(name, True))
 
