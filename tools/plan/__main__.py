@@ -4,8 +4,9 @@
     python -m tools.plan --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64 --why TP=4,PP=2
     python -m tools.plan --backtest tools/plan/backtest/published.csv
 
-Every legal layout is priced from physics: matrix products, attention, memory traffic, links, the pipeline. The
-interval is what published runs, held against the same prices, were off by. Exit code 0: answered; 2: bad input.
+Legal layouts are priced from physics: matrix products, attention, memory traffic, links, the pipeline. Left out are
+those that only cost: without sequence parallelism or overlap, unless a flag asks. The interval is what published runs,
+held against the same prices, were off by. Exit code 0: answered; 2: bad input.
 """
 
 import gc

@@ -75,8 +75,8 @@ def _grids(question: Question) -> Iterator[Candidate]:
                 dp = world // (tp * cp * pp)
                 if world % (tp * cp * pp) or pp > shape.num_layers or question.fixed.get("dp", dp) != dp:
                     continue
-                base = Candidate(tp=tp, cp=cp, pp=pp, dp=dp, sequence_parallel=question.splits_sequences(tp))
-                base = dataclasses.replace(base, overlap=question.overlaps(base))
+                pieces, overlap = question.splits_sequences(tp), question.overlaps(dp * cp)
+                base = Candidate(tp=tp, cp=cp, pp=pp, dp=dp, sequence_parallel=pieces, overlap=overlap)
                 for mbs in question.choices("mbs", _micro_batches(question, base)):
                     if batch % (dp * mbs) == 0:
                         sized = dataclasses.replace(base, mbs=mbs, microbatches=batch // (dp * mbs))

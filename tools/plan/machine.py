@@ -32,9 +32,9 @@ NVLINK_SHARE: dict[Generation, float] = {
     "hopper": 20.6 / 25,
     "blackwell": 40.1 / 50,
 }
-"""Of a link's GB/s in one direction, what NCCL reckons its rings reach (src/graph/topo.h, SM70_NVLINK_BW to
-SM100_NVLINK_BW). All-reduces of 1 GB within 2, 4 and 8 A100 reached 0.66, 0.74 and 0.76 (vTrain's tables,
-trace/a100)."""
+"""Of a link's GB/s in one direction, what NCCL 2.30 reckons its rings reach (src/graph/topo.h, SM70_NVLINK_BW to
+SM100_NVLINK_BW; PCIe's 12 of 16 are near it). All-reduces of 1 GB within 2, 4 and 8 A100 reached 0.66, 0.74 and 0.76
+(vTrain's tables, trace/a100)."""
 LAUNCHED: dict[Generation, float] = {"volta": 2017.5, "ampere": 2020.4, "hopper": 2022.8, "blackwell": 2025.0}
 """When the first card of a generation came out: V100 in mid-2017, A100 in May 2020, H100 in October 2022, GB200 about
 New Year 2025."""

@@ -92,7 +92,7 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     held = _memory(question, [cases[number] for number in chosen])
     flops = flops_per_token(question.shape, question.seq_length)
     plans = [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
-    if keep is None or not split:
+    if not split:
         return plans
     both = sorted(plans + split, key=lambda plan: plan.step_s)
     kept = {id(plan) for plan in (*both[:keep], *[plan for plan in both if plan.runs_today][:keep])}

@@ -11,8 +11,8 @@ from tools.clusters import Cluster
 from training.memory.layouts import Candidate
 
 SWITCHES = ("sequence_parallel", "overlap")
-"""On wherever there is something to switch; off makes nothing faster or smaller (tools/plan/switches.py), and is
-planned for whoever asks."""
+"""On wherever there is something to switch; off makes nothing faster or smaller (a test holds that), and is planned
+for whoever asks."""
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision", *SWITCHES)
 """Fields of a candidate that can be fixed."""
 
@@ -51,9 +51,9 @@ class Question:
         """Whether layouts of this TP size are sequence-parallel."""
         return tp > 1 and bool(self.fixed.get("sequence_parallel", True))
 
-    def overlaps(self, layout: Candidate) -> bool:
-        """Whether reductions, and gathers, are overlapped in such a layout."""
-        return layout.dp * layout.cp > 1 and bool(self.fixed.get("overlap", True))
+    def overlaps(self, ranks: int) -> bool:
+        """Whether layouts with so many ranks to reduce gradients over, DP x CP, do so beside computation."""
+        return ranks > 1 and bool(self.fixed.get("overlap", True))
 
     def choices(self, name: str, otherwise: list[int]) -> list[int]:
         """Values of an axis to try."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,7 +12,8 @@ from training.memory.states import chunks, parallel_config
 
 MOST_VPP = 16
 SMALL = 4
-"""Layers of a chunk; between larger ones and two chunks a stage bubbles differ little."""
+"""Layers of a chunk of which every number is tried by layout strings. With all numbers DeepSeek-V3 on 512 GB200 has
+430,576 layouts instead of 328,628, and its plan takes 5.4 s instead of 4.0 (2 virtual CPUs, 2026-11-22)."""
 UNEVEN = 3
 """Dealings with ends of other sizes than the rest that are tried: those whose fullest stage has the least to do."""
 
@@ -30,20 +31,27 @@ class Stages:
 
 @cache
 def stage_choices(layers: int, pp: int, depths: int = 0, head: float = 1.0) -> tuple[Stages, ...]:
-    """Every dealing that the program accepts, once: where two splits deal the same, the one named first.
+    """Dealings that the program accepts, each once: where two splits deal the same, the one named first. Layout strings
+    only where nothing else interleaves so many layers.
 
     head: blocks that take as long as what the last stage does besides its own.
     """
     if pp == 1:
         return (Stages(),)
+    found = _accepted(layers, pp, depths, (*_counted(layers, pp), *_uneven(layers, pp, head)))
+    if all(stages.vpp == 1 for stages in found.values()):
+        found |= _accepted(layers, pp, depths, _laid_out(layers, pp, head))
+    return tuple(found.values())
+
+
+def _accepted(layers: int, pp: int, depths: int, tried: Iterable[Stages]) -> dict[tuple[int, ...], Stages]:
+    """By the layers of their chunks."""
     found: dict[tuple[int, ...], Stages] = {}
-    for stages in (*_counted(layers, pp), *_uneven(layers, pp, head)):
+    for stages in tried:
         layout = Candidate(pp=pp, **dataclasses.asdict(stages))
         if not stage_problems(parallel_config(layout), layers, depths):
             found.setdefault(tuple(chunks(layers, layout)), stages)
-    if all(stages.vpp == 1 for stages in found.values()):  # nothing else interleaves so many layers
-        found |= {stages.chunk_layers: stages for stages in _laid_out(layers, pp, head)}
-    return tuple(found.values())
+    return found
 
 
 def _counted(layers: int, pp: int) -> Iterator[Stages]:

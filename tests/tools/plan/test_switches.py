@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.config import ModelConfig
-from tools import clusters
+from tests.tools.plan.test_layouts import question
 from tools.plan.__main__ import main
 from tools.plan.enumeration import candidates
 from tools.plan.pricing import Plan, holdable, price
@@ -23,13 +22,6 @@ OFF = {
     "overlap": {"overlap": False},
     "the distributed optimizer": {"zero": 0},
 }
-
-
-def question(model: str, cluster: str = "h100_ib", gpus: int = 64, batch: int = 256, **fixed: int | str) -> Question:
-    return Question(
-        model=ModelConfig(shape=model, seq_length=4096), cluster=clusters.load(cluster), num_gpus=gpus,
-        global_batch_size=batch, fixed=fixed,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("off", OFF.values(), ids=OFF)
@@ -65,7 +57,8 @@ def test_they_are_planned_and_written_when_asked_for(tmp_path: Path, capsys: pyt
 
 def test_nothing_to_switch_is_no_constraint() -> None:
     """One GPU has neither; TP 1 is the same with sequence parallelism and without."""
-    alone = question("gpt2", gpus=1, batch=8)
+    alone = question("gpt2", gpus=1, batch=8, seq=1024)
+    assert candidates(alone)
     for value in (True, False):
         asked = dataclasses.replace(alone, fixed={"sequence_parallel": value, "overlap": value})
         assert candidates(asked) == candidates(alone) and all(map(asked.allows, candidates(asked)))

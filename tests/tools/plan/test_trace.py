@@ -12,6 +12,7 @@ import torch
 import ranks  # noqa: F401  (imports torch and megatron once)
 from models.config import ModelConfig
 from models.families import resolve
+from models.layers.blocks import BLOCK_ROWS
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
@@ -21,6 +22,7 @@ from tools.plan.question import Question
 from tools.plan.recipe import configuration
 from tools.plan.trace import balance, command, one_rank
 from training import job
+from training.memory.activations import LARGEST_BLOCK
 from training.memory.layouts import Candidate
 from training.memory.states import Stack, states
 from training.recipe import dump
@@ -203,6 +205,11 @@ def test_formulas_know_the_moments_of_the_largest_models(
     asked = question("deepseek_v3", layout, seq)
     found = traced(tmp_path, asked, layout, stage)
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+def test_formulas_know_how_many_queries_attention_looks_at_together() -> None:
+    """They are used where torch is not imported, and so have the number themselves."""
+    assert LARGEST_BLOCK == BLOCK_ROWS
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _layout(question: Question, tp: int, pp: int) -> Candidate | None:
         return None
     return Candidate(
         tp=tp, pp=pp, dp=dp, microbatches=question.global_batch_size // dp,
-        sequence_parallel=question.splits_sequences(tp), overlap=bool(question.fixed.get("overlap", True)),
+        sequence_parallel=question.splits_sequences(tp), overlap=question.overlaps(dp),
         precision=precisions(question.cluster)[0],
     )  # fmt: skip
 

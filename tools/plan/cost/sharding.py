@@ -76,10 +76,9 @@ def _replicated(columns: Columns, constants: Constants, forward: Column, backwar
     """
     layout = columns.layout
     rounds = np.maximum(1.0, np.minimum(layout.pp, layout.microbatches) * (layout.vpp - 1) / layout.vpp)
-    forward, backward = forward * rounds, backward * rounds
     reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
     times = np.where(layout.zero == 2, layout.microbatches, 1)
-    reduce, backward = reduce * times, np.maximum(backward, backward / rounds * times)
+    reduce, backward, forward = reduce * times, backward * np.maximum(rounds, times), forward * rounds
     hidden = np.minimum(reduce, 0.9 * backward), np.minimum(gather, 0.9 * forward)
     exposed = reduce + gather - hidden[0] - hidden[1] + constants.contention * (hidden[0] + hidden[1])
     return np.where(columns.layout.overlap > 0, exposed, constants.dp_plain * (reduce + gather))
