@@ -155,6 +155,18 @@ def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:
     assert any("the recipe forbids every layout that fits on" in line for line in sizing.smallest(asked, never))
 
 
+def test_switches_go_with_the_rest_of_the_recipe_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ramped.toml"
+    path.write_text(
+        '[model]\nshape = "llama3_8b"\n[train]\nglobal_batch_size = 512\nrampup_batch_size = [16, 16, 1000000]\n'
+    )
+    flags = ["--recipe", str(path), "--num_gpus", "64", "--why", "TP=1,PP=1,CP=1,mbs=1,recompute=none,zero=0"]
+    rows = told(capsys, *flags).partition("the same with one switch the other way:\n")[2]
+    assert next(line for line in rows.splitlines() if "ZeRO-1" in line).endswith("refused")
+    alone = "--model llama3_8b --global_batch_size 512 --seq_length 4096".split()
+    assert "refused" not in told(capsys, *alone, *flags[2:])
+
+
 def test_what_does_not_fit_is_written_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "large.toml"
     flags = "--model llama3_70b --num_gpus 64 --global_batch_size 64 --seq_length 8192".split()

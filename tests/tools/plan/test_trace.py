@@ -18,6 +18,7 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Coordinates
 from tools import clusters
+from tools.plan.pricing import price
 from tools.plan.question import Question
 from tools.plan.recipe import configuration
 from tools.plan.trace import balance, command, one_rank
@@ -205,6 +206,12 @@ def test_formulas_know_the_moments_of_the_largest_models(
     asked = question("deepseek_v3", layout, seq)
     found = traced(tmp_path, asked, layout, stage)
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+def test_the_fullest_stage_is_traced_too() -> None:
+    (plan,) = price(question("deepseek_v3", DEEP, 4096), [DEEP])
+    assert command.stages_of(dataclasses.replace(plan, fullest_stage=2)) == [0, 2, 8, 15]
+    assert command.stages_of(dataclasses.replace(plan, fullest_stage=15)) == [0, 8, 15]
 
 
 def test_formulas_know_how_many_queries_attention_looks_at_together() -> None:

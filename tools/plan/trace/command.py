@@ -54,7 +54,7 @@ def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> 
         print(SPEC_OF_FP8)
     for plan in plans:
         rows: list[tuple[str, ...]] = [HEAD]
-        stages = sorted({*stages_of(plan.layout), plan.fullest_stage})
+        stages = stages_of(plan)
         for stage, found in zip(stages, trace_stages(question, plan.layout, stages, base), strict=True):
             formula = f"{by_formula(question, plan.layout, stage) / 2**30:.2f}"
             rows.append(
@@ -64,9 +64,9 @@ def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> 
         print("\n".join(aligned(rows, left=(len(HEAD) - 1,))), flush=True)
 
 
-def stages_of(layout: Candidate) -> list[int]:
-    """The first, a middle one, the last."""
-    return sorted({0, layout.pp // 2, layout.pp - 1})
+def stages_of(plan: Plan) -> list[int]:
+    """The first, a middle one, the last, and the one that is said to be the fullest."""
+    return sorted({0, plan.layout.pp // 2, plan.layout.pp - 1, plan.fullest_stage})
 
 
 def rounds(layout: Candidate) -> int:
