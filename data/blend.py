@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from data import cache
+from parallel.errors import UserError
+from parallel.untrusted import InputError, read_bytes
 
 PERIOD = 1 << 20
 """Samples after which the sequence of sources repeats; weights are multiples of 1 / PERIOD."""
+
+TABLE = "table.uint16"
 
 
 def rounded(weights: Sequence[float]) -> tuple[int, ...]:
@@ -19,15 +23,22 @@ def rounded(weights: Sequence[float]) -> tuple[int, ...]:
 
     weights: all above 0; they need not sum to 1.
     """
-    total = math.fsum(weights)
+    try:
+        total = math.fsum(weights)
+    except OverflowError:  # beyond what floats hold
+        return rounded([weight / max(weights) for weight in weights])
     exact = [weight / total * PERIOD for weight in weights]
     units = [max(1, math.floor(one)) for one in exact]
+    missing = PERIOD - sum(units)
     by_remainder = sorted(range(len(exact)), key=lambda index: units[index] - exact[index])
-    position = 0
-    while (missing := PERIOD - sum(units)) != 0:
-        index = by_remainder[position % len(units)] if missing > 0 else max(range(len(units)), key=units.__getitem__)
-        units[index] += 1 if missing > 0 else -1
-        position += 1
+    for position in range(missing):
+        units[by_remainder[position % len(units)]] += 1
+    by_size = [(-unit, index) for index, unit in enumerate(units)]
+    heapq.heapify(by_size)
+    for _ in range(-missing):  # the largest gives, each time
+        unit, index = by_size[0]
+        heapq.heapreplace(by_size, (unit + 1, index))
+        units[index] -= 1
     return tuple(units)
 
 
@@ -62,11 +73,23 @@ def load(units: tuple[int, ...], folder: Path, console: cache.Console) -> Blend:
     target = folder / "blends" / name
 
     def build(part: Path) -> None:
-        np.save(part / "table.npy", schedule(units))
+        schedule(units).tofile(part / TABLE)
 
-    cache.build_once(target, lambda folder: (folder / "table.npy").is_file(), build, console)
-    table = np.load(target / "table.npy")
+    cache.build_once(target, build, console)
+    table = _table(target / TABLE, units)
     return Blend(units, table, _ranks(table))
+
+
+def _table(path: Path, units: tuple[int, ...]) -> np.ndarray:
+    """What `schedule` made of these weights. Raises UserError where the file holds something else."""
+    try:
+        table = np.frombuffer(read_bytes(path, 2 * PERIOD), np.uint16)
+    except (ValueError, InputError) as error:
+        raise UserError(f"data.cache_dir: {path} is damaged ({error}). Remove {path.parent}.") from None
+    divisor = math.gcd(*units)
+    if np.bincount(table).tolist() != [unit // divisor for unit in units]:
+        raise UserError(f"data.cache_dir: {path} is not the order of this blend. Remove {path.parent}.")
+    return table
 
 
 def hash_of(units: tuple[int, ...]) -> str:

@@ -3,32 +3,43 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-from data.config import DataConfig
+from data.config import DataConfig, path_of
+from data.raw.identity import ends_digest
 from parallel.errors import UserError
+from parallel.schema import Count
+from parallel.untrusted import InputError, open_regular, read_json
 
 Console = Callable[[str], None]
-NO_ROOM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR)
+SEAL = "whole.json"
+"""Says what the files of a folder were when it was whole."""
+HASHED_BYTES = 16 << 20
+"""Files up to here are compared as a whole, larger ones by their size, beginning and end."""
+NO_ROOM = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO),
+)
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # Lustre without -o flock, some NFS servers
 
 
 def root(config: DataConfig) -> Path:
     """`data.cache_dir`, or the user's cache folder."""
     if config.cache_dir is not None:
-        return Path(config.cache_dir).expanduser().absolute()
+        return path_of(config.cache_dir).absolute()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("triplane"))
 
 
-def build_once(target: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None], console: Console) -> None:
-    """Make sure that folder `target` exists and `is_whole`; else `build` it, in one process at a time.
+def build_once(target: Path, build: Callable[[Path], None], console: Console) -> None:
+    """Make sure that folder `target` holds what `build` made there; else build it, in one process at a time.
 
     A whole folder is used without a lock and without writing, so a read-only cache works. A build that is
     killed leaves a temporary folder that nothing reads and the next build removes. Where the file system has
@@ -43,7 +54,7 @@ def build_once(target: Path, is_whole: Callable[[Path], bool], build: Callable[[
             if not is_whole(target):
                 if is_locked:
                     _remove_leftovers(target)
-                _build(target, is_whole, build)
+                _build(target, build)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -53,14 +64,40 @@ def build_once(target: Path, is_whole: Callable[[Path], bool], build: Callable[[
         ) from error
 
 
-def _build(target: Path, is_whole: Callable[[Path], bool], build: Callable[[Path], None]) -> None:
+def is_whole(folder: Path) -> bool:
+    """Whether a folder holds the files that it was sealed with: none is missing, short, of another, or damaged at an
+    end. False where that cannot be read.
+    """
+    try:
+        sealed = read_json(folder / SEAL, dict[str, tuple[Count, str]])
+        return bool(sealed) and all(
+            (folder / name).name == name and _sum(folder / name) == sealed[name] for name in sealed
+        )
+    except (OSError, InputError):
+        return False
+
+
+def _sum(path: Path) -> tuple[int, str]:
+    """Size and digest of a file."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > HASHED_BYTES:
+            return size, ends_digest(file.fileno(), size)
+        digest = hashlib.blake2b(digest_size=16)
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+        return size, digest.hexdigest()
+
+
+def _build(target: Path, build: Callable[[Path], None]) -> None:
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
     part.mkdir()
     try:
         build(part)
+        (part / SEAL).write_text(json.dumps({path.name: _sum(path) for path in sorted(part.iterdir())}))
         _sync_files(part)
-        if target.exists() and not is_whole(target):
-            shutil.rmtree(target)
+        if os.path.lexists(target) and not is_whole(target):
+            _remove(target)
         try:
             part.rename(target)
         except OSError:  # without locks another process may have been faster
@@ -68,6 +105,14 @@ def _build(target: Path, is_whole: Callable[[Path], bool], build: Callable[[Path
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or what else stands in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _sync_files(folder: Path) -> None:
@@ -86,16 +131,21 @@ def _remove_leftovers(target: Path) -> None:
 @contextlib.contextmanager
 def _lock(target: Path, console: Console) -> Iterator[bool]:
     """Hold the lock of `target`, which the system drops with its process; False where there are no locks."""
-    with target.with_name(f"{target.name}.lock").open("ab") as file:
-        yield _acquire(file, console)
-
-
-def _acquire(file: BinaryIO, console: Console) -> bool:
+    path = target.with_name(f"{target.name}.lock")
+    # Without O_RDWR, a FIFO of that name would be waited for.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield _acquire(descriptor, path, console)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, console: Console) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        console(f"data: waiting for another process that prepares the data ({file.name})")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        console(f"data: waiting for another process that prepares the data ({path})")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 MOST_STREAMS = 65_536
+MOST_SOURCES = 65_535
+"""Of a blend: its table holds their numbers in 16 bits."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -13,8 +16,8 @@ class DataConfig:
     """Which text to train on, and how it becomes tokens."""
 
     paths: tuple[str, ...] = ()
-    """Prefixes of .bin/.idx files, or raw .jsonl or text files, which are tokenised once. Empty: the built-in
-    corpus, which is the Python standard library's own sources."""
+    """Prefixes of .bin/.idx files, or raw files (JSON lines, parquet, text; also as .gz, .zst, .bz2 or .xz), which are
+    tokenised once. Empty: the built-in corpus, which is the Python standard library's own sources."""
 
     blend: Mapping[str, float] = field(default_factory=dict)
     """Weights of several sources, in place of data.paths: a table of prefix, file or glob = weight. All that one
@@ -39,7 +42,7 @@ class DataConfig:
     """data.stream only. A longer document (10^6 bytes) is a bad one."""
 
     max_expansion: float = 200.0
-    """data.stream only. Bytes that one byte of a .gz or .zst may unpack to, over a whole file."""
+    """Bytes that one byte of a compressed file may unpack to, over the whole file."""
 
     order: Literal["exact", "megatron"] = "exact"
     """"exact": a sample is a function of the seed and its number alone. "megatron": megatron-core's GPTDataset, to
@@ -99,6 +102,14 @@ class DataConfig:
         return found
 
 
+def path_of(name: str | Path) -> Path:
+    """What a name stands for, with ~ as a home folder; where there is no such user, the name as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def split_weights(split: str) -> tuple[float, float, float]:
     """Weights of (train, validation, test), as given; missing ones are 0.
 
@@ -134,8 +145,8 @@ def blend_problems(config: DataConfig) -> list[str]:
     for name, weight in config.blend.items():
         if not (name and weight > 0 and math.isfinite(weight)):
             found.append(f'data.blend: "{name}" = {weight}: expected a source and a weight above 0.')
-    if len(config.blend) > 65_535:
-        found.append(f"data.blend has {len(config.blend)} sources; at most 65535 fit its table.")
+    if len(config.blend) > MOST_SOURCES:
+        found.append(f"data.blend has {len(config.blend)} sources; at most {MOST_SOURCES} fit its table.")
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.untrusted import read_bytes
 
 MAX_BYTES = 8_000_000
 # Tests are repetitive; encodings are tables; the rest are parts that distributions ship separately or write
@@ -52,6 +53,6 @@ def _name_hash(name: Path) -> bytes:
 
 def _is_text(path: Path) -> bool:
     try:
-        return bool(path.read_bytes().decode("utf-8"))
+        return bool(read_bytes(path).decode("utf-8"))
     except UnicodeDecodeError:
         return False

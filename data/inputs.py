@@ -1,39 +1,30 @@
-"""What `data.paths` names: finished shards, and raw files read document by document."""
+"""What `data.paths` names: finished shards, and raw files."""
 
-import codecs
 import difflib
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from data import shards
+from data.config import path_of
 from data.manifest import is_manifest, read_manifest
-from data.raw.inputs import KINDS
+from data.raw.inputs import file_source
 from data.raw.shard_files import WORK_SUFFIX
-from parallel.errors import UserError
+from parallel.errors import UserError, printable
+from parallel.untrusted import InputError, open_regular, read_json
 
-READ_BYTES = 1 << 20
+PLAN_BYTES = 1 << 30
+"""A plan names each of its inputs, of which there may be millions."""
 SHARD_SUFFIXES = (".bin", ".idx")
 UNIT = "{name}-{index:05d}-of-{count:05d}"
 """How tools.preprocess names the shards of a prefix."""
-UNIT_NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})(\.idx|\.empty\.json)")
-NUMBERED = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
+UNIT_NAME = re.compile(r"(.+)-(\d{5,18})-of-(\d{5,18})(\.idx|\.empty\.json)")
+NUMBERED = re.compile(r"(.+)-(\d{5,18})-of-(\d{5,18})")
 """Prefix of all, number and count in the name of one shard."""
 JOINED_NAME = re.compile(r"_(.+)_document(\.bin|\.idx|\.json)")
 """What Megatron's preprocessing adds to its --output-prefix, and `--merge` to ours: the field of the documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Part of a document."""
-
-    text: str
-    ends_document: bool
-    source_bytes: int
-    """Bytes of the file that this piece used up; for progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,7 @@ def resolve(paths: tuple[str, ...]) -> Inputs:
     raw_files: dict[Path, None] = {}
     named = set[str]()
     for name in paths:
-        path = Path(name).expanduser().absolute()
+        path = path_of(name).absolute()
         try:
             found = _resolved(name, path)
         except OSError as error:  # a list that came as one text is too long for a name
@@ -74,8 +65,18 @@ def _resolved(name: str, path: Path) -> list[Path]:
         raise UserError(f"data.paths: {name} is a shard's manifest, and its .bin and .idx are not beside it.")
     if not found and not path.is_file():
         raise UserError(_missing(name, path))
-    _check_readable([file for one in found for file in _halves(one)] or [path])
+    _check_readable([file for one in found for file in _halves(one)])
+    if not found:
+        _check_is_read(path)
     return found
+
+
+def _check_is_read(path: Path) -> None:
+    """Before the first of several files is tokenised, which takes hours."""
+    try:
+        file_source(path)
+    except UserError as error:
+        raise UserError(f"data.paths: {error}") from None
 
 
 def pairs(prefix: Path) -> list[Path]:
@@ -124,11 +125,24 @@ def work_folder(prefix: Path) -> Path:
 
 def _is_planned(prefix: Path, key: str) -> bool:
     """Whether the plan of this prefix is to join documents of this field."""
+    return key in planned_keys(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What of a plan of tools.preprocess says how joined shards are named."""
+
+    merge: bool
+    jsonl_key: str
+
+
+def planned_keys(prefix: Path) -> tuple[str, ...]:
+    """The field that names the joined shards of this prefix by its plan; none where nothing is joined or known."""
     try:
-        plan = json.loads((work_folder(prefix) / "plan.json").read_bytes())
-        return bool(plan["merge"]) and plan["jsonl_key"] == key
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        plan = read_json(work_folder(prefix) / "plan.json", _Joining, PLAN_BYTES)
+    except (OSError, InputError):
+        return ()
+    return (plan.jsonl_key,) if plan.merge else ()
 
 
 def _is_made_of(prefix: Path, pair: Path) -> bool:
@@ -137,7 +151,9 @@ def _is_made_of(prefix: Path, pair: Path) -> bool:
         manifest = read_manifest(pair)
     except UserError:
         return False
-    return manifest is not None and any(one.startswith(f"{work_folder(prefix).name}/") for one in manifest.source[:1])
+    return manifest is not None and any(
+        one.startswith(printable(f"{work_folder(prefix).name}/")) for one in manifest.source[:1]
+    )
 
 
 def _halves(prefix: Path) -> list[Path]:
@@ -205,11 +221,12 @@ def _check_complete(prefix: Path, named: dict[tuple[int, int], str]) -> None:
     check_counts(prefix, counts)
     for count in counts:
         first = 1 if (count, count) in named else 0
-        missing = [index for index in range(first, first + count) if (index, count) not in named]
-        if missing:
-            name = UNIT.format(name=prefix.name, index=missing[0], count=count)
+        lost = count - sum(index in range(first, first + count) for index, _ in named)
+        if lost:  # a name may say that there are billions: they are not counted through
+            missing = next(index for index in range(first, first + count) if (index, count) not in named)
+            name = UNIT.format(name=prefix.name, index=missing, count=count)
             raise UserError(
-                f"data.paths: {len(missing)} of the {count} shards of {prefix} are missing, the first {name}.idx: "
+                f"data.paths: {lost} of the {count} shards of {prefix} are missing, the first {name}.idx: "
                 "copy all of them, or give the command of tools.preprocess again to continue it."
             )
 
@@ -220,85 +237,14 @@ def check_counts(prefix: Path, counts: set[int]) -> None:
         raise UserError(f"data.paths: {prefix} has shards of {sorted(counts)} parts side by side; remove the old ones.")
 
 
-def read(path: Path, jsonl_key: str) -> Iterator[Piece]:
-    """Documents of a raw file: one a line where tools.preprocess reads lines, too, else the whole file is one.
-
-    Raises UserError for text that is not UTF-8 and for lines that are not as expected, with their place.
-    """
-    return _read_jsonl(path, jsonl_key) if has_lines(path) else _read_text(path)
-
-
-def has_lines(path: Path) -> bool:
-    """Whether a raw file's ending says that each line is a document, in JSON."""
-    return KINDS.get(path.suffix.lower()) == "jsonl"
-
-
-def _read_text(path: Path) -> Iterator[Piece]:
-    """One document, in pieces of about 1 MB cut at line ends.
-
-    Pieces bound memory and keep encoding linear. A model that adds a leading blank to what it encodes adds
-    one to each piece.
-    """
-    position = 0
-    with path.open("rb") as file:
-        while lines := file.readlines(READ_BYTES):
-            raw = b"".join(lines)
-            yield Piece(_decode(_without_mark(raw, position), f"{path}, byte {position}"), False, len(raw))
-            position += len(raw)
-    yield Piece("", True, 0)
-
-
-def _read_jsonl(path: Path, key: str) -> Iterator[Piece]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield Piece(_field(_without_mark(line, number - 1), key, f"{path}:{number}"), True, len(line))
-
-
-def _without_mark(raw: bytes, before: int) -> bytes:
-    """Without the byte order mark that some programs begin a file with. before: what of the file was read, if any."""
-    return raw if before else raw.removeprefix(codecs.BOM_UTF8)
-
-
-def _field(line: bytes, key: str, place: str) -> str:
-    """The document on a `.jsonl` line; `place` is file:line."""
-    try:
-        value = json.loads(_decode(line, place))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"data: {place} is not JSON: {error}.") from None
-    if not isinstance(value, dict) or key not in value:
-        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-        raise UserError(f'data: {place} has no field "{key}"; found: {found or "none"}. Set data.jsonl_key.')
-    text = value[key]
-    if not isinstance(text, str):
-        raise UserError(f'data: {place}: field "{key}" is a {type(text).__name__}, expected a string.')
-    if not text.isascii():
-        _check_encodable(text, place)
-    return text
-
-
-def _check_encodable(text: str, place: str) -> None:
-    """JSON can spell half a surrogate pair, which is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        found = f"character {error.start} is half a surrogate pair"
-        raise UserError(f"data: {place}: {found}; expected text.") from None
-
-
-def _decode(raw: bytes, place: str) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"data: {place} + {error.start}: not UTF-8 text. Name .bin/.idx files by their common prefix; "
-            "convert other encodings and compressed files first."
-        ) from None
-
-
 def _missing(name: str, path: Path) -> str:
     if path.is_dir():
         return f"data.paths: {name} is a folder; name the files in it, or the prefix of a .bin/.idx pair."
+    if path.exists():
+        try:
+            open_regular(path).close()
+        except (OSError, InputError) as error:
+            return f"data.paths: {error}"
     if not path.parent.is_dir():
         nearest = next(parent for parent in path.parents if parent.is_dir())
         return f"data.paths: no file or .bin/.idx prefix {name}: of {path.parent}, only {nearest} exists."

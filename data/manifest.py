@@ -6,13 +6,17 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from parallel.errors import UserError
+from parallel.schema import INT64, Count, Range
+from parallel.untrusted import InputError, open_regular, parse_json, read_bytes
 
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
 """What has a checksum of its own, so that damage is named by its range."""
+MOST_BYTES = 256 << 20
+"""Of a manifest: 40 a block."""
 END_BYTES = 4096
 """What every start reads of a file's beginning and of its end: one page of a file system each."""
 BEGINNING = b'{\n "format": '
@@ -28,7 +32,7 @@ def manifest_path(prefix: Path) -> Path:
 class FileSum:
     """A file's size in bytes, and the blake2b of each block, of all of them, and of its ends."""
 
-    size: int
+    size: Count
     blake2b: str
     """Of the block digests, one after another, so that blocks can be checked one by one."""
     blocks: tuple[str, ...]
@@ -41,15 +45,16 @@ class FileSum:
 class Manifest:
     """What `X.json` says."""
 
-    tokens: int
-    documents: int
+    format: Annotated[int, Range(1, FORMAT)] = FORMAT
+    tokens: Count
+    documents: Count
     dtype: str
-    vocab_size: int
+    vocab_size: Annotated[int, Range(1, 1 << 31)]
     tokenizer: str
     """Name of its file, or "byte"."""
     tokenizer_fingerprint: str
     """Hex digest of the tokenizer, which must be that of data.tokenizer."""
-    eod: int
+    eod: Annotated[int, Range(0, (1 << 31) - 1)]
     append_eod: bool
     """Whether `eod` ends every document."""
     special_text: str
@@ -58,7 +63,7 @@ class Manifest:
     """What encoded it, as the output's plan has it; "" in manifests from before 2026-11-22."""
     source: tuple[str, ...] = ()
     """The inputs, as `PATH[first byte:end]` or `PATH[first row group:end]`."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Count] = field(default_factory=dict)
     """What was seen while it was made: `text_bytes`, `empty`, `rejected`, `special_text`."""
     rejected: tuple[str, ...] = ()
     """Place and reason of the first documents that were left out."""
@@ -68,11 +73,11 @@ class Manifest:
     def without_blocks(self) -> "Manifest":
         """What a start needs, and not more memory for more tokens."""
         files = {name: replace(one, blocks=()) for name, one in self.files.items()}
-        return replace(self, source=(), rejected=(), files=files)
+        return replace(self, source=(), counts={}, rejected=(), files=files)
 
     def dump(self) -> str:
         """The file's text; equal for equal contents."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"
 
 
 class BlockSums:
@@ -110,6 +115,11 @@ class BlockSums:
         self._open = hashlib.blake2b(digest_size=16)
 
 
+@dataclass(frozen=True, slots=True)
+class _Format:
+    format: Annotated[int, Range(1, INT64 - 1)]
+
+
 def read_manifest(prefix: Path) -> Manifest | None:
     """The manifest of a shard; None where it has none, as Megatron's have none.
 
@@ -117,18 +127,26 @@ def read_manifest(prefix: Path) -> Manifest | None:
     """
     path = manifest_path(prefix)
     try:
-        values = json.loads(path.read_bytes())
-        written = values.pop("format")
-        if written > FORMAT:
-            raise UserError(f"data: {path} has format {written}; this program reads up to {FORMAT}. Update it.")
-        return _structured(values)
+        data = read_bytes(path, MOST_BYTES)
+        _check_format(data, path)
+        return _checked(data, path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise UserError(f"data: {path} cannot be read: {error.strerror}.") from None
+    except InputError as error:
         raise UserError(
-            f"data: {path} is not a shard's manifest ({type(error).__name__}: {error}). Copy or tokenise the shard "
-            "again, or remove this file to use the shard unchecked."
+            f"data: {path} is not a shard's manifest: {error.problem} Copy or tokenise the shard again, or remove this "
+            "file to use the shard unchecked."
         ) from None
+
+
+def _check_format(data: bytes, path: Path) -> None:
+    """Raises UserError for a later one, of which nothing else is known. Ours stands at the beginning."""
+    if not data.startswith(f'{{\n "format": {FORMAT},'.encode()):
+        written = parse_json(data, _Format, path).format
+        if written > FORMAT:
+            raise UserError(f"data: {path} has format {written}; this program reads up to {FORMAT}. Update it.")
 
 
 def is_manifest(path: Path) -> bool:
@@ -136,40 +154,20 @@ def is_manifest(path: Path) -> bool:
     on: it may be large. False where it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            begins = file.read(len(BEGINNING)) == BEGINNING
-            return begins and "files" in json.loads(BEGINNING + file.read())
-    except (OSError, ValueError):
+        with open_regular(path) as file:
+            if file.read(len(BEGINNING)) != BEGINNING:
+                return False
+        return "files" in parse_json(read_bytes(path, MOST_BYTES), dict, path)
+    except (OSError, InputError):
         return False
 
 
-def _structured(values: dict[str, Any]) -> Manifest:
-    """Raises what `read_manifest` catches where a field is missing or of another kind: one flipped bit does that."""
-    files = {name: _file_sum(one) for name, one in values["files"].items()}
-    if files and set(files) != {"bin", "idx"}:
-        raise ValueError(f"files are {', '.join(files)}, expected bin and idx")
-    lists = {name: tuple(values[name]) for name in ("source", "rejected")}
-    found = Manifest(**{**values, **lists, "files": files})
-    kinds: dict[type, tuple[object, ...]] = {
-        int: (found.tokens, found.documents, found.vocab_size, found.eod, *found.counts.values()),
-        str: (found.dtype, found.tokenizer, found.tokenizer_fingerprint, found.engine, *found.source, *found.rejected),
-        bool: (found.append_eod,),
-    }
-    _check_kinds(kinds)
+def _checked(data: bytes, path: Path) -> Manifest:
+    """Raises InputError where a field is missing, of another kind or not known: one flipped bit does that."""
+    found: Manifest = parse_json(data, Manifest, path, lambda name, _: f"{name}: not known in format {FORMAT}.")
+    if found.files and set(found.files) != {"bin", "idx"}:
+        raise InputError(path, f"files are {', '.join(found.files)}, expected bin and idx.")
     return found
-
-
-def _file_sum(values: dict[str, Any]) -> FileSum:
-    found = FileSum(values["size"], values["blake2b"], tuple(values["blocks"]), values.get("ends", ""))
-    _check_kinds({int: (found.size,), str: (found.blake2b, found.ends, *found.blocks)})
-    return found
-
-
-def _check_kinds(kinds: dict[type, tuple[object, ...]]) -> None:
-    for kind, values in kinds.items():
-        for value in values:
-            if type(value) is not kind:
-                raise TypeError(f"{value!r:.40} where {kind.__name__} belongs")
 
 
 def has_its_ends(path: Path, expected: FileSum) -> bool:
@@ -181,7 +179,7 @@ def has_its_ends(path: Path, expected: FileSum) -> bool:
 
 def ends_digest(path: Path) -> str:
     """blake2b of the first and the last END_BYTES of a file. Raises OSError where it cannot be read."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         head = os.pread(file.fileno(), END_BYTES, 0)
         tail = os.pread(file.fileno(), END_BYTES, max(0, os.fstat(file.fileno()).st_size - END_BYTES))
     return _digest(head + tail)
@@ -192,10 +190,12 @@ def damaged_blocks(path: Path, expected: FileSum, report: Callable[[int], object
 
     Raises OSError where it cannot be read.
     """
-    size = path.stat().st_size
-    if size != expected.size:
-        yield f"{path}: {size} bytes, the manifest says {expected.size}"
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected.size:
+            yield f"{path}: {size} bytes, the manifest says {expected.size}"
+        if _digest("".join(expected.blocks).encode()) != expected.blake2b:
+            yield f"{path}: the checksums of its blocks are not those that the manifest sums up"
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for number, digest in enumerate(expected.blocks):
             block = _read_block(file.fileno())

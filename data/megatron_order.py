@@ -2,12 +2,11 @@
 
 What goes wrong with them is closed here. Their order depends on the number of samples that the whole training takes:
 it is part of the plan that a checkpoint keeps. Their cache is known by names alone and written file by file: ours is
-known by size and time of change of the shards, and gets its name when it is whole. And they are built before any
+known by what its shards are (data/raw/identity.py), and gets its name when it is whole. And they are built before any
 process group exists, so that no rank waits for another.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,15 +16,12 @@ import numpy as np
 
 from data import cache
 from data.config import DataConfig
-from data.manifest import ends_digest
 from data.prepare import Prepared
+from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
-
-SEAL = "whole.json"
-"""What a cache's index files were when they were whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +118,10 @@ def open_splits(
         for shard in prepared.shards:
             shard.check_index()
         _build(prepared, config, seq_length, seed, plan, blend, part)
-        (part / SEAL).write_text(json.dumps(_files(part)))
 
-    cache.build_once(target, _is_whole, build, console)
+    # Where something is missing, megatron-core would make it in place, in every process at once, and end in the middle
+    # of numpy where a file is too short.
+    cache.build_once(target, build, console)
     datasets = _build(prepared, config, seq_length, seed, plan, blend, target)
     if (dataset := datasets[0]) is not None and len(dataset) < plan.train:
         raise UserError(
@@ -138,21 +135,6 @@ def open_splits(
         for name, dataset in zip(SPLITS, datasets, strict=True)
         if dataset is not None
     }
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a cache has all that it was sealed with: megatron-core would make what is missing in place, in every
-    process at once, and end in the middle of numpy where a file is too short."""
-    try:
-        return bool(json.loads((folder / SEAL).read_bytes()) == _files(folder))
-    except (OSError, ValueError):
-        return False
-
-
-def _files(folder: Path) -> dict[str, list[int | str]]:
-    """Size and ends of every index file, by name: O(1), as of shards (data/manifest.py)."""
-    paths = sorted(path for path in folder.iterdir() if path.name != SEAL)
-    return {path.name: [path.stat().st_size, ends_digest(path)] for path in paths}
 
 
 def _blend(prepared: Prepared) -> tuple[list[str], list[float] | None]:
@@ -214,11 +196,10 @@ def _check_split(prepared: Prepared, name: SplitName, bounds: tuple[float, float
 
 
 def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan) -> str:
-    """Everything that the index files follow from, the shards by size and time of change."""
+    """Everything that the index files follow from."""
     parts = [version("megatron-core"), str(plan), str(seq_length), str(seed), config.split, prepared.fingerprint]
     for prefix in prepared.prefixes:
         for path in (bin_path(prefix), idx_path(prefix)):
-            status = path.stat()
-            parts += [str(path), str(status.st_size), str(status.st_mtime_ns)]
+            parts.append(identity(path))
     parts += [str(source.weight) for source in prepared.sources]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +13,12 @@ import numpy as np
 from data import blend, cache, corpus, inputs, shard_writer, tokenizers
 from data.blend import Blend
 from data.config import DataConfig
-from data.raw.inputs import Places
+from data.raw import pieces
+from data.raw.identity import identity
+from data.raw.inputs import Places, Source, file_source
+from data.raw.pieces import Piece
 from data.shards import Shard
-from data.sources import Named, named
+from data.sources import Named, inputs_of, named
 from data.split import SplitName
 from data.streaming.opening import Streams, open_streams
 from data.tokenizers import Tokenizer
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from data.source import Samples
 
-RECIPE = "1"  # part of the cache key: raise it when the same inputs are to give other tokens
+RECIPE = "2"  # part of the cache key: raise it when the same inputs are to give other tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     if config.stream:
         return _streamed(config, tokenizers.load(config, cache.root(config), console), console)
     sources = named(config)
-    given = [inputs.resolve(source.paths) for source in sources]
+    given = [inputs_of(source, config) for source in sources]
     if len(sources) > 1:
         _tell_overlaps(sources, given, console)
     folder = cache.root(config)
@@ -188,9 +191,15 @@ def _check_manifests(given: list[Shard], tokenizer: Tokenizer, config: DataConfi
         said = shard.manifest
         if said is not None and said.tokenizer_fingerprint != tokenizer.fingerprint:
             raise UserError(
-                f"data: {shard.prefix} was made with tokenizer {said.tokenizer} ({said.tokenizer_fingerprint[:12]}…, "
-                f"{said.vocab_size} ids), data.tokenizer is another ({tokenizer.fingerprint[:12]}…, "
-                f"{tokenizer.vocab_size} ids). Set data.tokenizer to that one, or tokenise the text again."
+                f"data: {shard.prefix} was made with tokenizer {said.tokenizer[:100]} "
+                f"({said.tokenizer_fingerprint[:12]}…, {said.vocab_size} ids), data.tokenizer is another "
+                f"({tokenizer.fingerprint[:12]}…, {tokenizer.vocab_size} ids). Set data.tokenizer to that one, or "
+                "tokenise the text again."
+            )
+        if said is not None and (said.eod, said.vocab_size) != (tokenizer.eod, tokenizer.vocab_size):
+            raise UserError(
+                f"data: the manifest of {shard.prefix} says that id {said.eod} of {said.vocab_size} ends documents; "
+                f"its tokenizer says {tokenizer.eod} of {tokenizer.vocab_size}: damaged. Copy or tokenise it again."
             )
         if said is not None and apart and not said.append_eod:
             raise UserError(
@@ -219,38 +228,35 @@ def _tokenised(
 ) -> Path:
     """Prefix of the one shard that holds all raw files; of the built-in corpus where there are none.
 
-    Files are known by path, size and time of change, the built-in corpus by the interpreter's build.
+    Files are known by what `identity` says, the built-in corpus by the interpreter's build.
     """
     if raw_files:
-        name, identity = "raw", [config.jsonl_key, *map(_identity, raw_files)]
+        sources = [file_source(path) for path in raw_files]
+        read_as = [f"{one.kind}{one.compression}" for one in sources]
+        name, known_by = "raw", [config.jsonl_key, *read_as, *map(identity, raw_files)]
     else:
-        name, identity = "builtin", [sys.version]
-    target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *identity])}"
+        name, known_by = "builtin", [sys.version]
+    target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *known_by])}"
 
     def build(part: Path) -> None:
         files = raw_files or tuple(corpus.files())
-        _tokenise(files, config.jsonl_key, tokenizer, part / "tokens", console)
+        _tokenise([file_source(path) for path in files], config, tokenizer, part / "tokens", console)
+        if raw_files and known_by[-len(raw_files) :] != [identity(path) for path in raw_files]:
+            raise UserError(f"data.paths: {_named(raw_files)} changed while it was tokenised. Start again.")
 
-    cache.build_once(target, _holds_shard, build, console)
+    cache.build_once(target, build, console)
     return target / "tokens"
 
 
-def _holds_shard(folder: Path) -> bool:
-    try:
-        Shard(folder / "tokens")
-    except UserError:
-        return False
-    return True
-
-
 def _tokenise(
-    files: tuple[Path, ...], jsonl_key: str, tokenizer: Tokenizer, prefix: Path, console: cache.Console
+    sources: Sequence[Source], config: DataConfig, tokenizer: Tokenizer, prefix: Path, console: cache.Console
 ) -> None:
-    """Write the documents of `files`, each ended by `eod`, to one shard; one without text leaves nothing."""
-    start_s, size_bytes = time.perf_counter(), sum(path.stat().st_size for path in files)
+    """Write the documents of files, each ended by `eod`, to one shard; one without text leaves nothing."""
+    start_s, size_bytes = time.perf_counter(), sum(one.size for one in sources)
+    files = tuple(Path(one.path) for one in sources)
     console(f"data: tokenising {size_bytes / 1e6:.1f} MB of {_named(files)}")
     with _progress(size_bytes) as bar, shard_writer.ShardWriter(prefix, tokenizer.vocab_size) as writer:
-        for piece in _pieces(files, jsonl_key):
+        for piece in _pieces(sources, config):
             _write_piece(piece, tokenizer, writer)
             bar.update(piece.source_bytes)
         if writer.document_count == 0:
@@ -262,7 +268,7 @@ def _tokenise(
     )
 
 
-def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
+def _write_piece(piece: Piece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
     if piece.text:
         writer.add(tokenizer.encode(piece.text))
     if piece.ends_document and writer.open_document_tokens:
@@ -270,9 +276,9 @@ def _write_piece(piece: inputs.Piece, tokenizer: Tokenizer, writer: shard_writer
         writer.end_document()
 
 
-def _pieces(files: Iterable[Path], jsonl_key: str) -> Iterator[inputs.Piece]:
-    for path in files:
-        yield from inputs.read(path, jsonl_key)
+def _pieces(sources: Iterable[Source], config: DataConfig) -> Iterator[Piece]:
+    for source in sources:
+        yield from pieces.read(source, config.jsonl_key, config.max_expansion)
 
 
 def _progress(size_bytes: int) -> "tqdm":
@@ -287,12 +293,6 @@ def _progress(size_bytes: int) -> "tqdm":
 
 def _named(files: tuple[Path, ...]) -> str:
     return str(files[0]) if len(files) == 1 else f"{len(files)} files ({files[0].name}, {files[1].name}, …)"
-
-
-def _identity(path: Path) -> str:
-    """Of a raw file; and how it is read, where versions until November 2026 took it for text."""
-    status, lines = path.stat(), "\0lines" * (path.suffix != ".jsonl" and inputs.has_lines(path))
-    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}{lines}"
 
 
 def _digest(parts: list[str]) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from data.manifest import END_BYTES, Manifest, has_its_ends, manifest_path, read_manifest
 from parallel.errors import UserError
+from parallel.untrusted import InputError, open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -58,11 +59,14 @@ class Shard:
         self.prefix = prefix
         self.manifest: Manifest | None = None
         try:
-            with _opened(idx_path(prefix)) as index:
-                bin_bytes = bin_path(prefix).stat().st_size
-                self._read_index(index, bin_bytes)
+            with _opened(idx_path(prefix)) as index, _opened(bin_path(prefix)) as tokens:
+                self._read_index(index, os.fstat(tokens).st_size)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"data: {error.filename} is missing; a shard is a pair of .bin and .idx files.") from None
+        except InputError as error:
+            raise UserError(f"data: {error}") from None
+        except OSError as error:
+            raise UserError(f"data: {error.filename or prefix} cannot be read: {error.strerror}.") from None
         if (manifest := read_manifest(prefix)) is not None:
             self.manifest = manifest.without_blocks()
             self._check_manifest(self.manifest)
@@ -74,7 +78,10 @@ class Shard:
     def tokens(self) -> np.ndarray:
         """All ids, [token_count] of `dtype`, read from disk as they are touched."""
         if self._tokens is None:
-            mapped = np.memmap(bin_path(self.prefix), self.dtype, mode="r")
+            with open_regular(bin_path(self.prefix)) as file:
+                if os.fstat(file.fileno()).st_size < self.token_count * self.dtype.itemsize:
+                    raise UserError(f"data: {bin_path(self.prefix)} became shorter after it was opened. Copy it again.")
+                mapped = np.memmap(file, self.dtype, mode="r", shape=(self.token_count,))
             self._tokens = mapped.view(np.ndarray)  # slices of a memmap cost several times as much
         return self._tokens
 
@@ -96,14 +103,13 @@ class Shard:
 
         Raises UserError where they cannot be those of this `.bin`.
         """
-        lengths = np.fromfile(idx_path(self.prefix), np.int32, self.sequence_count, offset=HEADER.size)
+        lengths = self._array(np.int32, HEADER.size, 0, self.sequence_count)
         total = int(lengths.sum(dtype=np.int64))
         if lengths.min() < 0 or total != self.token_count:
             self._refuse(f"lengths of at least {lengths.min()} tokens, {total} together", f"0, {self.token_count}")
         if not self._document_entries:
             return lengths.astype(np.int64)
-        offset = HEADER.size + 12 * self.sequence_count
-        starts = np.fromfile(idx_path(self.prefix), np.int64, self._document_entries, offset=offset)
+        starts = self._array(np.int64, self._documents_at, 0, self._document_entries)
         self._check_documents(starts, 0)
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return np.diff(ends[starts])
@@ -136,8 +142,13 @@ class Shard:
 
     def _array(self, dtype: type[np.integer], start: int, first: int, count: int) -> np.ndarray:
         """Entries `first` to `first` + `count` of what begins at byte `start` of the index."""
-        offset = start + first * np.dtype(dtype).itemsize
-        return np.fromfile(idx_path(self.prefix), dtype, count, offset=offset)
+        width = np.dtype(dtype).itemsize
+        with open_regular(idx_path(self.prefix)) as file:
+            file.seek(start + first * width)
+            found = np.fromfile(file, dtype, count)
+        if len(found) < count:  # became shorter after it was opened
+            self._refuse(f"{len(found) * width} bytes at {start + first * width}", f"{count * width}")
+        return found
 
     def fingerprint(self) -> str:
         """Hex digest of the checksums that the manifest holds.
@@ -151,12 +162,11 @@ class Shard:
                 digest.update(one.blake2b.encode())
             return digest.hexdigest()
         for path in (idx_path(self.prefix), bin_path(self.prefix)):
-            size = path.stat().st_size
-            digest.update(size.to_bytes(8, "little"))
-            with path.open("rb") as file:
-                digest.update(file.read(FINGERPRINT_BYTES))
-                file.seek(max(0, size - FINGERPRINT_BYTES))
-                digest.update(file.read(FINGERPRINT_BYTES))
+            with _opened(path) as file:
+                size = os.fstat(file).st_size
+                digest.update(size.to_bytes(8, "little"))
+                digest.update(os.pread(file, FINGERPRINT_BYTES, 0))
+                digest.update(os.pread(file, FINGERPRINT_BYTES, max(0, size - FINGERPRINT_BYTES)))
         return digest.hexdigest()
 
     def _read_index(self, index: int, bin_bytes: int) -> None:
@@ -191,7 +201,9 @@ class Shard:
         found = {"dtype": self.dtype.name, "tokens": self.token_count, "documents": self.document_count}
         found["sequences"] = self.sequence_count
         found |= {f"bytes of .{name}": sizes[name] for name in manifest.files}
-        wrong = [f"{key} {found[key]}, expected {said[key]}" for key in said if said[key] != found[key]]
+        wrong = [f"{key} {found[key]}, expected {str(said[key])[:40]}" for key in said if said[key] != found[key]]
+        if not manifest.files:
+            wrong.append("it describes none")
         if wrong:
             raise UserError(
                 f"data: {self.prefix}.bin/.idx are not the files that {manifest_path(self.prefix).name} describes: "
@@ -305,11 +317,8 @@ class Shard:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        yield file.fileno()
 
 
 def _read_header(path: Path, index: int) -> tuple[np.dtype, int, int]:

@@ -2,13 +2,14 @@
 
 import glob
 import itertools
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.config import DataConfig
-from data.inputs import check_complete, pairs
+from data.config import MOST_SOURCES, DataConfig, path_of
+from data.inputs import Inputs, check_complete, pairs, resolve
 from parallel.errors import UserError
+from parallel.schema import text_problem
+from parallel.untrusted import InputError, read_text, read_toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,21 @@ def named(config: DataConfig) -> list[Named]:
 
     Raises UserError for a file of weights that cannot be read, or a glob that finds nothing.
     """
-    weights = dict(config.blend) if config.blend_file is None else read_weights(Path(config.blend_file).expanduser())
+    weights = dict(config.blend) if config.blend_file is None else read_weights(path_of(config.blend_file))
     if not weights:
         return [Named("data.paths", config.paths, 1.0)]
     return [Named(name, _globbed(name), weight) for name, weight in weights.items()]
+
+
+def inputs_of(source: Named, config: DataConfig) -> Inputs:
+    """Shards and raw files of a source. Raises UserError, which names where the source was given, as ``resolve``."""
+    try:
+        return resolve(source.paths)
+    except UserError as error:
+        if source.paths == config.paths:
+            raise
+        given = f"data.blend_file: {config.blend_file}" if config.blend_file is not None else "data.blend"
+        raise UserError(f"{given}: {str(error).removeprefix('data.paths: ')}") from None
 
 
 def _globbed(name: str) -> tuple[str, ...]:
@@ -37,10 +49,10 @@ def _globbed(name: str) -> tuple[str, ...]:
 
     Raises UserError where nothing fits, or shards are missing that the names of others tell of.
     """
-    path = Path(name).expanduser()
+    path = path_of(name)
     if not glob.has_magic(name) or path.is_file() or pairs(path):  # brackets may be its own
         return (name,)
-    found = glob.glob(str(Path(name).expanduser()), recursive=True)  # noqa: PTH207  absolute too
+    found = glob.glob(str(path_of(name)), recursive=True)  # noqa: PTH207  absolute too
     files = [Path(one) for one in found if not one.endswith((".json", ".lock")) and Path(one).is_file()]
     files = [one for one in files if ".tmp-" not in one.name]  # what a killed writer leaves beside its shards
     prefixes = {str(one.with_suffix("")) if one.suffix in (".bin", ".idx") else str(one) for one in files}
@@ -56,36 +68,41 @@ def read_weights(path: Path) -> dict[str, float]:
     Raises UserError where it is neither.
     """
     try:
-        text = path.read_text()
+        given = _toml_weights(path) if path.suffix == ".toml" else _pairs(path)
     except OSError as error:
         raise UserError(f"data.blend_file: {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"data.blend_file: {path}: not UTF-8 text at byte {error.start}.") from None
-    if path.suffix == ".toml":
-        return _toml_weights(path, text)
-    words = text.split()
+    except InputError as error:
+        raise UserError(f"data.blend_file: {error}") from None
+    return _checked(path, given)
+
+
+def _pairs(path: Path) -> list[tuple[str, float]]:
+    words = read_text(path).split()
     try:
-        pairs = [(name, float(weight)) for weight, name in itertools.batched(words, 2)]
+        return [(name, float(weight)) for weight, name in itertools.batched(words, 2)]
     except ValueError as error:
-        raise UserError(f'data.blend_file: {path}: expected "weight path weight path …" ({error}).') from None
-    return _checked(path, pairs)
+        raise InputError(path, f'expected "weight path weight path …" ({str(error)[:100]}).') from None
 
 
-def _toml_weights(path: Path, text: str) -> dict[str, float]:
+def _toml_weights(path: Path) -> list[tuple[str, float]]:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"data.blend_file: {path}: not valid TOML: {error}.") from None
-    wrong = [name for name, weight in table.items() if isinstance(weight, bool) or not isinstance(weight, int | float)]
-    if wrong:
-        raise UserError(f'data.blend_file: {path}: "{wrong[0]}": expected a weight, as in "corpus/web" = 0.7.')
-    return _checked(path, list(table.items()))
+        weights: dict[str, float] = read_toml(path, dict[str, float])
+    except InputError as error:
+        raise InputError(
+            path, f'{error.problem} A line is a source and its weight, as in "corpus/web" = 0.7.'
+        ) from None
+    return list(weights.items())
 
 
 def _checked(path: Path, pairs: list[tuple[str, float]]) -> dict[str, float]:
     weights = dict(pairs)
     if not weights or len(weights) < len(pairs):
         raise UserError(f"data.blend_file: {path}: {'a source is named twice' if weights else 'no source is named'}.")
-    if bad := [name for name, weight in pairs if not 0 < weight < float("inf")]:
-        raise UserError(f'data.blend_file: {path}: "{bad[0]}": expected a weight above 0, found {weights[bad[0]]}.')
+    if len(weights) > MOST_SOURCES:
+        raise UserError(f"data.blend_file: {path}: {len(weights):,} sources; at most {MOST_SOURCES:,} fit a blend.")
+    for name, weight in pairs:
+        if problem := text_problem(name):
+            raise UserError(f"data.blend_file: {path}: expected the name of a source, found {problem}.")
+        if not 0 < weight < float("inf"):
+            raise UserError(f'data.blend_file: {path}: "{name}": expected a weight above 0, found {weight}.')
     return weights

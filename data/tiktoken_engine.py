@@ -39,13 +39,17 @@ class TiktokenEngine:
             import tiktoken
         except ImportError:
             raise UserError("tiktoken is not installed (`pip install tiktoken`).") from None
-        self._ranks = ranks(tokenizer)
-        self._encoding = tiktoken.Encoding(
-            "tokenizer.json",
-            pat_str=grouped(pattern(tokenizer.content)),
-            mergeable_ranks=self._ranks,
-            special_tokens={NEVER: max(self._ranks.values()) + 1},
-        )
+        try:
+            self._ranks = ranks(tokenizer)
+            self._encoding = tiktoken.Encoding(
+                "tokenizer.json",
+                pat_str=grouped(pattern(tokenizer.content)),
+                mergeable_ranks=self._ranks,
+                special_tokens={NEVER: max(self._ranks.values()) + 1},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"tiktoken cannot use {tokenizer.path} ({reason}).") from None
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the texts, and their lengths [texts] int64."""
@@ -133,7 +137,10 @@ def ranks(tokenizer: JsonTokenizer) -> dict[bytes, int]:
     if unreachable:
         raise UserError(f"tiktoken would reach ids that no merge does ({sorted(unreachable)[:3]}).")
     used = [*letters, *merged]
-    return {bytes(letters[letter] for letter in text): model["vocab"][text] for text in used}
+    found = {bytes(letters[letter] for letter in text): model["vocab"][text] for text in used}
+    if len(set(found.values())) < len(found):
+        raise UserError("tiktoken needs another id for each text; some have the same.")
+    return found
 
 
 def _merged_texts(model: dict[str, Any]) -> list[str]:

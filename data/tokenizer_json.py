@@ -1,21 +1,39 @@
 """Hugging Face's tokenizer.json, read by their own library, `tokenizers`; it is the reference for other engines."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parallel.errors import UserError
+from data.tokenizer_files import model_bytes, vocabulary_size
+from parallel.errors import UserError, printable
+from parallel.schema import shown
+from parallel.untrusted import InputError, json_value, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 USUAL_EODS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|begin▁of▁sentence|>", "<eos>", "<|eot|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A control token that is given with its settings."""
+
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """What is read of tokenizer_config.json."""
+
+    eos_token: str | Token | None = None
+    bos_token: str | Token | None = None
 
 
 class JsonTokenizer:
@@ -30,16 +48,16 @@ class JsonTokenizer:
         """flags: what stands before `tokenizer` and `eod_token` where a user sets them, for messages."""
         # One text at a time: threads of theirs would not survive a fork, and processes already share the work.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        if not path.is_file():
+        if not path.exists():
             raise UserError(f"{flags}tokenizer: no file {path}.")
         self._flags = flags
         self.path: Path | None = path
-        self.raw = path.read_bytes()
+        self.raw = model_bytes(path, flags)
         plain = self._load()
         plain.encode_special_tokens = True  # what stands in a text stays text
         self._plain = plain
         self.special_texts = tuple(token.content for token in self._added if token.special)
-        self.vocab_size: int = 1 + max(plain.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = vocabulary_size(plain.get_vocab(with_added_tokens=True).values(), path, flags)
         self.eod = self._find_eod(eod_token)
         self.eod_text = str(plain.id_to_token(self.eod))
         self.fingerprint = hashlib.blake2b(self.raw + f"\0{self.eod}".encode(), digest_size=16).hexdigest()
@@ -47,7 +65,7 @@ class JsonTokenizer:
     @cached_property
     def content(self) -> dict[str, Any]:
         """The file, as JSON."""
-        return json.loads(self.raw)
+        return dict(json_value(self.raw, self.path))
 
     @cached_property
     def with_specials(self) -> "Tokenizer":
@@ -74,7 +92,9 @@ class JsonTokenizer:
         try:
             return Tokenizer.from_buffer(self.raw)
         except Exception as error:  # the library raises nothing more precise
-            raise UserError(f"{self._flags}tokenizer: {self.path} is not a tokenizer.json ({error}).") from None
+            raise UserError(
+                f"{self._flags}tokenizer: {self.path} is not a tokenizer.json ({str(error)[:200]})."
+            ) from None
 
     @property
     def _added(self) -> list[Any]:
@@ -88,16 +108,25 @@ class JsonTokenizer:
             token = usual[0] if len(usual) == 1 else None
         index = None if token is None else self._plain.token_to_id(token)
         if index is None:
-            said = "nothing says" if token is None else f'it has no token "{token}", which should say'
+            source = f"{self._flags}eod_token" if eod_token else "tokenizer_config.json"
+            said = "nothing says what ends a document"
+            if token is not None:
+                said = f"it has no token {shown(token)}, which ends a document by {source}"
+            known_texts = printable(", ".join(self.special_texts[:20])[:500]) or "none"
             raise UserError(
-                f"{self._flags}tokenizer: {self.path}: {said} what ends a document. Name it with "
-                f"{self._flags}eod_token; its control tokens: {', '.join(self.special_texts[:20]) or 'none'}."
+                f"{self._flags}tokenizer: {self.path}: {said}. Name it with "
+                f"{self._flags}eod_token; its control tokens: {known_texts}."
             )
         return int(index)
 
     def _configured_eod(self) -> str | None:
         beside = self.path.with_name("tokenizer_config.json") if self.path else None
-        if beside is None or not beside.is_file():
+        if beside is None or not beside.exists():
             return None
-        token = json.loads(beside.read_bytes()).get("eos_token")
-        return token.get("content") if isinstance(token, dict) else token
+        try:
+            token = read_json(beside, TokenizerConfig).eos_token
+        except InputError as error:
+            raise UserError(f"{self._flags}tokenizer: {error} Mend it, or remove it.") from None
+        except OSError as error:
+            raise UserError(f"{self._flags}tokenizer: {beside}: {error.strerror}.") from None
+        return token.content if isinstance(token, Token) else token

@@ -1,15 +1,27 @@
 """tiktoken's own files as a tokenizer."""
 
 import base64
-import binascii
 import hashlib
-import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from data.tokenizer_files import MOST_IDS, model_bytes, vocabulary_size
 from parallel.errors import UserError
+from parallel.schema import Range, shown
+from parallel.untrusted import InputError, parse_json
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What stands beside the ranks."""
+
+    pat_str: str
+    special_tokens: dict[str, Annotated[int, Range(0, MOST_IDS - 1)]]
+    eod: str
 
 
 class TiktokenTokenizer:
@@ -28,27 +40,27 @@ class TiktokenTokenizer:
             raise UserError(f"{flags}tokenizer: {path} needs `pip install tiktoken`.") from None
         about = path.with_suffix(".json")
         for file in (path, about):
-            if not file.is_file():
+            if not file.exists():
                 raise UserError(f"{flags}tokenizer: no file {file}; {path.name} needs its ranks and {about.name}.")
         self.path: Path | None = path
-        raw = path.read_bytes(), about.read_bytes()
+        raw = model_bytes(path, flags), model_bytes(about, flags)
         try:
-            said = json.loads(raw[1])
-            lines = (line.split() for line in raw[0].splitlines() if line.strip())
-            known = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-            specials = dict(said["special_tokens"])
-            self.eod: int = specials[eod_token or said["eod"]]
+            said: _About = parse_json(raw[1], _About, about)
+            known = _ranks(raw[0], path)
+            eod = said.eod if eod_token is None else eod_token
+            if eod not in said.special_tokens:
+                raise InputError(about, f"special_tokens has no {shown(eod)}, which should end documents.")
             # Without control tokens: what stands in a text stays text.
             self._encoding = tiktoken.Encoding(
-                path.stem, pat_str=said["pat_str"], mergeable_ranks=known, special_tokens={}
+                path.stem, pat_str=said.pat_str, mergeable_ranks=known, special_tokens={}
             )
-        except (ValueError, KeyError, TypeError, binascii.Error) as error:
-            raise UserError(
-                f"{flags}tokenizer: {path} and {about.name} are not tiktoken's ranks and their description "
-                f"({type(error).__name__}: {error})."
-            ) from None
-        self.special_texts: tuple[str, ...] = tuple(specials)
-        self.vocab_size: int = 1 + max(*known.values(), *specials.values())
+        except InputError as error:
+            raise UserError(f"{flags}tokenizer: {error}") from None
+        except ValueError as error:  # of a regular expression that it cannot use
+            raise UserError(f"{flags}tokenizer: {about}: pat_str: {str(error)[:200]}.") from None
+        self.eod: int = said.special_tokens[eod]
+        self.special_texts: tuple[str, ...] = tuple(said.special_tokens)
+        self.vocab_size = vocabulary_size([*known.values(), *said.special_tokens.values()], path, flags)
         self.fingerprint = hashlib.blake2b(b"\0".join(raw) + b"%d" % self.eod, digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
@@ -63,3 +75,21 @@ class TiktokenTokenizer:
         """Text of the ids; control ids have none."""
         known = self._encoding.n_vocab
         return self._encoding.decode([int(index) for index in ids if index < known])
+
+
+def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:
+    """Raises InputError for what tiktoken would end the process at, now or at some text."""
+    known: dict[bytes, int] = {}
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            known[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError:
+            raise InputError(f"{path}:{number}", f"expected base64, a blank and a rank, found {line[:40]!r}.") from None
+    if lost := [byte for byte in range(256) if bytes([byte]) not in known]:
+        raise InputError(path, f"no rank for {len(lost)} of 256 bytes, the first {lost[0]:#04x}.")
+    if len(set(known.values())) < len(known) or min(known.values()) < 0:
+        raise InputError(path, "expected ranks from 0 on, each once.")
+    return known

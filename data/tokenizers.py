@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from data import cache, sentencepiece_training
-from data.config import DataConfig
+from data.config import DataConfig, path_of
+from data.tokenizer_files import model_bytes
 from data.tokenizer_json import JsonTokenizer
 from data.tokenizer_tiktoken import TiktokenTokenizer
 from parallel.errors import UserError
@@ -24,7 +25,7 @@ def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer
     if config.tokenizer == "builtin":
         model = sentencepiece_training.builtin_model(config.builtin_vocab_size, folder, console)
         return SentencePieceTokenizer(model)
-    return open_tokenizer(Path(config.tokenizer).expanduser().absolute(), config.eod_token)
+    return open_tokenizer(path_of(config.tokenizer).absolute(), config.eod_token)
 
 
 def open_tokenizer(path: Path, eod_token: str | None, flags: str = "data.") -> "Tokenizer":
@@ -101,12 +102,12 @@ class SentencePieceTokenizer:
         """flags: as for `open_tokenizer`."""
         from sentencepiece import SentencePieceProcessor
 
-        if not path.is_file():
+        if not path.exists():
             raise UserError(
                 f'{flags}tokenizer: no file {path}; expected "builtin", "byte", a .model, .json or .tiktoken.'
             )
         self.path: Path | None = path
-        model = path.read_bytes()
+        model = model_bytes(path, flags)
         try:
             self.processor = SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -114,6 +115,8 @@ class SentencePieceTokenizer:
         self.vocab_size: int = self.processor.get_piece_size()
         self.eod: int = self.processor.eos_id()
         self.fingerprint = hashlib.blake2b(model, digest_size=16).hexdigest()
+        if not self.vocab_size:
+            raise UserError(f"{flags}tokenizer: {path} is not a SentencePiece model (no pieces).")
         if self.eod < 0:
             raise UserError(f"{flags}tokenizer: {path} has no end-of-sentence piece, which must end documents.")
         controls = filter(self.processor.is_control, range(self.vocab_size))

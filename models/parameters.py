@@ -39,8 +39,8 @@ def parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Iterator[Parame
     padded_vocab: count the rows that only round the vocabulary up, which exist but are never trained.
     """
     yield from embedding_parameters(shape, padded_vocab=padded_vocab)
-    for block in range(shape.num_layers):
-        yield from block_parameters(shape, block)
+    for block, moe in enumerate(shape.moe_blocks):  # found once: a frequency is read for all blocks at a time
+        yield from _block(shape, f"layers.{block}.", moe=moe)
     yield from head_parameters(shape, padded_vocab=padded_vocab)
     for depth in range(shape.mtp_num_layers):
         yield from mtp_parameters(shape, depth)

@@ -1,8 +1,23 @@
 """What ends a run: a user's mistake, and a fault that was understood."""
 
 
+def printable(text: str) -> str:
+    """``text`` as a terminal may get it: control characters and what is no UTF-8 are spelled out, lines stay lines."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else _spelled(one) for one in text)
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
 class UserError(Exception):
     """Bad input: its text is all the user sees (no traceback), and the exit code is 2."""
+
+    def __str__(self) -> str:
+        """Printable: the text may quote a file from outside."""
+        return printable(super().__str__())
 
 
 class SharedMistake(UserError):

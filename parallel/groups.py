@@ -16,7 +16,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from parallel.cpu import adam, cuda_redirect, eager, mcore_spots
-from parallel.errors import SharedMistake
+from parallel.errors import SharedMistake, printable
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
 
@@ -51,12 +51,13 @@ class Ranks:
         """
         if self.console_fd is not None:
             with contextlib.suppress(OSError):
-                os.write(self.console_fd, (self._clear() + text + "\n").encode())
+                os.write(self.console_fd, (self._clear() + printable(text) + "\n").encode())
 
     def show_progress(self, text: str) -> None:
         """A line that the next one replaces, where the console is a terminal; nothing elsewhere."""
         if self.console_fd is not None and os.isatty(self.console_fd):
-            os.write(self.console_fd, (self._clear() + text).encode())
+            with contextlib.suppress(OSError):
+                os.write(self.console_fd, (self._clear() + text).encode())
 
     def _clear(self) -> str:
         return "\r\x1b[K" if self.console_fd is not None and os.isatty(self.console_fd) else ""

@@ -12,6 +12,8 @@ from typing import Any
 
 from parallel.errors import SharedMistake
 
+MOST_TEXT = 10_000
+
 
 def hatch_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
     """Entries not of the form ``name=value``, names given twice, and names that our own fields set."""
@@ -33,9 +35,10 @@ def parse(entries: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for entry in entries:
         name, _, text = entry.partition("=")
+        text = text[:MOST_TEXT]
         try:
             values[name.strip()] = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: brackets without end
             values[name.strip()] = text.strip()
     return values
 

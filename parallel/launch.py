@@ -1,5 +1,6 @@
 """Who am I, and who else is there (torchrun, srun, local ranks, one rank in this process), and on which device."""
 
+import re
 import shutil
 import socket
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from parallel.errors import UserError
+
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 20
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -25,36 +29,70 @@ class Identity:
 
 
 def detect(environ: Mapping[str, str]) -> Identity | None:
-    """This rank as torchrun's or srun's environment describes it; None when nobody has started ranks yet.
+    """This rank as torchrun's or srun's environment describes it; None when nothing has started ranks yet.
 
-    A one-task step (an interactive shell under srun) is not a launcher of ranks.
+    A one-task step (an interactive shell under srun) is not a launcher of ranks. Raises UserError for variables that
+    are no numbers, out of range, or there in part: to train alone instead would be another run than was meant.
     """
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environ.keys():
-        return Identity(
-            rank=int(environ["RANK"]),
-            world_size=int(environ["WORLD_SIZE"]),
-            local_rank=int(environ.get("LOCAL_RANK", "0")),
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-            launcher="torchrun",
+    given = [name for name in RENDEZVOUS if name in environ]
+    if len(given) == len(RENDEZVOUS):
+        return _under_torchrun(environ)
+    some = whole_number(environ, "WORLD_SIZE", 1, MOST_RANKS, "1"), whole_number(environ, "RANK", 0, MOST_RANKS, "0")
+    if some != (1, 0):
+        missing = ", ".join(name for name in RENDEZVOUS if name not in environ)
+        raise UserError(
+            f"{', '.join(given)} set in the environment, but not {missing}: expected all of {', '.join(RENDEZVOUS)}, "
+            "as torchrun sets them. Set them, or unset those to start local ranks (--nproc)."
         )
-    tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    tasks = whole_number(environ, "SLURM_STEP_NUM_TASKS", 1, MOST_RANKS, "1")
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ or tasks == 1:
         return None
+    local_world_size = _tasks_on_node(environ)
     return Identity(
-        rank=int(environ["SLURM_PROCID"]),
+        rank=whole_number(environ, "SLURM_PROCID", 0, tasks - 1),
         world_size=tasks,
-        local_rank=int(environ["SLURM_LOCALID"]),
-        local_world_size=_tasks_on_node(environ["SLURM_STEP_TASKS_PER_NODE"], int(environ.get("SLURM_NODEID", "0"))),
+        local_rank=whole_number(environ, "SLURM_LOCALID", 0, local_world_size - 1),
+        local_world_size=local_world_size,
         launcher="srun",
     )
 
 
-def _tasks_on_node(text: str, node: int) -> int:
-    """SLURM's ``"8(x3),4"`` at node 3 -> 4."""
-    counts: list[int] = []
-    for part in text.split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
+def _under_torchrun(environ: Mapping[str, str]) -> Identity:
+    whole_number(environ, "MASTER_PORT", 1, 65535)
+    if not environ["MASTER_ADDR"].strip():
+        raise UserError("MASTER_ADDR is empty in the environment: expected rank 0's host name or address.")
+    world_size = whole_number(environ, "WORLD_SIZE", 1, MOST_RANKS)
+    local_world_size = whole_number(environ, "LOCAL_WORLD_SIZE", 1, world_size, "1")
+    return Identity(
+        rank=whole_number(environ, "RANK", 0, world_size - 1),
+        world_size=world_size,
+        local_rank=whole_number(environ, "LOCAL_RANK", 0, local_world_size - 1, "0"),
+        local_world_size=local_world_size,
+        launcher="torchrun",
+    )
+
+
+def whole_number(environ: Mapping[str, str], name: str, least: int, most: int, default: str | None = None) -> int:
+    """A variable of the environment. Raises UserError where it is missing, no number, or out of range."""
+    text = environ.get(name) or default
+    if text is not None and re.fullmatch(r"\s*\d{1,18}\s*", text) and least <= int(text) <= most:
+        return int(text)
+    found = "none" if text is None else f'"{text[:60]}"'
+    raise UserError(f"{name} in the environment: expected a whole number from {least} to {most}, found {found}.")
+
+
+def _tasks_on_node(environ: Mapping[str, str]) -> int:
+    """Of this node: SLURM's ``"8(x3),4"`` at node 3 -> 4."""
+    name, counts = "SLURM_STEP_TASKS_PER_NODE", list[int]()
+    text = environ.get(name, "")
+    for part in text.split(",") if len(text) < MOST_BYTES else ():
+        matched = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part.strip())
+        counts += [int(matched[1])] * int(matched[2] or 1) if matched else []
+        if not matched or len(counts) > MOST_RANKS:
+            raise UserError(f'{name} in the environment: expected counts such as "8(x3),4", found "{text[:60]}".')
+    node = whole_number(environ, "SLURM_NODEID", 0, max(0, len(counts) - 1), "0")
+    if not counts or not 1 <= counts[node] <= MOST_RANKS:
+        raise UserError(f'{name} in the environment: expected the tasks of node {node}, found "{text[:60]}".')
     return counts[node]
 
 
@@ -68,14 +106,10 @@ def set_rendezvous(environ: dict[str, str], identity: Identity) -> None:
     if identity.launcher != "srun":
         return
     if "MASTER_ADDR" not in environ:
-        nodes = subprocess.run(
-            ["scontrol", "show", "hostnames", environ["SLURM_STEP_NODELIST"]],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        environ["MASTER_ADDR"] = nodes.stdout.split()[0]
-    environ.setdefault("MASTER_PORT", str(20000 + int(environ["SLURM_JOB_ID"]) % 10000))
+        environ["MASTER_ADDR"] = _first_node(environ.get("SLURM_STEP_NODELIST", ""))
+    job = whole_number(environ, "SLURM_JOB_ID", 0, (1 << 63) - 1, "0")
+    environ.setdefault("MASTER_PORT", str(20000 + job % 10000))
+    whole_number(environ, "MASTER_PORT", 1, 65535)
     environ.update(
         RANK=str(identity.rank),
         WORLD_SIZE=str(identity.world_size),
@@ -84,13 +118,28 @@ def set_rendezvous(environ: dict[str, str], identity: Identity) -> None:
     )
 
 
+def _first_node(nodes: str) -> str:
+    """Of a list as SLURM writes it. Raises UserError where scontrol cannot tell."""
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=60)
+        names, problem = done.stdout.split(), done.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        names, problem = [], str(error)
+    if not names:
+        raise UserError(
+            f'the first of the nodes "{nodes[:60]}" (SLURM_STEP_NODELIST) cannot be told: scontrol: {problem[:200]}. '
+            "Set MASTER_ADDR to rank 0's host name or address."
+        )
+    return names[0]
+
+
 def count_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that this node or allocation has, without asking torch (a broken driver must not hide them)."""
     if "CUDA_VISIBLE_DEVICES" in environ:
         visible = environ["CUDA_VISIBLE_DEVICES"].strip()
         return 0 if visible in ("", "-1", "NoDevFiles") else len(visible.split(","))
-    if environ.get("SLURM_GPUS_ON_NODE", "0").isdigit() and int(environ.get("SLURM_GPUS_ON_NODE", "0")):
-        return int(environ["SLURM_GPUS_ON_NODE"])
+    if gpus := whole_number(environ, "SLURM_GPUS_ON_NODE", 0, MOST_RANKS, "0"):
+        return gpus
     if Path("/dev/dxg").exists():  # a Windows Subsystem for Linux names no single GPU
         return 1
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])

@@ -9,9 +9,13 @@ Ranks that share a layer's matrices (TP) are neighbours, hence on one node; stag
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from parallel.config import ParallelConfig
+from parallel.launch import MOST_RANKS
+from parallel.schema import Range
+
+Size = Annotated[int, Range(1, MOST_RANKS)]
 
 
 class Coordinates(NamedTuple):
@@ -27,13 +31,13 @@ class Coordinates(NamedTuple):
 class Layout:
     """The sizes of every axis. ``dp`` is what TP x CP x PP leaves of the world."""
 
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int = 1
-    dp: int = 1
-    vpp: int = 1
+    tp: Size = 1
+    cp: Size = 1
+    pp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
+    dp: Size = 1
+    vpp: Size = 1
 
     @property
     def world_size(self) -> int:

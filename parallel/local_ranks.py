@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import NamedTuple
 
 from parallel.errors import SharedFault, SharedMistake, UserError
 from parallel.launch import Identity, node_name
+from parallel.schema import Text
+from parallel.untrusted import read_json
 
 # How torch.distributed says that a *peer* has gone; such a failure is an echo, never the cause.
 ECHOES = (
@@ -42,6 +45,7 @@ ECHOES = (
     "store->get",
 )
 GRACE_S = 3.0
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 STOPPED = 75
 """Exit code of a run that was asked to stop, has saved, and is to be continued (EX_TEMPFAIL of sysexits.h)."""
 
@@ -50,7 +54,7 @@ class SharedCause(NamedTuple):
     """Where a ``SharedFault`` began, as far as that is known."""
 
     rank: int | None
-    host: str | None
+    host: Text | None
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -60,11 +64,11 @@ class Failure:
     rank: int | None
     code: int
     at: float
-    text: str
+    text: Text
     echo: bool
     shared: SharedCause | None = None
     """Of a ``SharedFault``, which all ranks found alike."""
-    notes: str = ""
+    notes: Text = ""
     """An exception's notes (PEP 678), which ``text`` leaves out: what to do about it, said last."""
     place: tuple[str, int] | None = None
     """Phase and iteration in which an exception was raised, where it tells them by an attribute of this name."""
@@ -112,10 +116,13 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
     """Fork ``nproc`` ranks, each calling ``run``; returns the exit code and the failure that came first.
 
     The caller must have imported and never computed: a forked thread pool hangs. The first rank that fails ends the
-    others within seconds; a killed parent takes its ranks with it.
+    others within seconds; a killed parent takes its ranks with it. Signals that come while it forks are handed on to
+    the ranks: what a handler raises within os.fork, from what libraries do around it, would be lost.
     """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     notes = Path(tempfile.mkdtemp(prefix="triplane-ranks-"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=nproc)
+    stopped = mmap.mmap(-1, 1)  # shared with the ranks: 1 once one of them has left on request, before training
     try:
         ranks = {}
         for rank in range(nproc):
@@ -128,18 +135,31 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
                 port=listener.getsockname()[1],
                 listen_fd=listener.fileno() if rank == 0 else None,
             )
-            ranks[_fork(run, identity, notes, os.getpid())] = rank
+            ranks[_fork(run, identity, notes, os.getpid(), mask, stopped)] = rank
         listener.close()
         with _forward_signals(ranks) as received:
-            ended = _wait(ranks)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            ended = _wait(ranks, stopped=lambda: stopped[0] == 1)
+        if stopped[0]:
+            _, failure = _verdict(ended, notes)
+            if failure is None or failure.echo:
+                return STOPPED, None
         cleanly = all(end.code in (0, STOPPED) for end in ended.values())
         return _interrupted(received[0]) if received and not cleanly else _verdict(ended, notes)
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
 
 
-def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, parent: int) -> int:
+def _fork(
+    run: Callable[[Identity], int],
+    identity: Identity,
+    notes: Path,
+    parent: int,
+    mask: Collection[int],
+    stopped: mmap.mmap,
+) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -149,7 +169,7 @@ def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, paren
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-        code, failure = guard(run, identity)
+        code, failure = guard(partial(_unblocked, run, mask, stopped), identity)
         if failure is not None:
             note = notes / str(identity.rank)
             note.write_text(json.dumps(dataclasses.asdict(failure)))
@@ -157,6 +177,15 @@ def _fork(run: Callable[[Identity], int], identity: Identity, notes: Path, paren
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _unblocked(run: Callable[[Identity], int], mask: Collection[int], stopped: mmap.mmap, identity: Identity) -> int:
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile is heard here, where ``guard`` sees it
+        return run(identity)
+    except SystemExit:
+        stopped[0] = 1
+        raise
 
 
 def die_with_parent(parent: int) -> None:
@@ -169,7 +198,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def _forward_signals(ranks: Mapping[int, int]) -> Iterator[list[int]]:
-    """Hand INT (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run.
+    """Hand INT and HUP (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run.
 
     They save and end cleanly; a second Ctrl-C does not wait for that.
     """
@@ -179,12 +208,13 @@ def _forward_signals(ranks: Mapping[int, int]) -> Iterator[list[int]]:
         again = number == signal.SIGINT and signal.SIGINT in received
         if number != signal.SIGUSR2:
             received.append(number)
-        sent = signal.SIGKILL if again else signal.SIGTERM if number == signal.SIGINT else number
+        sent = signal.SIGKILL if again else number if number == signal.SIGUSR2 else signal.SIGTERM
         for pid in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sent)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores HUP
+    before = {number: signal.signal(number, forward) for number in heard}
     try:
         yield received
     finally:
@@ -207,8 +237,12 @@ class Ended:
     by_us: bool
 
 
-def _wait(ranks: Mapping[int, int]) -> dict[int, Ended]:
-    """How every rank ended. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL."""
+def _wait(ranks: Mapping[int, int], stopped: Callable[[], bool] = lambda: False) -> dict[int, Ended]:
+    """How every rank ended. After the first failure the others get GRACE_S, SIGTERM, GRACE_S, SIGKILL.
+
+    stopped: whether a rank has left on request before training began, which counts as one: another may have gone into
+    a collective meanwhile, where it hears no signal and would wait for that rank until its timeout.
+    """
     ended: dict[int, Ended] = {}
     left, sends, next_send = dict(ranks), [signal.SIGTERM, signal.SIGKILL], float("inf")
     while left:
@@ -217,7 +251,8 @@ def _wait(ranks: Mapping[int, int]) -> dict[int, Ended]:
             if done:
                 code = os.waitstatus_to_exitcode(status)
                 ended[left.pop(pid)] = Ended(code=code, at=time.time(), by_us=len(sends) < 2)
-        if next_send == float("inf") and any(rank.code not in (0, STOPPED) for rank in ended.values()):
+        over = stopped() or any(rank.code not in (0, STOPPED) for rank in ended.values())
+        if next_send == float("inf") and over:
             next_send = time.monotonic() + GRACE_S
         if time.monotonic() > next_send and sends:
             number, next_send = sends.pop(0), time.monotonic() + GRACE_S
@@ -233,7 +268,7 @@ def _verdict(ended: Mapping[int, Ended], notes: Path) -> tuple[int, Failure | No
 
     Where all are echoes (a peer hung, say), the first that left a word of its own tells more than one that we killed.
     """
-    failures = {note.name: Failure(**json.loads(note.read_text())) for note in notes.iterdir()}
+    failures: dict[str, Failure] = {note.name: read_json(note, Failure) for note in notes.iterdir()}
     ill = {rank: end for rank, end in ended.items() if end.code not in (0, STOPPED)}
     silent = {str(rank): end for rank, end in ill.items() if str(rank) not in failures}
     for rank, end in silent.items():

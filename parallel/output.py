@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.launch import Identity, node_name
+from parallel.untrusted import regular_descriptor
 
 
 @contextlib.contextmanager
@@ -26,14 +27,18 @@ def own_output(logs: Path, identity: Identity, every_rank: bool) -> Iterator[int
     """Send this process's stdout and stderr, C++ libraries' included, into ``logs``; the console stays clean.
 
     Yields the console's file descriptor on rank 0, None elsewhere. One file per node unless ``every_rank``: ranks
-    append to it, so that a node holds one log handle per rank whatever the world's size.
+    append to it, so that a node holds one log handle per rank whatever the world's size. Raises UserError where that
+    file cannot be opened.
     """
     logs.mkdir(parents=True, exist_ok=True)
     name = f"rank-{identity.rank:05d}.log" if every_rank else f"node-{node_name(os.environ)}.log"
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
-    file = os.open(logs / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    try:
+        file = regular_descriptor(logs / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    except OSError as error:
+        raise UserError(f"{logs / name}: cannot be opened: {error.strerror}. Move it away, or make room.") from None
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

@@ -10,6 +10,8 @@ from itertools import groupby
 
 from parallel.config import ParallelConfig
 
+MOST_LETTERS = 100_000
+"""Of a layout string written out: ten times the most layers that a model may have."""
 SPELLED = 3
 """Layers that a layout string has a letter for, each; more are a number."""
 
@@ -47,11 +49,17 @@ def _accounted(parallel: ParallelConfig) -> int:
 def layout_chunks(layout: str) -> list[str]:
     """Megatron's layout string as letters per chunk: ``"Et*2|(t)*3|L"`` -> ``["Ett", "ttt", "L"]``.
 
-    Only numbers of up to three digits repeat: a longer one stays, and is reported, instead of filling memory.
+    Only numbers of up to three digits repeat, and only up to MOST_LETTERS in all: what is longer stays as it is, and
+    is reported, instead of filling memory.
     """
-    text = re.sub(r"[\s,]", "", layout)
+    text = re.sub(r"[\s,]", "", layout[:MOST_LETTERS])
     while (match := re.search(r"\(([^()]*)\)(?:\*(\d{1,3}))?", text)) is not None:
+        repeated = len(match[1]) * int(match[2] or 1)
+        if len(text) + repeated > MOST_LETTERS:
+            return [text]
         text = text[: match.start()] + match[1] * int(match[2] or 1) + text[match.end() :]
+    if len(text) * 1000 > MOST_LETTERS and sum(map(int, re.findall(r"\*(\d{1,3})", text))) > MOST_LETTERS:
+        return [text]
     text = re.sub(r"([EtmL|])\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
     return text.split("|")
 
@@ -145,11 +153,11 @@ def _layout_problems(parallel: ParallelConfig, num_layers: int, chunks: int, mtp
     if _accounted(parallel):
         found.append(f"{where} already says where embedding and loss are; remove parallel.account_for_... .")
     if set(letters) - set("EtmL"):
-        found.append(f'{where} may hold E, t, m, L, |, *number and (groups), found "{layout}".')
+        found.append(f'{where} may hold E, t, m, L, |, *number and (groups), found "{layout[:200]}".')
     elif not (letters.startswith("E") and letters.endswith("L") and letters.count("E") == letters.count("L") == 1):
-        found.append(f'{where} must begin with its only E and end with its only L, found "{layout}".')
+        found.append(f'{where} must begin with its only E and end with its only L, found "{layout[:200]}".')
     elif not words[0].startswith("E") or not words[-1].endswith("L"):
-        found.append(f'{where} must have E in the first stage and L in the last, found "{layout}".')
+        found.append(f'{where} must have E in the first stage and L in the last, found "{layout[:200]}".')
     if len(words) != chunks:
         found.append(f"{where} has {len(words)} stages, expected PP x VPP = {chunks}.")
     if letters.count("t") != num_layers:

@@ -18,7 +18,7 @@ from pathlib import Path
 import ranks  # noqa: F401  (imports torch and megatron once)
 import runs
 import training.job  # noqa: F401
-from training.watch.pulse import STACKS_SIGNAL
+from training.watch.heartbeat import STACKS_SIGNAL
 
 ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 

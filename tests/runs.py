@@ -10,7 +10,7 @@ from parallel import launch, local_ranks, output
 from training import cli, job
 from training.config import RunConfig
 from training.metrics.jsonl import read_jsonl
-from training.owner.claim import Claim
+from training.run_lock.lock import RunLock
 
 ROOT = Path(__file__).resolve().parent.parent
 DEBUG = ROOT / "slurm/recipes/debug.toml"
@@ -22,16 +22,16 @@ def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig
     return cli.parse([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
 
 
-def train(prepared: Prepared, config: RunConfig, world_size: int, claim: Claim | None = None) -> list[dict[str, Any]]:
+def train(prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None) -> list[dict[str, Any]]:
     """Train; the run's ``metrics.jsonl``. A failing rank fails the test with its traceback."""
-    code, failure = train_or_fail(prepared, config, world_size, claim)
+    code, failure = train_or_fail(prepared, config, world_size, lock)
     assert failure is None, failure.text
     assert code == 0
     return read_jsonl(Path(config.run_dir or "") / "metrics.jsonl")
 
 
 def train_or_fail(
-    prepared: Prepared, config: RunConfig, world_size: int, claim: Claim | None = None
+    prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None
 ) -> tuple[int, local_ranks.Failure | None]:
     """Train; the exit code, and the failure that came first."""
     cli.check(config, world_size)
@@ -40,7 +40,7 @@ def train_or_fail(
 
     def rank(identity: launch.Identity) -> int:
         with output.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
-            return job.train(config, prepared, identity, "cpu", run_dir, console_fd, claim)
+            return job.train(config, prepared, identity, "cpu", run_dir, console_fd, lock)
 
     return local_ranks.fork_ranks(world_size, rank)
 

@@ -1,6 +1,7 @@
 """Every shipped recipe runs on the ranks it names, and a configuration survives being written down."""
 
 import re
+import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,10 +49,12 @@ def test_the_debug_recipe_is_what_others_rely_on() -> None:
 
 def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     """Values of a field's type, whether or not a run would accept them."""
+    if kind is int:
+        return st.integers(-(2**63), 2**63 - 1)
     if kind is float:
-        return st.floats(allow_nan=False)
+        return st.floats(allow_nan=False, allow_infinity=False)
     if kind is str:
-        return st.text()
+        return st.text(st.characters(exclude_categories=("Cc", "Cs")))
     if typing.get_origin(kind) is Mapping:
         return st.dictionaries(*map(values, typing.get_args(kind)), max_size=3)
     if typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis:
@@ -82,3 +85,10 @@ def test_what_is_written_is_read_back(config: RunConfig, tmp_path_factory: pytes
     path = tmp_path_factory.mktemp("recipe") / "config.toml"
     path.write_text(dump(config))
     assert load(path) == config
+
+
+def test_a_recipe_is_written_without_what_a_terminal_must_not_get() -> None:
+    name = "run\x1b[31m\x9b1m\u202e 你好 👋"
+    text = dump(RunConfig(run_dir=name))
+    assert text.replace("\n", "").isprintable()
+    assert tomllib.loads(text)["run_dir"] == name

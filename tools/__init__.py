@@ -1,1 +1,8 @@
-"""Command-line tools: thin mains, run as ``python -m tools.NAME``."""
+"""The programs beside training: ``python -m tools.NAME``."""
+
+import sys
+
+from parallel import command
+
+if sys.argv[:1] == ["-m"]:  # Python looks for the one to run, and imports this package first
+    command.begin(sys.orig_argv[sys.orig_argv.index("-m") + 1])

@@ -12,20 +12,20 @@ import difflib
 import re
 import shlex
 import sys
-import tomllib
-import typing
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from os import environ
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import cattrs
 import tyro
 
+from parallel import command
 from parallel.errors import UserError
+from parallel.schema import fits, structured
+from parallel.untrusted import read_toml
 from tools import variables
-from training.recipe import did_you_mean, fits, type_name
+from training.recipe import did_you_mean
 
 FOLDER = Path(__file__).parent.parent / "slurm" / "clusters"
 DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -109,7 +109,9 @@ class Cluster:
         numbers = {
             f"{section}.{name}": value
             for section in ("gpu", "node", "fabric", "price")
-            for name, value in ((each.name, getattr(getattr(self, section), each.name)) for each in _fields(section))
+            for name, value in (
+                (each.name, getattr(getattr(self, section), each.name)) for each in fields(_sections()[section])
+            )
             if isinstance(value, int | float)
         }
         found = [f"{name} must be above 0, found {value}." for name, value in numbers.items() if value <= 0]
@@ -118,6 +120,8 @@ class Cluster:
             for name in self.gpu.peak_tflops
             if name not in DTYPES
         ]
+        if not fits(self.measured.get("constants", {}), dict[str, float]):
+            found.append("measured.constants: expected a table of numbers. --calibrate writes it.")
         domain, gpus = self.fabric.scale_up_domain, self.node.gpus_per_node
         if not found and domain % gpus and gpus % domain:
             found.append(
@@ -139,22 +143,24 @@ def load(name_or_path: str) -> Cluster:
     """
     path = Path(name_or_path) if name_or_path.endswith(".toml") else FOLDER / f"{name_or_path}.toml"
     try:
-        table = tomllib.loads(path.read_text())
+        table = read_toml(path)
     except FileNotFoundError:
         near = difflib.get_close_matches(Path(name_or_path).stem, known_clusters(), n=3, cutoff=0.4)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known_clusters())}."
         raise UserError(
             f"cluster {name_or_path}: unknown. {hint} A file of your own is named with its path: ./mine.toml."
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-    problems = list(_wrong_table(table))
-    if not problems:
-        cluster = cattrs.Converter(forbid_extra_keys=True).structure({"name": path.stem, **table}, Cluster)
-        problems = cluster.problems()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    absent: dict[str, dict[str, Any]] = {
+        section: {} for section in _sections()
+    }  # so that each missing key of it is named
+    cluster, problems = structured({"name": path.stem, **absent, **table}, Cluster, _unknown_key)
+    problems = problems or cluster.problems()
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return cluster
+    found: Cluster = cluster
+    return found
 
 
 def exports(cluster: Cluster, already: Mapping[str, str]) -> list[str]:
@@ -202,45 +208,12 @@ def _sections() -> dict[str, type]:
     return {"gpu": Gpu, "node": Node, "fabric": Fabric, "price": Price, "slurm": Slurm}
 
 
-def _fields(section: str) -> tuple[Any, ...]:
-    return fields(_sections()[section])
-
-
-def _wrong_table(table: Mapping[str, Any]) -> Iterator[str]:
-    """Unknown, missing and wrongly typed keys."""
-    known = [f"{section}.{each.name}" for section in _sections() for each in _fields(section)]
-    for name in table.keys() - {*_sections(), "env", "measured"}:
-        yield f"unknown section {name}.{did_you_mean(name, [*_sections(), 'env', 'measured'])}"
-    for section, kind in _sections().items():
-        content = table.get(section, {})
-        if not isinstance(content, dict):
-            yield f"{section}: expected a table [{section}]."
-            continue
-        hints = typing.get_type_hints(kind)
-        for key in content.keys() - hints.keys():
-            yield f"unknown key {section}.{key}.{did_you_mean(f'{section}.{key}', known)}"
-        for each in fields(kind):
-            if each.name not in content:
-                if each.default is MISSING and each.default_factory is MISSING:
-                    yield f"{section}.{each.name} is missing."
-            elif not _fits(content[each.name], hints[each.name]):
-                yield f"{section}.{each.name}: expected {_type_name(hints[each.name])}, found {content[each.name]!r}."
-    if not _fits(table.get("env", {}), dict[str, str]):
-        yield 'env: expected strings, as in NCCL_CROSS_NIC = "0".'
-    measured = table.get("measured", {})
-    if not isinstance(measured, dict) or not _fits(measured.get("constants", {}), dict[str, float]):
-        yield "measured: expected a table, and in it constants, a table of numbers. --calibrate writes both."
-
-
-def _fits(value: object, expected: Any) -> bool:
-    if typing.get_origin(expected) is dict:
-        return isinstance(value, dict) and all(fits(item, typing.get_args(expected)[1]) for item in value.values())
-    return fits(value, expected)
-
-
-def _type_name(expected: Any) -> str:
-    return "a table of numbers" if typing.get_origin(expected) is dict else type_name(expected)
+def _unknown_key(name: str, kind: type) -> str:
+    if "." not in name:
+        return f"unknown section {name}.{did_you_mean(name, [*_sections(), 'env', 'measured'])}"
+    known = [f"{section}.{each.name}" for section, owner in _sections().items() for each in fields(owner)]
+    return f"unknown key {name}.{did_you_mean(name, known)}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.clusters", main))

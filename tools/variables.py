@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from parallel.untrusted import read_text
+
 NAMES = Path(__file__).with_name("variables.txt")
 VERSIONS = "NCCL 2.29.7 and torch 2.13"
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
@@ -50,7 +52,7 @@ def warnings(environ: Mapping[str, str], where: str) -> list[str]:
 
 def read_names() -> list[str]:
     """The names that NCCL and torch read, in order."""
-    return NAMES.read_text().split()
+    return read_text(NAMES).split()
 
 
 def _warning(name: str, known: Iterable[str]) -> str | None:

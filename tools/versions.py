@@ -5,11 +5,13 @@ Reads package metadata only: nothing is imported, so it answers on a login node.
 
 import importlib.metadata
 import sys
-import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from parallel import command
+from parallel.untrusted import read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,7 +37,7 @@ def problems(requirements: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> int:
     """Exit code 1 where something is missing or a pin is broken; a version that has not been run is only said."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = read_toml(ROOT / "pyproject.toml")["project"]
     found, untested = problems(project["dependencies"])
     if sys.version_info[:2] != (3, 12):
         found.append(f"Python {sys.version_info.major}.{sys.version_info.minor}: expected 3.12")
@@ -44,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.versions", main))

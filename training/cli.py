@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from parallel import command
 from parallel.errors import SharedMistake, UserError
 from training.config import RunConfig
 from training.flags import override
@@ -102,4 +103,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.begin("training.cli")
+    sys.exit(command.run("training.cli", lambda: main(sys.argv[1:])))

@@ -4,9 +4,8 @@
 """
 
 import itertools
-import math
 import typing
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Literal
 
 from data.config import DataConfig
@@ -26,6 +25,7 @@ from training.divisions import (
     sequence_problems,
     split_problems,
 )
+from training.ranges import range_problems
 from training.schedule import Schedule
 from training.watch.config import FaultConfig
 
@@ -338,7 +338,10 @@ class RunConfig:
 
         What needs several sections is looked at where these are sound by themselves.
         """
-        found = {name: [*_not_finite(name, section), *section.problems()] for name, section in self._sections().items()}
+        out_of_range = range_problems(self)
+        if out_of_range:  # what counts through such numbers must not see them
+            return out_of_range
+        found = {name: section.problems() for name, section in self._sections().items()}
         sound = {name for name, problems in found.items() if not problems}
         problems = [*self._own_problems(), *itertools.chain.from_iterable(found.values())]
         if "model" in sound:
@@ -432,13 +435,3 @@ def batch_problems(train: TrainConfig, layout: Layout) -> list[str]:
             f"Use {nearest(uneven[-1], replicas * layout.pp)} samples."
         )
     return found
-
-
-def _not_finite(name: str, section: Section) -> list[str]:
-    """Numbers that are inf or nan, which TOML and flags can spell; comparisons would let nan through."""
-    values = {field.name: getattr(section, field.name) for field in fields(section)}
-    return [
-        f"{name}.{key} must be a finite number, found {value}."
-        for key, value in values.items()
-        if isinstance(value, float) and not math.isfinite(value)
-    ]

@@ -14,7 +14,7 @@ from training.checkpoint.progress import Progress
 from training.config import TrainConfig
 from training.loop import Attachment
 from training.step import Chunks, StepResult, evaluate
-from training.watch.pulse import Pulse
+from training.watch.heartbeat import Heartbeat
 
 
 class BrokenOff(Exception):
@@ -64,10 +64,10 @@ class Evaluation(Attachment):
         open_source: Callable[[], Samples],
         record: Callable[[int, float], None],
         packing: Packing | None = None,
-        pulse: Pulse | None = None,
+        heartbeat: Heartbeat | None = None,
         asked: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.pulse, self.asked = pulse or Pulse(), asked
+        self.heartbeat, self.asked = heartbeat or Heartbeat(), asked
         self.train, self.chunks, self.ranks, self.seq_length = train, chunks, ranks, seq_length
         self.open_source, self.record, self.packing = open_source, record, packing
 
@@ -84,7 +84,7 @@ class Evaluation(Attachment):
             consumed_samples=0,
             packing=self.packing,
         )
-        measure = self.pulse.within("evaluation", self._measure)
+        measure = self.heartbeat.within("evaluation", self._measure)
         loss = measure(progress, batches)
         batches.close()
         if loss is None:
@@ -97,7 +97,7 @@ class Evaluation(Attachment):
         asked = Asked(self.asked, self.ranks)
 
         def next_batch() -> Sequence[Batch | None]:
-            self.pulse.beat()
+            self.heartbeat.beat()
             if asked():
                 raise BrokenOff
             return batches.next(self.seq_length)

@@ -12,10 +12,12 @@ from typing import Any
 import tyro
 
 from parallel.errors import SharedMistake
+from parallel.schema import type_name
 from training import help
 from training.config import RunConfig
-from training.recipe import did_you_mean, names, type_name
+from training.recipe import did_you_mean, names
 
+MOST_SHOWN = 100
 HELP = frozenset({"-h", "--help", "--help_all"})
 
 
@@ -51,7 +53,7 @@ def _checked(arguments: Sequence[str]) -> list[str]:
         else:
             given = _spelled(values, kind)
             if not _accepts(kind, given):
-                problems.append(f"--{flag}: expected {type_name(kind)}, found {' '.join(values) or 'nothing'}.")
+                problems.append(f"--{flag}: expected {type_name(kind)}, found {_cut_short(values)}.")
             words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
     if problems:
         raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
@@ -69,6 +71,12 @@ def _groups(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
             groups = groups or [("", [])]
             groups[-1][1].append(argument)
     return groups
+
+
+def _cut_short(values: Sequence[str]) -> str:
+    """The words after a flag, cut short."""
+    text = " ".join(values) or "nothing"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def _spelled(values: list[str], kind: Any) -> list[str]:

@@ -39,14 +39,14 @@ from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
-from training.owner.claim import Claim
+from training.run_dir.shared_check import check_shared
+from training.run_lock.lock import RunLock
 from training.saves import Saves
-from training.shared_folder import check_shared
 from training.step import Chunks, Gate, StepResult, Wishes, train_step
 from training.timekeeper import SaveClock
-from training.watch.beating import Beating
 from training.watch.health import Health, watch
-from training.watch.pulse import Pulse
+from training.watch.heartbeat import Heartbeat
+from training.watch.heartbeat_callback import HeartbeatCallback
 from training.watch.request import StopRequest
 from training.watch.save_interval import SaveInterval
 from training.watch.stopping import Stopping
@@ -61,16 +61,16 @@ def train(
     device: Literal["cpu", "cuda"],
     run_dir: Path,
     console_fd: int | None,
-    claim: Claim | None = None,
+    lock: RunLock | None = None,
     request: StopRequest | None = None,
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> int:
     """Build the parts on this rank, train, and leave a sample of what the model learned: the exit code.
 
-    claim: on rank 0, the right to write into ``run_dir``; None where nobody else can want to. request: hears the
-    signals that ask to stop; None where nobody sends any. pulse: tells the watchdog of progress; None without one.
+    lock: on rank 0, the right to write into ``run_dir``; None where nobody else can want to. request: hears the
+    signals that ask to stop; None where nobody sends any. heartbeat: tells the watchdog of progress; None without one.
     """
-    request, pulse = request or StopRequest(), pulse or Pulse()
+    request, heartbeat = request or StopRequest(), heartbeat or Heartbeat()
     layout = config.layout(identity.world_size)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     start = groups.start(
@@ -85,31 +85,32 @@ def train(
     with start as ranks, explained(config, shape, ranks):
         announce(config, shape, ranks)
         check_shared(run_dir, ranks)
-        pulse.enter("load")
+        heartbeat.enter("load")
         chunks, optim = build_parts(config, shape, ranks)
-        progress, entries = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
+        begun = run_folder.restore(config, prepared, run_dir, chunks, optim, ranks)
+        progress, entries = begun.progress, begun.entries
         run_folder.begin(config, run_dir, progress, ranks)
         stream = build_stream(config, prepared, ranks, progress, entries)
         health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
-        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, claim, pulse, health, stream)
+        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, lock, heartbeat, health, stream, begun)
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, gate=health.gate
         )
-        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, pulse)
+        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat)
         attachments = [
-            Beating(pulse),
+            HeartbeatCallback(heartbeat),
             *health.attachments,
             recorder,
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
-            build_evaluation(config, prepared, chunks, ranks, recorder, pulse, request),
+            build_evaluation(config, prepared, chunks, ranks, recorder, heartbeat, request),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
             Stopping(request, ranks.say),
         ]
         progress, reason = loop.run(
-            config.train, config.checkpoint, progress, step, pulse.within("save", saves), attachments
+            config.train, config.checkpoint, progress, step, heartbeat.within("save", saves), attachments
         )
         stream.close()
         finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
@@ -163,7 +164,7 @@ def build_evaluation(
     chunks: Chunks,
     ranks: Ranks,
     recorder: Recorder,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     request: StopRequest,
 ) -> Evaluation:
     """The validation split's loss, told to ``recorder``; broken off when somebody asks to stop."""
@@ -175,7 +176,7 @@ def build_evaluation(
         partial(open_source, prepared, config, "validation"),
         recorder.validation,
         Packing.of(config.data, prepared.tokenizer.eod),
-        pulse,
+        heartbeat,
         lambda: request.number is not None,
     )
 
@@ -187,12 +188,13 @@ def build_saves(
     optim: optimizer.MegatronOptimizer,
     ranks: Ranks,
     run_dir: Path,
-    claim: Claim | None,
-    pulse: Pulse,
+    lock: RunLock | None,
+    heartbeat: Heartbeat,
     health: Health,
     stream: BatchStream,
+    begun: run_folder.Begun,
 ) -> Saves:
-    """What the loop calls for a checkpoint."""
+    """What the loop calls for a checkpoint. begun: where this start begins."""
 
     def before_save(progress: Progress) -> Mapping[str, JSON]:
         own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
@@ -200,14 +202,16 @@ def build_saves(
 
     return Saves(
         checkpoints(run_dir),
-        run_folder.contents(config, prepared),
+        dataclasses.replace(
+            run_folder.contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
+        ),
         chunks,
         optim,
         ranks,
         background=config.checkpoint.async_save,
         timeout_s=60 * config.parallel.distributed_timeout_minutes,
-        claim=claim,
-        beat=pulse.beat,
+        lock=lock,
+        beat=heartbeat.beat,
         before_save=before_save,
     )
 
@@ -250,7 +254,7 @@ def build_recorder(
     run_dir: Path,
     progress: Progress,
     stream: BatchStream,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
@@ -272,7 +276,7 @@ def build_recorder(
     sinks = None
     if ranks.rank == 0:
         values, iterations = dataclasses.asdict(config), config.train.train_iters
-        sinks = open_sinks(run_dir, config.log, values, iterations, progress.iteration, ranks.say, pulse.beat)
+        sinks = open_sinks(run_dir, config.log, values, iterations, progress.iteration, ranks.say, heartbeat.beat)
     return Recorder(
         ranks,
         config.log.log_interval,

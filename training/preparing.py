@@ -13,8 +13,9 @@ from data.split import SplitName
 from models.families import resolve
 from parallel.errors import UserError
 from parallel.launch import Identity
-from training.checkpoint.folders import checkpoints, find, latest
+from training.checkpoint.folders import checkpoints, complete, find
 from training.config import RunConfig, batch_schedule
+from training.imported import check_tokenizer
 
 SHARE_TOLD = 0.05
 """Difference between the shares of tokens and of documents that train from which a line says so."""
@@ -23,17 +24,19 @@ SHARE_TOLD = 0.05
 def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     """Tokenizer and shards, found in the cache or made. Under torchrun and srun each process looks them up itself.
 
-    Raises UserError for a checkpoint.load that leads nowhere, for missing, damaged or empty inputs, for a split too
-    small for one sample, and for a tokenizer larger than model.vocab_size.
+    Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
+    for missing, damaged or empty inputs, for a split too small for one sample, and for a tokenizer larger than
+    model.vocab_size.
     """
+    if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
+        find(config.checkpoint.load)
+    check_tokenizer(config)
     speaks = identity is None or identity.local_rank == 0
     say: Console = partial(print, flush=True) if speaks else lambda _: None
     prepared = prepare_data(config.data, say)
     resolve(config.model, prepared.tokenizer.vocab_size)
     if config.data.order == "megatron":
         prepared = with_megatrons_order(prepared, config)
-    if config.checkpoint.load is not None and latest(checkpoints(Path(config.run_dir or "runs/run"))) is None:
-        find(config.checkpoint.load)
     splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
     opened = [build_source(prepared, config.data, config.model.seq_length, config.train.seed, name) for name in splits]
     _tell_what_trains(opened[0], prepared, config, say)

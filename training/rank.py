@@ -8,8 +8,8 @@ from pathlib import Path
 from parallel import launch, output
 from training import imports
 from training.config import RunConfig
-from training.owner.claim import Claim
-from training.watch.pulse import Pulse
+from training.run_lock.lock import RunLock
+from training.watch.heartbeat import Heartbeat
 from training.watch.request import StopRequest
 
 
@@ -17,18 +17,18 @@ def prepared_run(
     config: RunConfig,
     run_dir: Path,
     identity: launch.Identity | None,
-    claim: Claim | None,
+    lock: RunLock | None,
     request: StopRequest,
-    pulse: Pulse | None = None,
-) -> Callable[[Pulse, launch.Identity], int]:
-    """What a rank runs, with its pulse, once tokenizer, data, torch and Megatron are ready: forked ranks share them."""
+    heartbeat: Heartbeat | None = None,
+) -> Callable[[Heartbeat, launch.Identity], int]:
+    """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
     from training.preparing import prepare  # numpy loads only now, torch and Megatron only after the data is ready
 
-    if pulse is not None:
-        pulse.enter("data")
+    if heartbeat is not None:
+        heartbeat.enter("data")
     prepared = prepare(config, identity)
     with output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False), imports.lean(device):
         from parallel.cpu import mcore_spots
@@ -37,9 +37,10 @@ def prepared_run(
         with contextlib.suppress(RuntimeError):  # which each rank will meet, and report
             mcore_spots.check_once()
 
-    def run(pulse: Pulse, rank: launch.Identity) -> int:
+    def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:
+        request.speaks = rank.rank == 0
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
         with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd, claim, request, pulse)
+            return train(config, prepared, rank, device, run_dir, console_fd, lock, request, heartbeat)
 
     return run

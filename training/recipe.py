@@ -1,22 +1,18 @@
 """A TOML recipe, read strictly into a ``RunConfig`` and written back. No torch here.
 
-Unknown keys and wrong types are found before anything is built from them, every one at once.
+Unknown keys and values of a wrong type are found before anything is built from them, every one at once.
 """
 
-import collections.abc
 import dataclasses
 import difflib
-import tomllib
-import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cattrs
 import tomli_w
 
 from parallel.errors import SharedMistake, UserError
+from parallel.untrusted import InputError, read_toml
 from training.config import RunConfig
 
 
@@ -26,25 +22,34 @@ def load(recipe: Path) -> RunConfig:
     Raises UserError where it cannot be read, SharedMistake with each wrong key and type in it.
     """
     try:
-        table = tomllib.loads(recipe.read_text())
+        config: RunConfig = read_toml(recipe, RunConfig, _unknown_key)
     except FileNotFoundError:
         raise UserError(f"{recipe}: no such recipe.{_nearest_recipe(recipe)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{recipe}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SharedMistake(f"{recipe}: not valid TOML: {error}") from None
-    problems = [*_unknown_keys(table, RunConfig), *_wrong_types(table, RunConfig)]
-    if problems:
-        raise SharedMistake("\n".join(f"{recipe}: {problem}" for problem in problems))
-    return _beside(cattrs.Converter(forbid_extra_keys=True).structure(table, RunConfig), recipe)
+    except OSError as error:
+        raise UserError(f"{recipe}: cannot be read: {error.strerror}.") from None
+    except InputError as error:
+        raise SharedMistake(str(error)) from None
+    return _beside(config, recipe)
 
 
 def dump(config: RunConfig) -> str:
     """The configuration as TOML that ``load`` reads back to an equal one.
 
-    None is left out, which TOML cannot say: where it is allowed, it is the default.
+    None is left out, which TOML cannot say: where it is allowed, it is the default. What no terminal should get is
+    escaped, since a dry run prints it.
     """
-    return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
+    return escaped(tomli_w.dumps(_without_none(dataclasses.asdict(config))))
+
+
+def escaped(toml: str) -> str:
+    """TOML with characters beyond ASCII that cannot be printed written as TOML does; tomli_w does so within ASCII."""
+    return toml if toml.isascii() else "".join(map(_escaped, toml))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable() or character.isascii() or "\ud800" <= character <= "\udfff":
+        return character
+    return f"\\U{ord(character):08x}"
 
 
 def sections() -> dict[str, type]:
@@ -77,70 +82,10 @@ def names() -> dict[str, Any]:
     return found
 
 
-def _unknown_keys(table: dict[str, Any], target: type, prefix: str = "") -> Iterator[str]:
-    known = typing.get_type_hints(target)
-    for key, value in table.items():
-        if key not in known:
-            hint = did_you_mean(f"{prefix}{key}", [*names(), *sections()]) or f" Known here: {', '.join(known)}."
-            yield f"unknown key {prefix}{key}.{hint}"
-        elif key in sections() and not prefix and isinstance(value, dict):
-            yield from _unknown_keys(value, known[key], f"{key}.")
-
-
-def _wrong_types(table: dict[str, Any], target: type, prefix: str = "") -> Iterator[str]:
-    known = typing.get_type_hints(target)
-    for key, value in table.items():
-        if key not in known:
-            continue
-        if key in sections() and not prefix:
-            if isinstance(value, dict):
-                yield from _wrong_types(value, known[key], f"{key}.")
-            else:
-                yield f"{key}: expected a table [{key}], found {_toml(value)}."
-        elif not fits(value, known[key]):
-            yield f"{prefix}{key}: expected {type_name(known[key])}, found {_toml(value)}."
-
-
-def fits(value: object, expected: Any) -> bool:
-    """Whether a TOML value may stand for a field of type ``expected``; an integer may for a float."""
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if origin in (types.UnionType, typing.Union):
-        return any(fits(value, choice) for choice in arguments)
-    if origin is typing.Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is tuple:
-        if not isinstance(value, list):
-            return False
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(fits(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(map(fits, value, arguments))
-    if origin is collections.abc.Mapping:
-        return isinstance(value, dict) and all(fits(item, arguments[1]) for item in value.values())
-    if expected in (int, float):
-        return isinstance(value, (int, expected)) and not isinstance(value, bool)
-    return isinstance(value, expected)
-
-
-def type_name(expected: Any) -> str:
-    """A field's type in words that a recipe's writer knows."""
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(type_name(choice) for choice in arguments if choice is not types.NoneType)
-    if origin is typing.Literal:
-        return " or ".join(f'"{choice}"' for choice in arguments)
-    if origin is collections.abc.Mapping:
-        return f"a table of {type_name(arguments[1]).removeprefix('a ')}s"
-    if origin is tuple:
-        inner = {int: "whole numbers", str: "strings"}.get(arguments[0], type_name(arguments[0]))
-        return f"a list of {inner}" if arguments[-1] is Ellipsis else f"a list of {len(arguments)} {inner}"
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[expected]
-
-
-def _toml(value: object) -> str:
-    """A value as it stands in the file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+def _unknown_key(name: str, section: type) -> str:
+    known = typing.get_type_hints(section)
+    hint = did_you_mean(name, [*names(), *sections()]) or f" Known here: {', '.join(known)}."
+    return f"unknown key {name}.{hint}"
 
 
 def _nearest_recipe(recipe: Path) -> str:

@@ -1,16 +1,19 @@
 """What a start says of where it continues from, what is different now, and whether the numbers will be the same."""
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from parallel.layout import Layout
+from parallel.untrusted import toml_table
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
 from training.data_changes import changed_entries
 
+RECIPE = "config.toml"
 MOST_CHANGES = 12
 """Changed fields named one by one."""
+MOST_CHARACTERS = 2000
+"""Of a row."""
 
 _NEUTRAL_SECTIONS = ("checkpoint.", "log.")
 _NEUTRAL = frozenset({
@@ -59,7 +62,12 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
         if not reasons
         else f"not expected: {'; '.join(reasons)}",
     }
-    return "\n".join(["resumed", *(f"  {name:<13}{text}" for name, text in rows.items())])
+    return "\n".join(["resumed", *(f"  {name:<13}{_cut(text)}" for name, text in rows.items())])
+
+
+def _cut(row: str) -> str:
+    """A row quotes the checkpoint's files, which may hold anything."""
+    return row if len(row) <= MOST_CHARACTERS else f"{row[:MOST_CHARACTERS]}…"
 
 
 def differences(restored: Restored, now: Now) -> Iterator[str]:
@@ -102,7 +110,7 @@ def changes(before: str, now: str) -> Iterator[str]:
 
 
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
-    return _pairs(dict(_flat(tomllib.loads(before))), dict(_flat(tomllib.loads(now))))
+    return _pairs(dict(_flat(toml_table(before, RECIPE))), dict(_flat(toml_table(now, RECIPE))))
 
 
 def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:

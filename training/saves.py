@@ -1,6 +1,7 @@
 """When the loop asks for a checkpoint: written in the background or waited for, reported, and survived if it fails."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
-from parallel.errors import SharedMistake
+from parallel.errors import SharedFault, SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
@@ -21,10 +22,13 @@ from training.checkpoint.saving import about, begin, saved_boxes, state_of, writ
 from training.checkpoint.state import JSON, encoded
 from training.checkpoint.storage import file_name
 from training.loop import Attachment
-from training.owner.claim import Claim, LostOwnership
+from training.run_dir import write_check
+from training.run_lock.lock import LockLost, RunLock
 from training.step import Chunks, StepResult, Wishes
 
 MEBIBYTE = 2**20
+TABLE_BYTES = 1 << 20
+"""More than the table at the end of a rank's file takes."""
 COSTLY = 0.05
 """Share of training time above which saving is worth a warning."""
 SETTLED_S = 600.0
@@ -47,12 +51,12 @@ class Saves(Attachment):
         *,
         background: bool,
         timeout_s: float,
-        claim: Claim | None = None,
+        lock: RunLock | None = None,
         beat: Callable[[], None] = lambda: None,
         before_save: Callable[[Progress], Mapping[str, JSON]] = lambda _: {},
     ) -> None:
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.claim, self.beat, self.before_save = timeout_s, claim, beat, before_save
+        self.timeout_s, self.lock, self.beat, self.before_save = timeout_s, lock, beat, before_save
         self.writer = BackgroundWriter(ranks.rank) if background else None
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
@@ -60,14 +64,16 @@ class Saves(Attachment):
         self.committed, self.failed, self.waits = "", "", False
 
     def start(self, progress: Progress) -> None:
-        """Raises SharedMistake where the folder cannot take a checkpoint: before step 1, not hours into the run."""
+        """Save in small, on every node: before step 1, not hours into the run. Raises SharedMistake where it fails."""
         boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)
         self.own_bytes = sum(box.data.nbytes for box in boxes if box.writes)
         self.needed_bytes = self._over_all_ranks(self.own_bytes)
         if (text := on_first_rank(self._problem, self.ranks)) is not None:
             raise SharedMistake(text)
-        if self.writer is not None:
-            self._has_memory(self.writer)
+        if problems := gathered(self._own_problems(), self.ranks):
+            raise SharedMistake(problems[0])
+        if self.writer is not None and self._has_memory(self.writer):
+            self._reserve(self.writer)
 
     def wishes(self) -> Wishes:
         """A save once more, where the last one failed and room was made."""
@@ -85,7 +91,7 @@ class Saves(Attachment):
             if (text := on_first_rank(self._problem, self.ranks)) is not None:
                 raise OSError(text)
             if self.saved and self.ranks.rank == 0 and not self.root.is_dir():
-                self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is made anew")
+                self.ranks.say(f"warning: {self.root} is gone, and the checkpoints in it; it is created again")
             if self.writer is not None and self._has_memory(self.writer):
                 self._hand_over(progress, self.writer)
             else:
@@ -116,15 +122,19 @@ class Saves(Attachment):
     def stop(self, progress: Progress, reason: str) -> None:
         """Wait for what is under way: a run that has ended has its last checkpoint.
 
-        One that failed is made once more, while the run waits. Raises OSError where that fails, too: a run whose last
-        state is not saved is not done, and is started again from the checkpoint before.
+        One that failed is made once more, while the run waits. Raises SharedFault where that fails, too: a run whose
+        last state is not saved is not done, and is started again from the checkpoint before.
         """
         self._hear(self.timeout_s)
         if self.writer is not None and self.writer.is_busy:
             self.ranks.say(f"a checkpoint is still being written after {self.timeout_s:.0f} s; it goes on without us")
         is_lost = self.ranks.rank == 0 and self.failed == folders.name_of(progress.iteration) != self.committed
         if self._over_all_ranks(int(is_lost)):
-            self._save(progress)
+            try:
+                self._save(progress)
+            except OSError as error:
+                name = folders.name_of(progress.iteration)
+                raise SharedFault(f"checkpoint {name} FAILED twice, and the run is at its end: {error}") from error
         if self.writer is not None:
             self.writer.close()
         dist.barrier()
@@ -138,9 +148,27 @@ class Saves(Attachment):
         self.waits = bool(lacking)
         return not lacking
 
+    def _own_problems(self) -> list[str]:
+        """What stands in the way of this rank's part; one rank of each node also tries the folder."""
+        tried = room.save_problem(self.root) if self.ranks.identity.local_rank == 0 else None
+        found = (tried, write_check.file_size_problem(self.own_bytes + TABLE_BYTES))
+        return [f"{text} (on {os.uname().nodename})" for text in found if text]
+
+    def _reserve(self, writer: BackgroundWriter) -> None:
+        """Take the memory of the copies now: where it turns out to be missing, training waits for its checkpoints."""
+        lack = ""
+        try:
+            writer.reserve(self.own_bytes, pinned=self.ranks.device.type == "cuda")
+        except OSError as error:
+            lack = f"{self.own_bytes:,} bytes of shared memory on {os.uname().nodename}: {error.strerror}"
+        if lacking := gathered([lack] if lack else [], self.ranks):
+            self.ranks.say(f"warning: {lacking[0]}: training waits for its checkpoints (checkpoint.async_save)")
+            writer.close()
+            self.writer = None
+
     def _save(self, progress: Progress) -> None:
         began = time.monotonic()
-        path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.claim)
+        path = save(self.root, progress, self.chunks, self.optimizer, self.ranks, self.contents, self.lock)
         seconds = time.monotonic() - began
         self._committed(path.name, self.needed_bytes, seconds, stall_s=seconds)
 
@@ -157,12 +185,14 @@ class Saves(Attachment):
                     writers=tuple(writers(self.ranks)),
                     keep=self.contents.keep,
                     retain_interval=self.contents.retain_interval,
+                    parent=self.contents.parent,
+                    loaded=self.contents.loaded,
                     texts={**self.contents.texts, folders.STATE: encoded(state)},
                     copies={name: str(source.absolute()) for name, source in self.contents.copies.items()},
                     about=about(state),
                     timeout_s=self.timeout_s,
-                    run_dir=str(self.claim.folder.absolute()) if self.claim else None,
-                    attempt=self.claim.attempt if self.claim else None,
+                    run_dir=str(self.lock.folder.absolute()) if self.lock else None,
+                    attempt=self.lock.attempt if self.lock else None,
                 )
             )
 
@@ -183,7 +213,7 @@ class Saves(Attachment):
     def _report(self, outcome: Outcome) -> None:
         name = Path(outcome.folder).name.partition(folders.TEMPORARY)[0]
         if outcome.lost:
-            raise LostOwnership(f"checkpoint {name} was not committed: {outcome.error}")
+            raise LockLost(f"checkpoint {name} was not committed: {outcome.error}")
         if outcome.error is None:
             self._committed(name, outcome.bytes, outcome.seconds, stall_s=self.stall_s)
         else:
@@ -191,6 +221,7 @@ class Saves(Attachment):
 
     def _committed(self, name: str, size: int, seconds: float, *, stall_s: float) -> None:
         self.committed = name
+        self.contents = dataclasses.replace(self.contents, parent=name)
         self.ranks.say(
             f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s; "
             f"training stood still for {stall_s:.2f} s)"
@@ -202,14 +233,14 @@ class Saves(Attachment):
         Older checkpoints go only where they are in its way, and never ``latest``: what was restored or committed last.
         """
         self.failed = name
-        if self.claim is not None:
-            self.claim.check()  # a run that was taken for dead finds its temporary folder gone: no room is made then
-        good = folders.latest(self.root)
-        if good is None:
-            raise OSError(f"checkpoint {name} FAILED, and there is no other one: {text}")
-        self.ranks.say(
-            f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
-        )
+        if self.lock is not None:
+            self.lock.check()  # a run that was taken for dead finds its temporary folder gone: no room is made then
+        if not folders.complete(self.root):
+            raise SharedFault(f"checkpoint {name} FAILED, and there is no other one: {text}")
+        if self.ranks.rank == 0 and (good := folders.latest(self.root)) is not None:
+            self.ranks.say(
+                f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
+            )
         if self.ranks.rank == 0 and not self.retried:
             if room.is_full(self.root, self.needed_bytes, self._needed_files, text):
                 for damaged in self.root.glob(f"*{folders.DAMAGED}*"):
@@ -218,8 +249,8 @@ class Saves(Attachment):
             self.retry = True
 
     def _problem(self) -> str | None:
-        if self.claim is not None:
-            self.claim.check()
+        if self.lock is not None:
+            self.lock.check()
         return room.problem(self.root, self.needed_bytes, self._needed_files)
 
     @property

@@ -1,6 +1,7 @@
 """Where each logical stream of data.stream stands: into a checkpoint from all ranks, out of it to any others."""
 
 import math
+import re
 from collections.abc import Mapping
 
 from data.loader import Samples, StreamedSource
@@ -34,7 +35,7 @@ def found(entries: Mapping[str, JSON], same_data: bool, count: int, progress: Pr
     if same_data and isinstance(entry, dict) and entry.get("consumed_samples") == progress.consumed_samples:
         noted_cursors = entry.get("cursors")
         if isinstance(noted_cursors, dict):
-            cursors = {int(number): str(text) for number, text in noted_cursors.items()}
+            cursors = {int(number): text for number, text in noted_cursors.items() if _is_cursor(number, text)}
     missing = min(count, progress.consumed_samples) - len(cursors)
     if missing:
         samples = -(-progress.consumed_samples // count)
@@ -43,6 +44,11 @@ def found(entries: Mapping[str, JSON], same_data: bool, count: int, progress: Pr
             f"{samples:,} samples of each are tokenised again, and passed over"
         )
     return cursors
+
+
+def _is_cursor(number: str, text: JSON) -> bool:
+    """Whether an entry is one that ``noted`` wrote; what is none counts as missing."""
+    return number.isdecimal() and isinstance(text, str) and re.fullmatch(r"\d{1,18}( \d{1,18}){1,8}", text) is not None
 
 
 def resumed(source: Samples, cursors: Mapping[int, str]) -> Samples:

@@ -5,11 +5,14 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from data.raw.compressed import Unpacked
+from data.raw.files import check_is_same, decoded, opened
 from data.raw.units import Part, Unit
-from parallel.errors import UserError
+from parallel.errors import UserError, printable
+from parallel.untrusted import open_regular
 
 try:
     from orjson import loads as fast_loads  # several times as fast; what it refuses is asked of json again
@@ -68,6 +71,7 @@ class Rejects:
 
     policy: Literal["stop", "skip"]
     flags: str = "--"
+    """What stands before on_bad_document where a user sets it; nothing where it cannot be set."""
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
@@ -75,9 +79,10 @@ class Rejects:
         """Raises UserError where one bad document is to stop the work. describe: place and reason."""
         self.count += 1
         if self.policy == "stop":
-            raise UserError(f"{describe()} {self.flags}on_bad_document skip leaves such documents out and counts them.")
+            way = f" {self.flags}on_bad_document skip leaves such documents out and counts them." if self.flags else ""
+            raise UserError(f"{printable(describe())}{way}")
         if len(self.shown) < SHOWN:
-            self.shown.append(describe())
+            self.shown.append(printable(describe()))
 
 
 def read(unit: Unit, reading: Reading, rejects: Rejects, start: Place = BEGIN) -> Iterator[Batch]:
@@ -106,7 +111,7 @@ def where(unit: Unit, batch: Batch, number: int, reading: Reading) -> str:
 
 def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """The lines that begin within the part."""
-    with _opened(part, reading) as file:
+    with opened(part.source, reading.max_expansion, reading.flags) as file:
         packed = file.raw if isinstance(file.raw, Unpacked) else None
         end = None if packed else part.stop
         begin, before = _go_to(file, max(part.start, at)), 0
@@ -227,7 +232,7 @@ def _too_long(reading: Reading) -> str:
 def _line(part: Part, offset: int, reading: Reading) -> str:
     """`FILE:LINE (byte OFFSET)`; of a compressed file, in what it unpacks to. Reads the file up to there."""
     number, left = 1, offset
-    with _opened(part, reading) as file:
+    with opened(part.source, reading.max_expansion, reading.flags) as file:
         while left and (block := file.read(min(left, 1 << 20))):
             number += block.count(b"\n")
             left -= len(block)
@@ -242,17 +247,17 @@ def _row(part: Part, number: int) -> str:
 
 def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
     """One document, the whole file."""
-    with _opened(part, reading) as file:
+    with opened(part.source, reading.max_expansion, reading.flags) as file:
         raw = file.read(reading.max_document_bytes + 1)
     texts = []
     if len(raw) > reading.max_document_bytes:
         rejects.reject(lambda: f"{part.source.path}: {_too_long(reading)}")
     else:
         try:
-            texts.append(raw.removeprefix(codecs.BOM_UTF8).decode())
-        except UnicodeDecodeError as error:
-            place = f"{part.source.path} (byte {error.start})"
-            rejects.reject(lambda: f"{place}: not UTF-8 text.")
+            texts.append(decoded(raw, 0, part.source.path))
+        except UserError as error:
+            reason = str(error)
+            rejects.reject(lambda: reason)
     yield Batch(texts, part.size, positions=[0] * len(texts))
 
 
@@ -261,6 +266,8 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
     import pyarrow.parquet
 
     path, key = part.source.path, reading.jsonl_key
+    with open_regular(Path(path)) as raw:
+        check_is_same(raw, part.source)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if key not in file.schema_arrow.names:
@@ -276,7 +283,7 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
                 if row < at:
                     row += len(batch)
                     continue
-                for value in batch.column(0).to_pylist():
+                for value in _values(batch.column(0)):
                     text, reason = _checked(value, f'column "{key}"', reading)
                     if text is None:
                         rejects.reject(lambda: f"{_row(part, row)}: {reason}")  # noqa: B023
@@ -284,10 +291,25 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
                         texts.append(text)
                         positions.append(row)
                     row += 1
-                size = part.size * row // rows - part.size * before // rows
+                size = part.size * row // max(1, rows) - part.size * before // max(1, rows)
                 yield Batch(texts, size, Place(0, before), positions)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
+
+
+def _values(column: Any) -> list[Any]:
+    """Of a column; as bytes where they should be text and are no UTF-8, which no writer checks."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_value(one) for one in column]
+
+
+def _value(one: Any) -> Any:
+    try:
+        return one.as_py()
+    except UnicodeDecodeError:
+        return one.as_buffer().to_pybytes()
 
 
 def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
@@ -315,10 +337,3 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
             yield Batch(texts, size, Place(0, begin), positions)
             texts, positions, size, begin = [], [], 0, number
     yield Batch(texts, size, Place(0, begin), positions)
-
-
-def _opened(part: Part, reading: Reading) -> io.BufferedReader:
-    """The file of a part, unpacked."""
-    if part.source.compression:
-        return io.BufferedReader(Unpacked(part.source, reading.max_expansion, f"{reading.flags}max_expansion"), 1 << 20)
-    return io.BufferedReader(io.FileIO(part.source.path), 1 << 20)

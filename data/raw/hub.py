@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.raw.identity import ends_digest
 from data.raw.inputs import is_saved_dataset
 from parallel.errors import UserError
+from parallel.untrusted import open_regular, read_json
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -39,9 +40,16 @@ class Name:
         return cls(identity, configuration or None, split or "train", revision or None)
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is read of state.json, which `save_to_disk` leaves."""
+
+    _fingerprint: str
+
+
 def look(name: str) -> tuple[int, str]:
     """Steps of a dataset (the files that the Hub keeps it in, or blocks of rows of a saved one), and its revision: the
-    Hub's commit, or the fingerprint that `datasets` gives to a saved one; of another folder, its files' sizes, times.
+    Hub's commit, or the fingerprint that `datasets` gives to a saved one; of another folder, what its files are.
 
     Raises UserError where it cannot be opened.
     """
@@ -101,7 +109,7 @@ def _readable(found: Iterable[dict[str, Any]], place: str, first: int) -> Iterat
 
 def _revision(name: str) -> str:
     if is_saved_dataset(Path(name)):
-        return str(json.loads((Path(name) / "state.json").read_bytes())["_fingerprint"])
+        return str(read_json(Path(name) / "state.json", _State)._fingerprint)
     asked = Name.parse(name)
     if Path(asked.identity).is_dir():
         return _state_of(Path(asked.identity))
@@ -113,8 +121,10 @@ def _revision(name: str) -> str:
 def _state_of(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
-        status = path.stat()
-        digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            parts = (path.relative_to(folder), status.st_size, status.st_mtime_ns)
+            digest.update("\0".join([*map(str, parts), ends_digest(file.fileno(), status.st_size), ""]).encode())
     return digest.hexdigest()
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from data.config import path_of
+from data.raw import compressed
+from data.raw.format import ENDINGS, format_in
+from data.raw.identity import ends_digest
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from parallel.errors import UserError
+from parallel.untrusted import open_regular
 
 Kind = Literal["jsonl", "text", "parquet", "dataset"]
-KINDS: dict[str, Kind] = {
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
-    ".parquet": "parquet",
-}
-COMPRESSIONS = (".gz", ".zst")
+KNOWN = tuple(ending for ending, kind in ENDINGS.items() if kind in ("jsonl", "text", "parquet"))
+"""Endings of the files that are taken of a folder."""
 SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` leaves beside its data: no documents, whatever their ending."""
 HUB = "hf://"
@@ -33,11 +34,13 @@ class Source:
     """As it was given, or found in a folder; a dataset's id or folder."""
     kind: Kind
     compression: str
-    """".gz", ".zst" or nothing."""
+    """".gz", ".zst", ".bz2", ".xz" or nothing."""
     size: int
     """Bytes on disk; of a dataset, its shards or rows."""
     changed_ns: int = 0
     """Time of the last change."""
+    ends: str = ""
+    """Digest of a file's beginning and end."""
     revision: str = ""
     """Of a dataset; what is read stays that one."""
 
@@ -79,7 +82,7 @@ def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) 
 
     Raises UserError where nothing else is named, or where nobody would hear of it.
     """
-    shards = [one for one in inputs if is_made(Path(one).expanduser())]
+    shards = [one for one in inputs if is_made(path_of(one))]
     if shards and (say is None or len(shards) == len(inputs)):
         raise UserError(f"{shards[0]} is of token shards, or of the work of tools.preprocess; expected documents.")
     if say and shards:
@@ -119,7 +122,7 @@ def _once(found: Iterable[Source], places: Places) -> list[Source]:
 
 
 def _check(inputs: tuple[str, ...], found: list[Source], places: Places) -> None:
-    _check_each_is_another((os.path.realpath(Path(name).expanduser()), name) for name in inputs)
+    _check_each_is_another((os.path.realpath(path_of(name)), name) for name in inputs)
     _check_each_is_another((places.of(source), source.path) for source in found)
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
@@ -137,21 +140,23 @@ def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
 
 def _find(name: str, left_out: Counter[str]) -> Iterator[Source]:
     """left_out: gets the endings of the files that a folder holds beside those that are found."""
-    path = Path(name).expanduser()
+    path = path_of(name)
     if not name:
         raise UserError("an empty name, as of a variable that is not set; expected a file, folder, glob or dataset.")
     if path.is_file():
-        yield _file(path)
+        yield file_source(path)
     elif path.is_dir():
         yield from _saved(name, path) or _folder(path, left_out)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
-        yield from map(_file, _globbed(name, path))
-    elif HUB_ID.fullmatch(name) and not path.is_symlink() and not path.parent.exists() and _kind(path)[0] is None:
+        yield from map(file_source, _globbed(name, path))
+    elif HUB_ID.fullmatch(name) and not path.is_symlink() and not path.parent.exists() and not _is_known(path):
         yield _dataset(name)
     else:
         _check_leads_somewhere(path)
+        if path.exists():
+            open_regular(path).close()  # says what it is
         raise UserError(
             f"no file, folder or glob {name}; {path.parent} {'exists' if path.parent.is_dir() else 'does not'}. "
             f"A dataset of the Hugging Face Hub is named {HUB}OWNER/NAME."
@@ -182,22 +187,27 @@ def _check_leads_somewhere(path: Path) -> None:
         ) from None
 
 
-def _kind(path: Path) -> tuple[Kind | None, str]:
-    compression = path.suffix if path.suffix in COMPRESSIONS else ""
-    return KINDS.get(Path(path.stem if compression else path.name).suffix.lower()), compression
+def _is_known(path: Path) -> bool:
+    """Whether a name ends like a document's."""
+    inner = path.stem if path.suffix in compressed.ENDINGS else path.name
+    return Path(inner).suffix.lower() in KNOWN
 
 
-def _file(path: Path) -> Source:
-    kind, compression = _kind(path)
+def file_source(path: Path) -> Source:
+    """A file, known by its content. Raises UserError for what holds no documents that can be read."""
     if not os.access(path, os.R_OK):
         _check_leads_somewhere(path)
         raise UserError(f"no permission to read {path}.")
     if path.name in SAVED_MARKS and (is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
-    if kind == "parquet" and compression:
-        raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
-    status = path.stat()
-    return Source(str(path), kind or "text", compression, status.st_size, status.st_mtime_ns)
+    with open_regular(path) as file:
+        found, status = format_in(file, path), os.fstat(file.fileno())
+        if found.kind not in ("jsonl", "text", "parquet"):
+            raise UserError(f"{path}: found {found.what}")
+        if found.kind == "parquet" and found.compression:
+            raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
+        ends = ends_digest(file.fileno(), status.st_size)
+    return Source(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
 
 
 def _folder(folder: Path, left_out: Counter[str]) -> Iterator[Source]:
@@ -206,25 +216,26 @@ def _folder(folder: Path, left_out: Counter[str]) -> Iterator[Source]:
     """
     found = list(_walk(folder))
     files = [one for one in found if isinstance(one, Path)]
-    known = [one for one in found if isinstance(one, Source) or _kind(one)[0] is not None]
-    others = [path for path in files if _kind(path)[0] is None]
+    known = [one for one in found if isinstance(one, Source) or _is_known(one)]
+    others = [path for path in files if not _is_known(path)]
     for path in others:
         _check_leads_somewhere(path)
     if not known:
         endings = Counter(path.suffix for path in files).most_common(3)
         held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
         raise UserError(
-            f"folder {folder} holds no {', '.join(KINDS)} files (also with {', '.join(COMPRESSIONS)}); files "
+            f"folder {folder} holds no {', '.join(KNOWN)} files (also with {', '.join(compressed.ENDINGS)}); "
+            f"files "
             f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
         )
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:
-        yield one if isinstance(one, Source) else _file(one)
+        yield one if isinstance(one, Source) else file_source(one)
 
 
 def _ending(path: Path) -> str:
-    """`.jsonl.bz2` of what is packed in a way that is not known."""
-    return Path(path.stem).suffix + path.suffix if _kind(Path(path.stem))[0] else path.suffix
+    """`.jsonl.lz4` of what is packed in a way that is not known."""
+    return Path(path.stem).suffix + path.suffix if _is_known(Path(path.stem)) else path.suffix
 
 
 def _walk(folder: Path) -> Iterator[Path | Source]:

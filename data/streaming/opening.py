@@ -80,15 +80,15 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
 
 
 def fingerprint(sources: Sequence[Source]) -> str:
-    """Hex digest of files by name, size and time of change, wherever they lie; of a dataset, its name on the Hub and
-    its revision."""
+    """Hex digest of files by name, size, time of change, beginning and end, wherever they lie; of a dataset, its name
+    on the Hub and its revision."""
     if len(sources) == 1 and sources[0].revision:
         where = "" if inputs.is_saved_dataset(Path(sources[0].path)) else f"{sources[0].path}, "
         return f"{where}revision {sources[0].revision}"
     digest = hashlib.blake2b(digest_size=16)
     for one in sources:
         name = one.path if one.kind == "dataset" else Path(one.path).name
-        digest.update(f"{name}\0{one.kind}\0{one.compression}\0{one.size}\0{one.changed_ns}\0".encode())
+        digest.update(f"{name}\0{one.kind}\0{one.compression}\0{one.size}\0{one.changed_ns}\0{one.ends}\0".encode())
     return digest.hexdigest()
 
 

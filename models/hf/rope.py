@@ -3,9 +3,10 @@
 Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
 """
 
-import math
+import dataclasses
 from typing import Any
 
+from models.hf.keys import MOST_TOKENS, Span, is_one_of
 from models.shapes import GPTShape
 
 Known = dict[str, tuple[str, float | None]]
@@ -35,6 +36,15 @@ KINDS: dict[str, Known] = {
 LATENT: Known = {"mscale": ("mscale", 1.0), "mscale_all_dim": ("mscale_all_dim", 0.0)}
 """More of yarn's with latent attention."""
 
+THETA = Span(2, 1e15)
+FACTORS = Span(0, 1e6, above=True)
+SPANS: dict[str, Span] = {
+    "rope_scaling_factor": Span(1, 1e6),
+    "rope_original_max_position_embeddings": Span(1, MOST_TOKENS, whole=True),
+    "mscale_all_dim": Span(0, 1e6),
+}
+"""What parameters may be, by our field; the others: FACTORS."""
+
 FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()}
 
 WHOLE = {"rope_original_max_position_embeddings"}
@@ -58,14 +68,17 @@ def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in KINDS:
         raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
     fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
-    fields["rotary_base"] = _whole(f"{where}.rope_theta", values.pop("rope_theta"))
-    if (share := values.pop("partial_rotary_factor", 1.0)) != 1.0:
+    fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=True)
+    if not is_one_of(share := values.pop("partial_rotary_factor", 1.0), (1.0, None)):
         raise RopeError(f"{where}.partial_rotary_factor", share, "1.0")
+    given = {name for name, value in values.items() if value}
     for name, (ours, default) in _known(kind, latent).items():
         value = values.pop(name, default)
         if value is None:
             raise RopeError(f"{where}.{name}", None, f"a number, which rope_type {kind!r} needs")
-        fields[ours] = _whole(f"{where}.{name}", value) if ours in WHOLE else _number(f"{where}.{name}", value)
+        fields[ours] = _number(f"{where}.{name}", value, SPANS.get(ours, FACTORS), whole=ours in WHOLE)
+    if kind == "yarn" and latent:
+        _check_mscales(where, fields, given)
     for name, value in values.items():
         if value is not None:
             raise RopeError(f"{where}.{name}", value, f"none: rope_type {kind!r} has {', '.join(_known(kind, latent))}")
@@ -95,6 +108,15 @@ def _known(kind: str, latent: bool) -> Known:
     return KINDS[kind] | (LATENT if kind == "yarn" and latent else {})
 
 
+def _check_mscales(where: str, fields: dict[str, Any], given: set[str]) -> None:
+    """transformers' ``_compute_yarn_parameters`` looks at both mscales or at none; megatron-core divides one by the
+    other, whatever they are. Raises RopeError where that differs."""
+    both = {"mscale", "mscale_all_dim"} <= given
+    if not both and (fields["mscale"], fields["mscale_all_dim"]) != (1.0, 0.0):
+        missing = "mscale" if "mscale_all_dim" in given else "mscale_all_dim"
+        raise RopeError(f"{where}.{missing}", None, "a number, as transformers uses both mscales or none")
+
+
 def _gather(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The keys in one place, and its name. rope_theta beside rope_parameters must say the same."""
     new, old = _parameters(config, "rope_parameters"), _parameters(config, "rope_scaling")
@@ -115,13 +137,11 @@ def _parameters(config: dict[str, Any], key: str) -> dict[str, Any] | None:
     return found
 
 
-def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RopeError(key, value, "a number")
-    return float(value)
-
-
-def _whole(key: str, value: Any) -> int:
-    if not _number(key, value).is_integer():
+def _number(key: str, value: Any, span: Span, *, whole: bool) -> float | int:
+    """whole: 10000.0 will do, since rope_theta is written so."""
+    plain = dataclasses.replace(span, whole=False)
+    if plain.problem(key, value) is not None:
+        raise RopeError(key, value, str(span))
+    if whole and not float(value).is_integer():
         raise RopeError(key, value, "a whole number")
-    return int(value)
+    return int(value) if whole else float(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from models.hf import rope
 from models.hf.architectures import ARCHITECTURES
-from models.hf.keys import Architecture, Config, Unsupported, is_number, is_whole
+from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
@@ -24,8 +24,7 @@ NO_EFFECT = frozenset("""
 """.split())  # fmt: skip
 """Keys that say nothing about what the model computes in pretraining."""
 
-WHOLE = {entry.name for entry in dataclasses.fields(GPTShape) if entry.type is int}
-"""Fields that are sizes and counts."""
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 TRAINING_ONLY = frozenset("""
     hidden_dropout attention_dropout init_method_std make_vocab_size_divisible_by mtp_loss_scaling_factor
@@ -43,19 +42,19 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise UserError(
-            f"config.json: model_type {model_type!r} is not supported. Supported: {', '.join(ARCHITECTURES)}."
+            f"config.json: model_type {shown(model_type)} is not supported. Supported: {', '.join(ARCHITECTURES)}."
         )
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
     fields: dict[str, Any] = dict(architecture.implied)
-    problems = _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
+    problems = _token_problems(config) + _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
     for read, _ in architecture.parts if not problems else ():
         try:
             read(left, fields)
         except Unsupported as error:
             problems.append(str(error))
     if not problems:
-        problems += [f"{key} = {value!r}: unknown" for key, value in left.items() if value is not None]
+        problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:
         shape = GPTShape(**fields)
         problems = shape.problems()
@@ -78,7 +77,12 @@ def write_config(shape: GPTShape) -> tuple[str, Config]:
     config |= {key: values[0] for key, values in architecture.switches.items() if values[0] is not None}
     for _, write in architecture.parts:
         config |= write(shape)
-    back = read_shape(config)[1]
+    try:
+        back = read_shape(config)[1]
+    except UserError as error:
+        problems = str(error).splitlines()[1:]
+        what = f"transformers' {model_type}, the nearest, would compute another model; its config.json would have:"
+        raise UserError("\n".join([what, *problems])) from None
     differing = [
         f"model.{name} {getattr(shape, name)!r} (theirs would be {getattr(back, name)!r})"
         for name in (entry.name for entry in dataclasses.fields(GPTShape))
@@ -132,12 +136,22 @@ def _model_type(shape: GPTShape) -> str:
     return "mistral" if any(shape.window_blocks) else "llama"
 
 
+def _token_problems(config: Config) -> list[str]:
+    """Of ids that say nothing about the model, but are written when it is exported. Old files have -1 for none."""
+    span, problems = Span(-1, MOST_TOKENS, whole=True), []
+    for key in TOKEN_IDS:
+        value = config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        problems += [problem for one in ids if (problem := span.problem(key, one)) is not None]
+    return problems
+
+
 def _read_switches(left: Config, architecture: Architecture) -> list[str]:
     problems = []
     for key, values in architecture.switches.items():
         found = left.pop(key, values[0])
-        if found not in values:
-            problems.append(f"{key} = {found!r}: expected {' or '.join(map(repr, values))}")
+        if not is_one_of(found, values):
+            problems.append(str(Unsupported(key, found, " or ".join(map(repr, values)))))
     return problems
 
 
@@ -148,10 +162,8 @@ def _read_numbers(left: Config, fields: dict[str, Any], architecture: Architectu
         value = architecture.defaults.get(key) if value is None else value
         if value is None:
             problems.append(f"{key} is missing")
-        elif ours in WHOLE and not is_whole(value, 1):
-            problems.append(str(Unsupported(key, value, "a whole number, 1 or more")))
-        elif not is_number(value):
-            problems.append(str(Unsupported(key, value, "a number")))
+        elif (problem := SPANS[ours].problem(key, value)) is not None:
+            problems.append(problem)
         else:
             fields[ours] = value
     return problems

@@ -5,6 +5,7 @@ the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the
 files on the hub, which have the same names but for GPT-2's, whose lack the leading ``transformer.``.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -204,7 +205,7 @@ def entries(model_type: str, shape: GPTShape) -> Iterator[Entry]:
 
     Raises UserError for a parameter that no model of this type has.
     """
-    for parameter in [*parameters(shape), *_expert_biases(shape)]:
+    for parameter in itertools.chain(parameters(shape), _expert_biases(shape)):
         yield _entry(TABLES[model_type], parameter, shape, model_type)
 
 

@@ -1,11 +1,13 @@
 import itertools
+import os
+import shutil
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import blend
+from data import blend, cache
 from data.config import DataConfig
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
@@ -42,6 +44,58 @@ def test_every_prefix_is_within_one_sample_of_the_weights(weights):
     lengths = np.arange(1, len(table) + 1)
     for source, unit in enumerate(units):
         assert np.abs(np.cumsum(table == source) - lengths * unit / 512).max() <= 1
+
+
+@pytest.mark.parametrize("weights", [[1e308, 1e308, 1e-300], [1.0] + [1e-9] * 60_000])
+def test_absurd_weights_are_rounded_at_once(weights):
+    units = blend.rounded(weights)
+    assert sum(units) == 2**20 and min(units) == 1
+
+
+def damaged(path):
+    path.write_bytes(path.read_bytes()[:-2] + b"\7\0")
+
+
+def shorter(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_loop(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def file_for_folder(path):
+    shutil.rmtree(path.parent)
+    path.parent.write_text("")
+
+
+@pytest.mark.usefixtures("short_period")
+@pytest.mark.parametrize("damage", [damaged, shorter, fifo, link_loop, file_for_folder])
+def test_a_damaged_table_is_made_again(tmp_path, damage):
+    units = blend.rounded([0.6, 0.3, 0.1])
+    expected = blend.load(units, tmp_path, print).table.tolist()
+    (path,) = (tmp_path / "blends").glob("*/table*")
+    damage(path)
+    assert blend.load(units, tmp_path, print).table.tolist() == expected
+
+
+@pytest.mark.usefixtures("short_period")
+@pytest.mark.parametrize("content", [b"", b"\0" * 1024, b"\0" * 99])
+def test_a_table_of_another_blend_is_refused(tmp_path, content):
+    """Whoever put it there, with the right seal."""
+    units = blend.rounded([0.6, 0.3, 0.1])
+    blend.load(units, tmp_path, print)
+    (path,) = (tmp_path / "blends").glob("*/table*")
+    shutil.rmtree(path.parent)
+    cache.build_once(path.parent, lambda part: (part / path.name).write_bytes(content) and None, print)
+    with pytest.raises(UserError, match=r"data\.cache_dir: .* Remove "):
+        blend.load(units, tmp_path, print)
 
 
 def test_a_real_period_is_within_one_sample_of_the_weights(tmp_path):
@@ -189,7 +243,7 @@ def test_blends_that_cannot_be(fields, reason):
 @pytest.mark.parametrize(
     "name, text, reason",
     [
-        ("x.toml", '"a" = true', "expected a weight"),
+        ("x.toml", '"a" = true', "expected a (number|weight)"),
         ("x.toml", "[", "not valid TOML"),
         ("x.txt", "0.5 a 0.5", "expected"),
         ("x.txt", "half a", "expected"),
@@ -229,5 +283,5 @@ def test_weights_that_are_no_text_are_refused(tmp_path):
     for ending in ("toml", "txt"):
         path = tmp_path / f"blend.{ending}"
         path.write_bytes(b"0.5 \xff\xfe")
-        with pytest.raises(UserError, match="not UTF-8 text at byte 4"):
+        with pytest.raises(UserError, match="byte 4: expected UTF-8 text"):
             read_weights(path)

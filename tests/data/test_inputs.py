@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 
 from data import inputs
+from data.raw import pieces
+from data.raw.inputs import file_source
 from data.shard_writer import ShardWriter
 from parallel.errors import UserError
 
 
 def documents(path, key="text"):
     found, text = [], ""
-    for piece in inputs.read(path, key):
+    for piece in pieces.read(file_source(path), key, 200):
         text += piece.text
         if piece.ends_document:
             found.append(text)
@@ -129,15 +131,15 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, line, message):
 
 def test_other_encodings_are_refused_with_the_byte(tmp_path):
     (tmp_path / "x.txt").write_bytes("abcé".encode("latin-1"))
-    with pytest.raises(UserError, match=r"x\.txt, byte 0 \+ 3: not UTF-8"):
+    with pytest.raises(UserError, match=r"x\.txt \(byte 3\): not UTF-8"):
         documents(tmp_path / "x.txt")
 
 
 def test_a_text_file_is_one_document_whatever_its_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "READ_BYTES", 10)
+    monkeypatch.setattr(pieces, "READ_BYTES", 10)
     text = "".join(f"zeile {number} ü\r\n" for number in range(100))
     (tmp_path / "x.md").write_bytes(text.encode())
     assert documents(tmp_path / "x.md") == [text]
-    pieces = list(inputs.read(tmp_path / "x.md", "text"))
-    assert len(pieces) > 10
-    assert sum(piece.source_bytes for piece in pieces) == len(text.encode())
+    found = list(pieces.read(file_source(tmp_path / "x.md"), "text", 200))
+    assert len(found) > 10
+    assert sum(piece.source_bytes for piece in found) == len(text.encode())

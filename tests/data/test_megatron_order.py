@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from data import shards
+from data.cache import SEAL
 from data.config import DataConfig
-from data.megatron_order import SEAL, Plan, open_splits
+from data.megatron_order import Plan, open_splits
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from parallel.errors import UserError

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import corpus, inputs
+from data import corpus
 from data.config import DataConfig
 from data.prepare import prepare
+from data.raw import pieces
 from data.shards import Shard
 from data.tokenizers import ByteTokenizer
 from parallel.errors import UserError
@@ -52,7 +53,7 @@ def test_raw_files_become_documents_ended_by_eod(config):
 def test_a_second_call_reads_no_text_and_changes_nothing(config, monkeypatch):
     first = prepare(config, silent)
     before = files_of(config.cache_dir)
-    monkeypatch.setattr(inputs, "read", None)
+    monkeypatch.setattr(pieces, "read", None)
     lines = []
     second = prepare(config, lines.append)
     assert (second.prefixes, second.fingerprint) == (first.prefixes, first.fingerprint)
@@ -69,6 +70,52 @@ def test_a_changed_file_is_tokenised_again(config):
     assert first.fingerprint != second.fingerprint
 
 
+def same_times(path, status):
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def overwritten(path):
+    """As by an editor and `touch -r`."""
+    status = path.stat()
+    path.write_text(path.read_text().replace("dritte", "andere"))
+    same_times(path, status)
+
+
+def moved(path):
+    """As by `cp -p` and `mv`, of a file that differs in its middle only."""
+    status, other = path.stat(), path.with_name("other")
+    text = path.read_text()
+    other.write_text(text[:80_000] + "andere" + text[80_006:])
+    same_times(other, status)
+    other.replace(path)
+
+
+@pytest.mark.parametrize("replace", [overwritten, moved])
+def test_a_file_replaced_by_one_of_the_same_size_and_time_is_tokenised_again(config, replace):
+    path = Path(config.paths[1])
+    path.write_text("dritte" + "x" * 200_000)
+    first, status = prepare(config, silent), path.stat()
+    replace(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    second = prepare(config, silent)
+    assert first.prefixes != second.prefixes
+    assert b"andere" in bytes(Shard(second.prefixes[0]).tokens[-200_007:-1].astype(np.uint8))
+
+
+def test_a_file_that_changes_while_it_is_tokenised_leaves_no_cache(config, monkeypatch):
+    real = pieces.read
+
+    def read(*which):
+        yield from real(*which)
+        if which[0].path == config.paths[1]:
+            overwritten(Path(config.paths[1]))
+
+    monkeypatch.setattr(pieces, "read", read)
+    with pytest.raises(UserError, match="changed while it was tokenised"):
+        prepare(config, silent)
+    assert not [path for path in files_of(config.cache_dir) if path.suffix != ".lock"]
+
+
 def test_prefixes_are_used_where_they_lie(config, tmp_path):
     (made,) = prepare(config, silent).prefixes
     again = DataConfig(paths=(str(made),), tokenizer="byte", cache_dir=str(tmp_path / "unused"))
@@ -76,12 +123,39 @@ def test_prefixes_are_used_where_they_lie(config, tmp_path):
     assert not (tmp_path / "unused").exists()
 
 
-def test_a_damaged_cache_is_made_again(config):
+def short(path):
+    path.write_bytes(b"short")
+
+
+def another_token(path):
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def nothing_but_a_link(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "whole.json"])
+@pytest.mark.parametrize("damage", [short, another_token, Path.unlink, pipe, nothing_but_a_link])
+def test_a_damaged_cache_is_made_again(config, damage, name):
     (prefix,) = prepare(config, silent).prefixes
     whole = files_of(prefix.parent)
-    prefix.with_name("tokens.bin").write_bytes(b"short")
+    damage(prefix.with_name(name))
     prepare(config, silent)
     assert files_of(prefix.parent) == whole
+
+
+def test_a_lock_that_is_no_file_is_not_waited_for(config):
+    (prefix,) = prepare(config, silent).prefixes
+    prefix.with_name("tokens.bin").unlink()
+    pipe(prefix.parent.with_name(f"{prefix.parent.name}.lock"))
+    prepare(config, silent)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"text": ""}\n'])
@@ -131,14 +205,14 @@ def test_two_processes_at_once_make_one_whole_cache(config, tmp_path):
 
 def prepare_and_hang(config, halfway):
     """Tokenise the first pieces, say so, and wait to be killed."""
-    real = inputs.read
+    real = pieces.read
 
-    def read(path, jsonl_key):
-        yield from real(path, jsonl_key)
+    def read(*which):
+        yield from real(*which)
         halfway.set()
         time.sleep(60)
 
-    inputs.read = read
+    pieces.read = read
     prepare(config, silent)
 
 

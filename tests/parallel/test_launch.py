@@ -101,6 +101,54 @@ def test_a_killed_rank_is_named() -> None:
     assert (failure.rank, failure.text) == (2, "killed by SIGKILL\n")
 
 
+ASKED_WHILE_FORKING: list[int] = []
+"""Processes that get SIGTERM from themselves within their next os.fork."""
+
+
+def _ask_while_forking() -> None:
+    if ASKED_WHILE_FORKING:
+        os.kill(ASKED_WHILE_FORKING.pop(), signal.SIGTERM)
+
+
+os.register_at_fork(before=_ask_while_forking)
+
+
+def _wait_to_be_asked(identity: Identity) -> int:
+    time.sleep(20)
+    return 0
+
+
+def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> None:
+    """Python prints what a handler raises in os.fork's callbacks, as logging's, and goes on."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise SystemExit(local_ranks.STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    ASKED_WHILE_FORKING.append(os.getpid())
+    try:
+        code, failure = local_ranks.fork_ranks(2, _wait_to_be_asked)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (code, failure) == (local_ranks.STOPPED, None)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
+def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:
+    if identity.rank == 0:
+        raise SystemExit(local_ranks.STOPPED)  # as a request to stop does before training
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # as within a collective
+    time.sleep(60)
+    return 0
+
+
+def test_a_rank_that_left_on_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ranks, "GRACE_S", 0.1)
+    began = time.monotonic()
+    assert local_ranks.fork_ranks(2, _one_leaves_and_one_hears_nothing) == (local_ranks.STOPPED, None)
+    assert time.monotonic() - began < 10
+
+
 def _ordinary_error(identity: Identity) -> int:
     if identity.rank == 1:
         raise OSError("Read error on /data/x.bin")
@@ -221,3 +269,51 @@ def test_output_goes_to_the_log_and_only_rank_0_has_the_console(
     assert capfd.readouterr() == ("for people\n", "")
     (log,) = tmp_path.iterdir()
     assert sorted(log.read_text().splitlines()) == ["library noise"] * 2 + ["printed"] * 2
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        *[(TORCHRUN | {name: text}, name) for name, text in (
+            ("RANK", "x"), ("RANK", "4"), ("RANK", "-1"), ("RANK", "1e3"), ("WORLD_SIZE", ""),
+            ("WORLD_SIZE", "9" * 400),
+            ("MASTER_PORT", "0"), ("MASTER_PORT", "65536"), ("MASTER_PORT", "http"), ("MASTER_ADDR", " "),
+            ("LOCAL_RANK", "two"), ("LOCAL_RANK", "7"), ("LOCAL_WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "5"),
+        )],
+        *[(SRUN | {name: text}, name) for name, text in (
+            ("SLURM_PROCID", "twelve"), ("SLURM_PROCID", "12"), ("SLURM_LOCALID", "2"),
+            ("SLURM_STEP_NUM_TASKS", "many"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x"), ("SLURM_STEP_TASKS_PER_NODE", "9(x999999),9(x999999)"),
+            ("SLURM_NODEID", "99"),
+        )],
+    ],
+)  # fmt: skip
+def test_an_environment_that_cannot_be_is_named(environ: dict[str, str], name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} (in the environment: expected|is empty)"):
+        launch.detect(environ)
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        {"MASTER_ADDR"},
+        {"MASTER_PORT"},
+        {"MASTER_ADDR", "MASTER_PORT", "RANK"},
+        {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"},
+    ],
+)
+def test_half_a_launcher_does_not_train_alone(left_out: set[str]) -> None:
+    environ = {name: text for name, text in TORCHRUN.items() if name not in left_out}
+    with pytest.raises(UserError, match=r"but not .*MASTER_"):
+        launch.detect(environ)
+    assert launch.detect({"WORLD_SIZE": "1", "RANK": "0"}) is None  # the same as alone
+
+
+def test_without_scontrol_the_way_to_name_rank_0_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    identity = Identity(rank=0, world_size=2, launcher="srun")
+    with pytest.raises(UserError, match="Set MASTER_ADDR to rank 0"):
+        launch.set_rendezvous({"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7"}, identity)

@@ -111,9 +111,9 @@ def test_yesterdays_variables_are_warned_of_with_todays_names(copy: Path) -> Non
         ("memory_gib = 79.6", "memory_gib = -1", ["gpu.memory_gib must be above 0, found -1."]),
         ("bf16 = 989.5", "bf61 = 989.5", ["gpu.peak_tflops.bf61: unknown number format. Known: bf16,"]),
         ("scale_up_domain = 8", "scale_up_domain = 12", ["fabric.scale_up_domain 12: expected whole nodes"]),
-        ('NCCL_CROSS_NIC = "0"', "NCCL_CROSS_NIC = 0", ["env: expected strings"]),
+        ('NCCL_CROSS_NIC = "0"', "NCCL_CROSS_NIC = 0", ["env.NCCL_CROSS_NIC: expected a string, found 0"]),
         ("NCCL_CROSS_NIC = ", '"NCCL; rm" = ', ["env: 'NCCL; rm' is no name of a variable."]),
-        ("[gpu]", "[gpu", ["cannot be read as TOML"]),
+        ("[gpu]", "[gpu", ["not valid TOML"]),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(copy: Path, before: str, after: str, expected: list[str]) -> None:

@@ -21,7 +21,10 @@ def flipped(data: bytes, position: int) -> bytes:
 def checkpoint(tmp_path: Path) -> Path:
     """Imported, to damage."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"])
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "300KB"]) == 0
+    assert (
+        main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "300KB"])
+        == 0
+    )
     return tmp_path / "checkpoint"
 
 

@@ -44,7 +44,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         "rope_parameters.factor = 'two': expected a number",
     ),
     "rope base that is no number": (
-        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "rope_theta = nan: expected"
+        LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "not JSON: NaN is no"
     ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),
     "fractional base": (
@@ -56,8 +56,8 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "soft cap": (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: unknown"),
     "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     "missing number": (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
-    "no heads": (LLAMA, {"num_attention_heads": 0}, "num_attention_heads = 0: expected a whole number, 1 or more"),
-    "no heads in GPT-2": (GPT2, {"n_head": 0}, "n_head = 0: expected a whole number, 1 or more"),
+    "no heads": (LLAMA, {"num_attention_heads": 0}, "num_attention_heads = 0: expected a whole number from 1"),
+    "no heads in GPT-2": (GPT2, {"n_head": 0}, "n_head = 0: expected a whole number from 1 to 65,536"),
     "no key-value heads": (LLAMA, {"num_key_value_heads": 0}, "num_key_value_heads = 0: expected a whole number"),
     "half a block": (MOE, {"num_hidden_layers": 3.5}, "num_hidden_layers = 3.5: expected a whole number"),
     "head width that is text": (LLAMA, {"head_dim": "64"}, "head_dim = '64': expected a whole number"),
@@ -133,7 +133,7 @@ FP8_TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
 
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """What is said when hf is refused."""
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), *flags]) == 2
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), *flags]) == 2
     assert not (tmp_path / "checkpoint").exists()
     return capsys.readouterr().err
 
@@ -168,7 +168,7 @@ def test_scales_of_128_blocks_mean_the_same_without_a_configuration(tmp_path: Pa
     write_folder(
         tmp_path / "hf", TIED, tensors={Q: torch.ones(64, 64).to(torch.float8_e4m3fn), SCALES: WIDE[:1, :1] + 3}
     )
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--verify"]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--verify"]) == 0
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
     with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
         assert torch.equal(file.get_tensor(Q), torch.full((64, 64), 3, dtype=torch.bfloat16))
@@ -190,7 +190,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_folder(tmp_path / "hf", LLAMA)
     (tmp_path / "checkpoint").mkdir()
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     assert "already there" in capsys.readouterr().err
     assert list((tmp_path / "checkpoint").iterdir()) == []
 
@@ -214,7 +214,7 @@ def test_a_model_that_transformers_lacks_is_not_exported(
     change: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_folder(tmp_path / "hf", LLAMA)
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     path, (name, value) = tmp_path / "checkpoint" / "config.toml", next(iter(change.items()))
     lines = [f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"]
     lines = [lines[0] if line.startswith(f"{name} = ") else line for line in path.read_text().splitlines()]
@@ -231,7 +231,7 @@ def test_a_broken_configuration_to_take_along_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     write_folder(tmp_path / "hf", LLAMA)
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     like = tmp_path / "like"
     like.mkdir()
     (like / "tokenizer.json").write_text("{}")
@@ -239,5 +239,5 @@ def test_a_broken_configuration_to_take_along_is_refused_before_any_work(
     capsys.readouterr()
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again"), "--like", str(like)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"tools.convert: {like / 'config.json'}: expected the configuration of a model")
+    assert said.startswith(f"tools.convert: {like / 'config.json'}: ")
     assert not list(tmp_path.glob("again*"))

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from data.sentencepiece_training import builtin_model
 from models.families import TINY
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
@@ -55,7 +56,15 @@ def killed(arguments: list[str], unfinished: Path, ending: str) -> int:
 def test_ctrl_c_ends_it_with_a_line(tmp_path: Path, workers: str) -> None:
     """A terminal sends it to all processes of the command, whatever they are at: here while workers start."""
     write_folder(tmp_path / "hf", WIDE, dtype=torch.float32)
-    command = ["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "20KB", "--workers"]
+    command = [
+        "import",
+        "--no_logits",
+        str(tmp_path / "hf"),
+        str(tmp_path / "checkpoint"),
+        "--max_file_size",
+        "20KB",
+        "--workers",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "tools.convert", *command, workers], start_new_session=True, stderr=subprocess.PIPE,
         text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -78,15 +87,15 @@ def test_a_killed_import_and_export_go_on_to_the_same_bytes(tmp_path: Path, work
     write_folder(tmp_path / "hf", WIDE, dtype=torch.float32)
     imported = [str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--max_file_size", "300KB", "--workers", workers]
     unfinished = tmp_path / "checkpoint.tmp-convert"
-    assert 3 <= killed(["import", *imported], unfinished, ".pieces.json") < 100
+    assert 3 <= killed(["import", "--no_logits", *imported], unfinished, ".pieces.json") < 100
     kept = {path.name: path.stat().st_mtime_ns for path in unfinished.glob("*.pieces.json")}
-    assert main(["import", *imported, "--verify"]) == 0
+    assert main(["import", "--no_logits", *imported, "--verify"]) == 0
     assert not unfinished.exists()
     assert damages(tmp_path / "checkpoint", "hashes", (0, 1)) == []
     for name, changed in kept.items():  # what was done was not done again
         path = tmp_path / "checkpoint" / name.replace(".pieces.json", ".bin")
         assert path.stat().st_mtime_ns <= changed
-    assert main(["import", imported[0], str(tmp_path / "other"), "--max_file_size", "300KB"]) == 0
+    assert main(["import", "--no_logits", imported[0], str(tmp_path / "other"), "--max_file_size", "300KB"]) == 0
     assert hashes(tmp_path / "checkpoint") == hashes(tmp_path / "other")
 
     exported = [
@@ -108,7 +117,7 @@ def test_other_flags_start_over(tmp_path: Path) -> None:
     target, unfinished = tmp_path / "checkpoint", tmp_path / "checkpoint.tmp-convert"
     unfinished.mkdir()
     (unfinished / "part_00000.pieces.json").write_text("left by another job")
-    assert main(["import", str(tmp_path / "hf"), str(target), "--dtype", "float32", "--verify"]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(target), "--dtype", "float32", "--verify"]) == 0
     with Reader(target) as reader:
         assert {info.dtype for info in reader.tensors.values()} == {"float32"}
 
@@ -117,7 +126,7 @@ def test_a_changed_byte_is_found_by_verify(tmp_path: Path, capsys: pytest.Captur
     from tools.convert.verify import verify
 
     write_folder(tmp_path / "hf", TINY["qwen2_tiny"])
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     path = tmp_path / "hf" / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -127,11 +136,12 @@ def test_a_changed_byte_is_found_by_verify(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_tokenizers_go_along_and_back(tmp_path: Path) -> None:
-    write_folder(tmp_path / "hf", TINY["llama2_tiny"], config={"bos_token_id": 7, "auto_map": {"AutoModel": "x.py"}})
+    shape = dataclasses.replace(TINY["llama2_tiny"], vocab_size=512)
+    write_folder(tmp_path / "hf", shape, config={"bos_token_id": 7, "auto_map": {"AutoModel": "x.py"}})
     (tmp_path / "hf" / "tokenizer.json").write_text("{}")
-    (tmp_path / "hf" / "tokenizer.model").write_bytes(b"\x0a\x0e")
+    builtin_model(512, tmp_path / "cache", lambda _: None).rename(tmp_path / "hf" / "tokenizer.model")
     (tmp_path / "hf" / "modeling_own.py").write_text("raise SystemExit")
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     assert 'tokenizer = "tokenizer.model"' in (tmp_path / "checkpoint" / "config.toml").read_text()
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
     assert {"tokenizer.json", "tokenizer.model"} <= {path.name for path in (tmp_path / "again").iterdir()}
@@ -148,7 +158,7 @@ def test_the_hubs_gpt2_has_shorter_names_and_masks(tmp_path: Path) -> None:
     (tmp_path / "full" / "config.json").rename(tmp_path / "hf" / "config.json")
     short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(short | {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}, tmp_path / "hf" / "model.safetensors")
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--verify"]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint"), "--verify"]) == 0
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
     with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(tensors)
@@ -181,7 +191,7 @@ def test_deepseek_v3_as_on_the_hub(tmp_path: Path) -> None:
     save_file(stored, tmp_path / "plain" / "model.safetensors")
     config = tmp_path / "plain" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": FP8}))
-    assert main(["import", str(tmp_path / "plain"), str(tmp_path / "checkpoint"), "--verify"]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "plain"), str(tmp_path / "checkpoint"), "--verify"]) == 0
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again"), "--dtype", "bfloat16"]) == 0
     with safe_open(tmp_path / "again" / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(expected)
@@ -193,7 +203,7 @@ def test_deepseek_v3_as_on_the_hub(tmp_path: Path) -> None:
 def test_a_copy_that_differs_is_refused(copy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {f"model.layers.4.{copy}.weight": torch.zeros(257, 64, dtype=torch.bfloat16)}
     write_folder(tmp_path / "hf", TINY["deepseek_v3_tiny"], tensors=other)
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     assert f"model.layers.4.{copy}.weight differs from" in capsys.readouterr().err
 
 
@@ -217,7 +227,7 @@ def as_masters(source: Path, target: Path) -> None:
 def test_weights_come_from_the_optimizer_where_there_are_no_others(tmp_path: Path) -> None:
     """As in a run's checkpoint: fp32 under optimizer.state.param, rounded on export to what the model computes in."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"], dtype=torch.float32)
-    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
+    assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     as_masters(tmp_path / "checkpoint", tmp_path / "run")
     path = tmp_path / "run" / "rank_00000.bin"
     with Reader(tmp_path / "run") as reader:

@@ -480,6 +480,23 @@ def test_exit_codes_and_both_streams(capsys: pytest.CaptureFixture[str], tmp_pat
     assert main([SMALLEST, "--set", "NAME"]) == 2
 
 
+def test_a_message_names_the_script_and_shows_no_more_than_a_screen_can_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    for text in ("torchrun pretrain_gpt.py --num-layers '", f"torchrun pretrain_gpt.py --num-layers {'x' * 100_000}"):
+        script.write_text(text)
+        assert main([str(script)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"tools.from_megatron: {script}: ") and len(said) < 2000
+    script.write_text("torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+                      "--seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --train-iters 2 --lr 1e-3 "
+                      "--strange\x00\x1b[31m\x9b1m 1")  # fmt: skip
+    assert main([str(script)]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).replace("\n", "").isprintable()
+
+
 def test_the_recipe_runs_and_the_tool_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from tools.from_megatron.__main__ import main; code = main(sys.argv[1:]); "
     code += "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules); raise SystemExit(code)"

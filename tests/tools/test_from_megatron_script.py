@@ -348,3 +348,16 @@ def test_a_file_and_standard_input_mean_the_same(
     assert main(["--set", "1=/runs", "--set", "2=unused", "-"]) == 0
     assert capsys.readouterr().out.partition("#\n")[2] == from_file.partition("#\n")[2]
     assert 'run_dir = "/runs"' in from_file
+
+
+@pytest.mark.parametrize("length", [256, 5000, 100_000])
+def test_a_command_longer_than_a_file_s_name_is_a_command(length: int, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --train-iters 9"
+    assert main([f"{flags} --save {'x' * length}"]) in (0, 1)
+    assert "num_layers = 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "a\0b", "no/such/" * 600])
+def test_what_is_neither_a_file_nor_a_command_is_a_message(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([source]) == 2
+    assert "no such file, and no command" in capsys.readouterr().err

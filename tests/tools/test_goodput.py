@@ -116,7 +116,10 @@ def test_times_of_faults_come_from_the_campaign_s_own_table(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--num_gpus", "0"], "--num_gpus must be 1 or more, found 0."),
+        (["--num_gpus", "0"], "--num_gpus must be 1 to 1,000,000,000, found 0."),
+        (["--num_gpus", "9" * 40], "--num_gpus must be 1 to 1,000,000,000, found a number of more than 18 digits."),
+        (["--failures_per_gpu_hour", "1e-308"], "--failures_per_gpu_hour must be between 1e-12 and 1e+12"),
+        (["--days", "1e9"], "16,384 GPUs fail about 7.9e+09 times, at most 20,000,000 can be simulated."),
         (["--failures_per_gpu_hour", "0"], "--failures_per_gpu_hour must be above 0, found 0.0."),
         (["--stall_s", "-1"], "--stall_s must be 0 or more, found -1.0."),
         (["--restart_s", "nan"], "--restart_s must be 0 or more, found nan."),

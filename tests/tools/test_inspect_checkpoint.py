@@ -1,6 +1,7 @@
 """What inspect_checkpoint says of a run's checkpoints: lists, trees, damages, differences, means."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint import contents
 from tools.inspect_checkpoint.__main__ import main
 from training.checkpoint import optimizer_state, rng
+from training.checkpoint.format.manifest import read_manifest, write_manifest
 from training.checkpoint.format.reader import Reader
 from training.checkpoint.format.verify import damages
 
@@ -70,10 +72,31 @@ def test_a_runs_folder_is_listed_with_what_a_kill_left(copied: Path, capsys: pyt
         ("iter_0000006.tmp-9f3a", "unfinished"),
         ("iter_0000008", "unfinished"),
     ]
+    assert main([str(copied), "--verify", "sizes"]) == 0
+    expected = (
+        f"{root}/iter_0000008 is damaged: {root}/iter_0000008/manifest.json: expected, not found; taking iter_0000004"
+    )
+    assert expected in capsys.readouterr().err
     first = told(capsys, copied, "--list")[0]
     assert (first["iteration"], first["consumed_samples"], first["consumed_tokens"]) == (2, 16, 16 * 64)
     assert first["layout"] == "TP 1 x PP 1 x DP 2"
     assert first["bytes"] == sum(path.stat().st_size for path in (root / "iter_0000002").iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", [None, "[1]", '{"progress": [1]}', '{"progress": {"consumed_samples": "x"}}', "[" * 10**5]
+)
+def test_a_checkpoint_whose_state_is_something_else_is_listed(
+    copied: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    """None: a FIFO, which nothing waits for."""
+    folder = copied / "checkpoints/iter_0000002"
+    (folder / "manifest.json").unlink()
+    (folder / "config.toml").write_text("model = 3")
+    (folder / "state.json").unlink()
+    os.mkfifo(folder / "state.json") if text is None else (folder / "state.json").write_text(text)
+    assert main([str(copied), "--list"]) == 0
+    assert "iter_0000002" in capsys.readouterr().out
 
 
 def test_the_tree_folds_blocks_that_are_alike(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +127,15 @@ def test_json_has_every_tensor_and_byte(run: Path, capsys: pytest.CaptureFixture
     assert found["data"]["seed"] == 1234
 
 
+def test_a_manifest_sends_no_control_characters(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copied / "checkpoints/iter_0000004"
+    manifest = read_manifest(folder)
+    tensors = {name: facts for name, facts in manifest.files.items() if name.endswith(".bin")}
+    write_manifest(folder, tensors, {**manifest.about, "versions": {"torch": "\u202egpj.exe"}})
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
 def test_verify_names_each_damaged_file_and_tensor(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = copied / "checkpoints/iter_0000004"
     assert main([str(copied), "--verify", "hashes"]) == 0
@@ -118,7 +150,8 @@ def test_verify_names_each_damaged_file_and_tensor(copied: Path, capsys: pytest.
     assert len(lines) == 4
     assert all(f"{name}: expected hash" in lines[at] for at, name in enumerate(("rank_00000.bin", "rank_00001.bin")))
     assert all("(in optimizer.state." in line for line in lines[:2])
-    assert "stranger: not in the manifest" in lines[2]
+    assert "DAMAGED" in lines[2] and "2 of 8 files" in lines[2]
+    assert "stranger: not in the manifest" in lines[3]
     (folder / "stranger").unlink()
     assert main([str(copied), "--verify", "sizes"]) == 0
     (folder / "manifest.json").write_text("{")

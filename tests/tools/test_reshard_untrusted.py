@@ -124,7 +124,7 @@ def test_nothing_is_executed(
     assert not (tmp_path / "ours").exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "noise", "missing", "hole"])
+@pytest.mark.parametrize("damage", ["cut", "noise", "missing", "hole", "fifo", "fifo for a number"])
 def test_damage_is_named(damage: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "theirs"
     shutil.copytree(source / "theirs", folder)
@@ -135,6 +135,12 @@ def test_damage_is_named(damage: str, source: Path, tmp_path: Path, capsys: pyte
         metadata.write_bytes(b"\x80\x04" + os.urandom(500))
     elif damage == "missing":
         data.unlink()
+    elif damage == "fifo":
+        metadata.unlink()
+        os.mkfifo(metadata)
+    elif damage == "fifo for a number":
+        metadata.unlink()
+        os.mkfifo(folder / "latest_checkpointed_iteration.txt")
     else:
         found = entries(folder)
         chunks = found.state_dict_metadata["output_layer.weight"].chunks

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -223,3 +224,10 @@ def test_what_is_remembered(ended: Ask, tmp_path: Path) -> None:
     assert (first["before"], first["after"], first["exit_code"]) == (None, 3, 1)
     assert (second["before"], second["after"], second["exit_code"], second["nodes"]) == (3, 6, 143, "n[1-2]")
     assert second["why"].startswith("ended by SIGTERM with a checkpoint of iteration 6")
+
+
+def test_the_batch_script_refuses_counts_that_are_none_before_it_starts() -> None:
+    environ = {**os.environ, "MAX_ATTEMPTS": "five"}
+    done = subprocess.run(["bash", "slurm/pretrain.sbatch", "x.toml"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "pretrain.sbatch: MAX_ATTEMPTS: expected a whole number from 1 on, found 'five'\n"

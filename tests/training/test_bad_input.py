@@ -1,5 +1,6 @@
 """A user's mistake ends ``pretrain_gpt.py`` with one message, exit code 2, no traceback, and nothing damaged."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +10,10 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-import pretrain_gpt
 from data.shard_writer import ShardWriter
 from parallel import local_ranks
-from training import cli
+from parallel.launch import node_name
+from training import cli, start_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEBUG = str(ROOT / "slurm/recipes/debug.toml")
@@ -34,7 +35,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], 
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(local_ranks, "ignore_termination", lambda: None)  # it would outlive the test
         with pytest.raises(SystemExit) as left:
-            sys.exit(pretrain_gpt.main())
+            sys.exit(start_run.main(sys.argv[1:], os.environ))
         printed = capfd.readouterr()
         assert left.value.code == 2
         assert "Traceback" not in printed.err + printed.out
@@ -126,6 +127,13 @@ def test_a_run_folder_that_cannot_be_written(refused: Refused, tmp_path: Path) -
     assert "--run_dir" in message
 
 
+def test_a_log_that_cannot_be_opened(refused: Refused, tmp_path: Path) -> None:
+    log = tmp_path / f"run/logs/node-{node_name(os.environ)}.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("nowhere/log")
+    assert f"{log}: cannot be opened: No such file or directory" in refused(DEBUG, run_dir=tmp_path / "run")
+
+
 def test_a_missing_data_file(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").touch()
     message = refused(DEBUG, "--data.paths", str(tmp_path / "corups.txt"))
@@ -187,7 +195,7 @@ def test_of_a_launchers_ranks_one_shows_it(
     for name, value in {**places, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit) as left:
-        pretrain_gpt.main()
+        start_run.main(sys.argv[1:], os.environ)
     assert left.value.code == 2
     assert ("pretrain_gpt.py: " in capfd.readouterr().err) is shown
 
@@ -201,3 +209,60 @@ def test_a_fresh_process_says_the_same(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("pretrain_gpt.py: 1 problem with this configuration:")
     assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("train.seed = " + "1" * 400, "train.seed: expected a whole number of 64 bits"),
+        ("train.seed = " + "1" * 5000, "not valid TOML: Exceeds the limit"),
+        ("optimizer.lr = 1" + "0" * 399, "optimizer.lr: expected a finite number"),
+        ("optimizer.lr = nan", "optimizer.lr: expected a finite number"),
+        ("data.paths = " + "[" * 5000 + "]" * 5000, "nest too deep"),
+        ("[" + ".".join("abc" * 100) + "]\nx = 1", "nest deeper than 64"),
+        ('run_dir = "a\\u0000b"', "run_dir: expected text, found a control character (U+0000)"),
+        ('model.shape = "\\u001b[31mred"', "model.shape: expected text, found a control character (U+001B)"),
+        ("model.num_layers = 4\x00", "not valid TOML"),
+        ("model.num_layers = true", "model.num_layers: expected a whole number, found true"),
+        ("[model]\nnum_layers = 1000000000", "model.num_layers must be at most 10,000"),
+        (
+            'parallel.pipeline_model_parallel_layout = "' + "(" * 9 + "t" + ")*999" * 9 + '"',
+            "pipeline_model_parallel_layout",
+        ),
+        ('model.megatron = ["moe_router_topk=' + "(" * 9000 + '"]', "moe_router_topk is set by Triplane's own fields"),
+    ],
+    ids=range(13),
+)
+def test_a_hostile_recipe_is_one_message(recipe: str, said: str, refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.toml"
+    path.write_text(recipe)
+    printed = refused(str(path), "--dry_run")
+    assert said in printed
+    assert len(printed) < 3000
+
+
+def test_a_recipe_of_another_encoding_or_kind(refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b"\xff\xfet\x00")
+    assert "recipe.toml: byte 0: expected UTF-8 text, found 0xff" in refused(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    assert "recipe.toml: expected a regular file, found a FIFO" in refused(str(path))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "recipe.toml: expected a regular file, found a device" in refused(str(path))
+    path.unlink()
+    path.write_bytes(b"\xef\xbb\xbfmodel.num_layers = 0\r\n")  # as some editors write it: no mistake
+    assert "model.num_layers must be 1 or more" in refused(str(path))
+
+
+@pytest.mark.parametrize("value", ["1e18", str(2**62), str(2**80), "1" * 400, "1" * 5000, "-" + "9" * 30])
+@pytest.mark.parametrize(
+    "flag",
+    ["model.num_layers", "model.num_attention_heads", "parallel.tensor_model_parallel_size", "train.train_iters",
+     "train.global_batch_size", "world_size", "nproc", "model.vocab_size", "data.stream_count", "checkpoint.keep"],
+)  # fmt: skip
+def test_absurd_numbers_are_refused_at_once(flag: str, value: str, refused: Refused) -> None:
+    printed = refused(DEBUG, f"--{flag}={value}", "--dry_run")
+    assert flag in printed
+    assert len(printed) < 1000

@@ -173,7 +173,7 @@ def test_a_missing_recipe_is_told_what_is_there() -> None:
     assert "slurm/recipes/debugg.toml: no such recipe" in text
     assert "debug.toml" in text
     assert "no folder nowhere either" in mistake("nowhere/x.toml")
-    assert "cannot be read" in mistake("slurm/recipes")
+    assert "expected a regular file, found a folder" in mistake("slurm/recipes")
 
 
 def test_the_run_folder_follows_the_recipe(tmp_path: Path) -> None:

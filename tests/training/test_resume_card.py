@@ -26,6 +26,8 @@ THEN = Restored(
     layout_before=Layout(tp=2, dp=4),
     device="cpu",
     rng_restored=True,
+    own=True,
+    loaded=None,
     optimizer_restored=True,
 )
 NOW = Now(
@@ -73,6 +75,12 @@ def test_nothing_changed() -> None:
 def test_why_numbers_differ(then: dict[str, Any], now: dict[str, Any], reason: str) -> None:
     told = row("bit for bit", dataclasses.replace(THEN, **then), dataclasses.replace(NOW, **now))
     assert told == f"not expected: {reason}"
+
+
+def test_a_row_is_no_longer_than_a_screen_whatever_the_checkpoint_holds() -> None:
+    then = dataclasses.replace(THEN, entries=ENTRIES | {"versions": {"torch": "x" * 100_000}})
+    assert row("bit for bit", then).startswith("not expected: torch xxx")
+    assert len(card(then, NOW, 1.0)) < 3000
 
 
 def test_changes_are_named_and_not_all_of_them_change_numbers() -> None:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import tyro
 
-from parallel import launch, output
+from parallel import command, launch, output
+from parallel.untrusted import read_json
 from tools.benchmark import startup
 from tools.benchmark.circumstances import ROOT, circumstances
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
     job = tyro.cli(Benchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark", description=__doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
-    results = json.loads(job.output.read_text()) if job.output.exists() else {}
+    results = read_json(job.output) if job.output.exists() else {}
     failed = False
     for subject in job.subjects:
         print(f"{subject} ...", flush=True)
@@ -107,4 +108,4 @@ def write(path: Path, results: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.benchmark", main))

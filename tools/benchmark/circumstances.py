@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from parallel.untrusted import read_text
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,7 +56,7 @@ def versions(distributions: Sequence[str]) -> dict[str, str | None]:
 def cpu_model() -> str:
     """What Linux calls the processor."""
     info = Path("/proc/cpuinfo")
-    for entry in info.read_text().splitlines() if info.exists() else []:
+    for entry in read_text(info).splitlines() if info.exists() else []:
         if entry.startswith("model name"):
             return entry.split(":", 1)[1].strip()
     return platform.machine()

@@ -18,8 +18,9 @@ from typing import Any, Literal
 import tyro
 
 from models.shapes import GPTShape
-from parallel import launch, local_ranks, output
+from parallel import command, launch, local_ranks, output
 from parallel.layout import Layout
+from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances
 from tools.benchmark_checkpoint import conversion, scale
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Benchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark_checkpoint", description=__doc__
     )
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
-    results = json.loads(job.output.read_text()) if job.output.exists() else {}
+    results = read_json(job.output) if job.output.exists() else {}
     failed = False
     with tempfile.TemporaryDirectory(prefix="triplane-benchmark-", dir=job.folder) as folder:
         for subject in job.subjects:
@@ -108,7 +109,7 @@ def medians(nproc: int, rounds: int, size: int, folder: Path) -> dict[str, Any]:
         _, failure = local_ranks.fork_ranks(nproc, rank)
         if failure is not None:
             raise RuntimeError(failure.text)
-    found = [json.loads((folder / f"numbers.{number}").read_text()) for number in range(nproc)]
+    found = [read_json(folder / f"numbers.{number}") for number in range(nproc)]
     names = {name for part in found for entry in part["rounds"] for name in entry}
     values = {
         name: statistics.median(
@@ -221,4 +222,4 @@ def ratio(name: str, value: float, goal: float, *, most: bool = False) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.benchmark_checkpoint", main))

@@ -33,7 +33,7 @@ def against_dd(shape: GPTShape, folder: Path, rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         seconds = {
             "dd_copy_s": _copy(source, folder / "copy"),
-            "import_s": _convert("import", source, folder / "checkpoint"),
+            "import_s": _convert("import", source, folder / "checkpoint", "--no_logits"),
             "export_s": _convert("export", folder / "checkpoint", folder / "again"),
         }
         for name in ("copy", "checkpoint", "again"):
@@ -51,11 +51,11 @@ def _copy(source: Path, target: Path) -> float:
     return sum(disk.write_s(path, target / path.name) for path in sorted(source.glob("*.safetensors")))
 
 
-def _convert(direction: str, source: Path, target: Path) -> float:
+def _convert(direction: str, source: Path, target: Path, *flags: str) -> float:
     """As a user does it: a fresh interpreter and its imports are in it."""
     disk.forget(path for path in source.iterdir())
     began = time.perf_counter()
-    command = [sys.executable, "-m", "tools.convert", direction, str(source), str(target)]
+    command = [sys.executable, "-m", "tools.convert", direction, str(source), str(target), *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began
 

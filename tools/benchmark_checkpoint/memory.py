@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from parallel.untrusted import read_text
+
 _RESET_PEAK = "5"  # proc(5), clear_refs: set the peak resident set to the current one
 
 
@@ -36,5 +38,5 @@ def cost(action: Callable[[], object], ready: Callable[[], object]) -> Cost:
 
 def resident(name: str, process: str = "self") -> int:
     """A line of /proc/PROCESS/status, in bytes: VmRSS, VmHWM, RssAnon, ..."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    lines = read_text(Path(f"/proc/{process}/status")).splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -8,7 +8,6 @@ measured; 1: something is below its goal.
 
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import tyro
 
+from parallel import command
+from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances, versions
 from tools.benchmark_data import loading, tokenising
 from tools.benchmark_data.table import Row
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _keep(output: Path, part: str, found: Sequence[Row]) -> None:
-    kept = json.loads(output.read_text()) if output.exists() else {}
+    kept = read_json(output) if output.exists() else {}
     said = [dataclasses.asdict(row) | {"ratio": row.ratio, "reached": row.verdict} for row in found]
     kept[part] = circumstances() | {"versions": versions(PEERS), "results": said}
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -75,4 +76,4 @@ def _keep(output: Path, part: str, found: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.benchmark_data", main))

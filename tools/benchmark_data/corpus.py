@@ -6,6 +6,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from parallel.untrusted import read_text
+
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -40,7 +42,7 @@ def texts() -> Iterator[str]:
     for root in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
         for path in sorted(Path(root).rglob("*.py")):
             try:
-                text = path.read_text()
+                text = read_text(path)
             except (OSError, UnicodeDecodeError):
                 continue
             if text and EOD not in text and hash(text) not in seen:

@@ -18,6 +18,7 @@ from data.prepare import Prepared, prepare
 from data.shard_writer import ShardWriter, write_index
 from data.source import Samples, build_source
 from data.tokenizers import ByteTokenizer
+from parallel.untrusted import read_text
 from tools.benchmark_data import peers
 from tools.benchmark_data.table import Row, cpu_s
 
@@ -186,5 +187,5 @@ def _manifest(lengths: np.ndarray, files: dict[str, FileSum]) -> Manifest:
 
 def _own_memory_kib() -> int:
     """Without the pages of mapped shards, which the system takes back where it needs them (proc(5), RssAnon)."""
-    status = Path("/proc/self/status").read_text()
+    status = read_text(Path("/proc/self/status"))
     return int(status.split("RssAnon:")[1].split()[0])

@@ -2,6 +2,7 @@
 
     __main__.py     the command line
     source.py       a Hugging Face folder, to read: config.json, tensors by rows, what else lies there
+    headers.py      which tensors its safetensors files hold, and where
     checking.py     whether the tables cover all of it, before anything is written
     scales.py       whether fp8 matrices have the scales that they need
     blocks.py       our tensors in blocks, made of rows of theirs
@@ -9,9 +10,12 @@
     checked.py      a checkpoint, of which no damaged byte is taken
     exporting.py    rows of a checkpoint into sharded safetensors
     verify.py       each again in the other direction, compared byte by byte
+    generation.py   which ids begin and end a text, in an exported folder
     words.py        elements of one dtype as another's
     work.py         unfinished folders, workers, progress
+    tokenizer.py    the tokenizer that goes along, as training opens it
     recipe.py       the config.toml of an imported checkpoint
+    cut.py          a folder cut down to one block of each kind
     logits.py       both models' logits, each from a process of its own
 
 Bytes go from file to file in blocks of at most BLOCK_BYTES; no tensor is ever whole in memory but GPT-2's, whose

@@ -4,7 +4,9 @@
     python -m tools.convert export CHECKPOINT_FOLDER HF_FOLDER
 
 Nothing is downloaded and no code of the folder is run. A killed conversion goes on where it was when the same command
-is given again. What a table does not cover is refused by name. Exit code 2: bad input, nothing was converted.
+is given again. What a table does not cover is refused by name. An import compares logits of one block of each kind with
+transformers' own first, where that is installed. Exit code 2: bad input, or what was compared
+differs; then there is no target.
 """
 
 import re
@@ -16,11 +18,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from parallel import command
 from parallel.errors import UserError
 from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
-from tools.convert.verify import Side, verify
+from tools.convert.source import Source
+from tools.convert.verify import verify
 from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -42,21 +46,38 @@ class Import:
     max_file_size: str = "4GB"
     """Size of the checkpoint's files; what is lost when the conversion is killed is one file per worker."""
     verify: bool = False
-    """Convert back in memory and compare with the source, byte by byte."""
-    logits: bool = False
-    """Compare this model's logits with transformers' own, for models that fit into memory twice over, one by one."""
+    """Convert back in memory and compare with the source, byte by byte; what differs is removed."""
+    logits: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Compare the whole model's logits with transformers' own, for models that fit into memory; where they differ, the
+    checkpoint is removed. Otherwise those of one block of each kind are compared, before anything is converted."""
+    no_logits: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Compare no logits."""
 
     def run(self) -> None:
         """Raises UserError."""
+        if self.logits and self.no_logits:
+            raise UserError("--logits and --no_logits: expected at most one of them.")
         notes = import_folder(
             self.hf_folder,
             self.checkpoint,
             dtype=self.dtype,
             workers=at_least_one(self.workers),
             max_file_bytes=size_in_bytes(self.max_file_size),
+            begin=None if self.logits or self.no_logits else self._begin,
+            accept=self._accept,
         )
         _show(notes, self.checkpoint)
-        _compare(self, "checkpoint")
+
+    def _begin(self, source: Source, scratch: Path) -> list[str]:
+        if not logits.is_possible():
+            return ["logits were not compared with transformers' own: it is not installed."]
+        return [logits.compare_cut(source, scratch, self.dtype)]
+
+    def _accept(self, folder: Path) -> list[str]:
+        found = [verify(self.hf_folder, folder, "checkpoint")] if self.verify else []
+        if self.logits:
+            found.append(logits.compare(self.hf_folder, folder, self.dtype or "float32"))
+        return [line.replace(str(folder), str(self.checkpoint)) for line in found]
 
 
 @dataclass(kw_only=True)
@@ -76,9 +97,10 @@ class Export:
     like: Path | None = None
     """Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none."""
     verify: bool = False
-    """Read the new files back and compare with the checkpoint, byte by byte."""
+    """Read the new files back and compare with the checkpoint, byte by byte; what differs is removed."""
     logits: bool = False
-    """Compare this model's logits with transformers' own, for models that fit into memory twice over, one by one."""
+    """Compare this model's logits with transformers' own, for models that fit into memory; where they differ,
+    the folder is removed."""
 
     def run(self) -> None:
         """Raises UserError."""
@@ -89,9 +111,17 @@ class Export:
             workers=at_least_one(self.workers),
             max_shard_bytes=size_in_bytes(self.max_shard_size),
             like=self.like,
+            accept=self._accept,
         )
         _show(notes, self.hf_folder)
-        _compare(self, "hf_folder")
+
+    def _accept(self, folder: Path) -> list[str]:
+        found = [verify(folder, self.checkpoint, "hf_folder")] if self.verify else []
+        if self.logits:
+            found.append(
+                logits.compare(folder, self.checkpoint, self.dtype or exporting.default_dtype(self.checkpoint))
+            )
+        return [line.replace(str(folder), str(self.hf_folder)) for line in found]
 
 
 Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
@@ -141,13 +171,5 @@ def _show(notes: Sequence[str], written: Path) -> None:
     print(f"wrote {written}")
 
 
-def _compare(job: Import | Export, written: Side) -> None:
-    if job.verify:
-        print(verify(job.hf_folder, job.checkpoint, written))
-    if job.logits:
-        dtype = job.dtype or ("float32" if written == "checkpoint" else exporting.default_dtype(job.checkpoint))
-        print(logits.compare(job.hf_folder, job.checkpoint, dtype))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run("tools.convert", main))

@@ -14,6 +14,9 @@ from tools.convert.scales import check_scales
 from tools.convert.source import SCALE, Source
 from training.checkpoint.format.coverage import covered_once
 
+MOST_WRONG = 1000
+"""Runs of rows for which a folder lacks the right tensor, from which on no more are looked for."""
+
 
 def architecture(source: Source) -> tuple[str, GPTShape]:
     """The model_type and shape of a folder; without multi-token prediction where its files have none of it."""
@@ -36,12 +39,9 @@ def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
     and with fp8 matrices whose scales are not theirs.
     """
     names = names_in(source, model_type)
-    wanted: dict[str, tuple[int, ...]] = {}
-    for entry in entries(model_type, shape):
-        _check_coverage(entry, shape)
-        wanted |= entry.their_shapes()
+    wanted, is_all = _wanted(source, names, model_type, shape)
     equals = copies(model_type, shape)
-    missing = sorted(wanted.keys() - names.keys())
+    missing = [name for name in wanted if name not in names]
     left = [name for name in names if name not in wanted and name not in equals]
     computed = [name for name in left if is_computed(model_type, name)]
     used = [name for name in names if name in wanted or name in equals]
@@ -52,13 +52,39 @@ def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
         for name, shape_ in wanted.items()
         if name in names and source.places[names[name]].shape != shape_
     ]
-    for what, found in (("lacks", missing), ("has no place here for", extra), ("has shapes that differ:", reshaped)):
+    for what, found in (("lacks", missing), ("has shapes that differ:", reshaped), ("has no place here for", extra)):
         if found:
-            more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+            more = f" and {'' if is_all else 'at least '}{len(found) - 5} more" if len(found) > 5 else ""
             raise UserError(f"{source.folder}: this {model_type} {what} {', '.join(found[:5])}{more}.")
     check_scales(source, [names[name] for name in used])
     _check_copies(source, names, {name: of for name, of in equals.items() if name in names}, model_type, shape)
     return list(_notes(source, model_type, shape, computed))
+
+
+def _wanted(
+    source: Source, names: dict[str, str], model_type: str, shape: GPTShape
+) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """The tensors that the shape is made of, with their own shapes, and whether these are all.
+
+    They are not where too much of it is missing or has other shapes: a configuration may claim thousands of blocks of
+    thousands of experts, which would take hours to list.
+    """
+    wanted: dict[str, tuple[int, ...]] = {}
+    wrong = 0
+    for entry in entries(model_type, shape):
+        theirs = entry.their_shapes()
+        wanted |= theirs
+        if all(_has(source, names, name, size) for name, size in theirs.items()):
+            _check_coverage(entry, shape)  # whose time goes by the size, which the files have
+        else:
+            wrong += len(entry.strips)
+        if wrong >= MOST_WRONG:
+            return wanted, False
+    return wanted, True
+
+
+def _has(source: Source, names: dict[str, str], name: str, shape: tuple[int, ...]) -> bool:
+    return name in names and source.places[names[name]].shape == shape
 
 
 def _check_coverage(entry: Entry, shape: GPTShape) -> None:

@@ -13,20 +13,26 @@ import numpy as np
 
 from data import tokenizers
 from models.families import resolve
+from models.hf.files import CARRIED, CARRIED_BYTES, present
 from models.hf.layouts import Strip
 from models.hf.shapes import NO_EFFECT, write_config
 from models.hf.tables import Entry, copies, entries
 from models.shapes import GPTShape
 from parallel.errors import UserError
+from parallel.schema import shown
+from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import work
 from tools.convert.blocks import BLOCK_BYTES
 from tools.convert.checked import CheckedReader, check_files
-from tools.convert.source import CARRIED, DTYPES, INDEX, SINGLE, read_configuration
+from tools.convert.generation import more_files, own_ends, with_ends
+from tools.convert.headers import INDEX, SINGLE, encode_header
+from tools.convert.source import read_configuration
 from tools.convert.words import cast
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
 from training.checkpoint.format.writer import WriteBack, write_durably
+from training.checkpoint.state import read_state
 from training.config import RunConfig
 from training.recipe import load
 
@@ -37,7 +43,6 @@ OTHER = ("optimizer.", "rng.")
 """What keys of tensors that are no weights begin with."""
 
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-THEIR_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,13 +162,21 @@ class Export:
 
 
 def export_folder(
-    source: Path, target: Path, *, dtype: str | None, workers: int, max_shard_bytes: int, like: Path | None
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None,
+    workers: int,
+    max_shard_bytes: int,
+    like: Path | None,
+    accept: work.Accept | None = None,
 ) -> list[str]:
     """Write ``target``, which transformers loads: notes for the user.
 
-    like: the Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none. Raises
-    UserError for a model that transformers does not have, before anything is written, and for a damaged checkpoint,
-    of which nothing is left.
+    like: the Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none. accept: called
+    with the folder before it gets its name; what it says becomes notes. Raises UserError for a model that transformers
+    does not have, before anything is written; for a damaged checkpoint, and where ``accept`` raises work.Rejected,
+    nothing is left of the folder.
     """
     work.check_free(target)
     check_is_checkpoint(source)
@@ -173,16 +186,21 @@ def export_folder(
     model_type, theirs = write_config(shape)
     dtype = dtype or default_dtype(source)
     from_folder = like if like is not None else source
-    carried = {name: from_folder / name for name in CARRIED if (from_folder / name).is_file()}
-    tokenizer = any(name.startswith(("tokenizer", "vocab", "tekken")) for name in carried)
+    carried = present(from_folder, CARRIED)
+    if "tokenizer.tiktoken" in carried:  # whose description is called tokenizer.json; transformers reads neither
+        carried = {name: path for name, path in carried.items() if path.stem != "tokenizer"}
+    tokenizer = any(name.startswith(("tokenizer.", "vocab", "tekken")) for name in carried)
     if like is not None and not tokenizer:
         raise UserError(f"--like {like}: expected a Hugging Face folder with a tokenizer; found none of its files.")
     kept = read_configuration(from_folder) if "config.json" in carried else {}
     kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
+    ends, notes = own_ends(source, config, read_state(source).entries) if like is None else (None, [])
+    written = with_ends({**kept, **theirs}, carried, ends)
+    more = more_files(written, carried, ends)
     fingerprint: dict[str, Any] = {
         "source": str(source.resolve()),
-        "manifest": (source / MANIFEST).read_text(),
-        "version": 1,
+        "manifest": read_text(source / MANIFEST, JSON_BYTES),
+        "version": 2,
     }
     fingerprint |= {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "carried": sorted(map(str, carried.values()))}
     with Weights(source) as weights:
@@ -199,9 +217,12 @@ def export_folder(
         sizes = [sum(tensor.bytes for tensor in shard) for shard in job.shards]
         done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
         work.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
-        add_files(job, {**kept, **theirs}, carried)
+        add_files(job, written, carried, more)
+        notes += accept(folder) if accept is not None else []
         work.finish(folder, target)
-    return [] if tokenizer else ["the checkpoint carries no tokenizer: give --like HF_FOLDER to take one along."]
+    if not tokenizer:
+        notes.append("the checkpoint carries no tokenizer that transformers reads; --like HF_FOLDER takes one along.")
+    return notes
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -233,7 +254,8 @@ def check(weights: Weights, model_type: str, shape: GPTShape) -> None:
     keys = {entry.key for entry in entries(model_type, shape)}
     stored = {key.removeprefix(MASTER) for key in weights.reader.tensors}
     if extra := sorted(key for key in stored - keys if not key.startswith(OTHER)):
-        raise UserError(f"{weights.reader.folder}: transformers' {model_type} has no place for {', '.join(extra[:5])}.")
+        names = ", ".join(shown(key) for key in extra[:5])
+        raise UserError(f"{weights.reader.folder}: transformers' {model_type} has no place for {names}.")
 
 
 def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> Iterator[Target]:
@@ -253,21 +275,10 @@ def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> I
 
 def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: work.Report) -> None:
     """One safetensors file: length of the table of contents, the table, the tensors' bytes; named when durable."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for target in shard:
-        end = position + target.bytes
-        table[target.name] = {
-            "dtype": THEIR_DTYPES[target.dtype],
-            "shape": target.shape,
-            "data_offsets": [position, end],
-        }
-        position = end
-    header = json.dumps(table, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    header = encode_header((target.name, target.dtype, target.shape) for target in shard)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(header)
         disk = WriteBack(file.fileno())
         for words in one_ahead(shard_words(shard, weights)):
             file.write(memoryview(words.reshape(-1).view(np.uint8)))
@@ -305,11 +316,14 @@ def target_words(target: Target, weights: Weights) -> Iterator[np.ndarray]:
             yield weights.rows(target.entry, strip.row + start, min(step, strip.rows - start), target.dtype)
 
 
-def add_files(job: Export, config: dict[str, Any], carried: dict[str, Path]) -> None:
-    """The index of the shards, ``config.json`` and what goes along. The index comes last."""
+def add_files(job: Export, config: dict[str, Any], carried: dict[str, Path], more: dict[str, bytes]) -> None:
+    """The index of the shards, ``config.json`` and what goes along. more: in place of what goes along. The index comes
+    last."""
     for name, path in carried.items():
-        if name != "config.json":
-            write_durably(job.folder / name, path.read_bytes())
+        if name != "config.json" and name not in more:
+            write_durably(job.folder / name, read_bytes(path, CARRIED_BYTES))
+    for name, data in more.items():
+        write_durably(job.folder / name, data)
     text = json.dumps({**config, "dtype": job.dtype, "torch_dtype": job.dtype}, indent=2, sort_keys=True)
     write_durably(job.folder / "config.json", (text + "\n").encode())
     if len(job.shards) > 1:

@@ -1,7 +1,8 @@
 """A Hugging Face folder becomes a checkpoint: rows of theirs into pieces of ours, block after block. No torch here."""
 
 import itertools
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,20 +10,28 @@ from typing import Any
 
 import numpy as np
 
+from models.hf.files import CARRIED_BYTES
 from models.hf.tables import entries
 from models.shapes import GPTShape
 from parallel.layout import Layout
+from parallel.untrusted import read_bytes
 from tools.convert import recipe, work
 from tools.convert.blocks import Block, blocks, entry_dtype, most_frequent_dtype, read_block
 from tools.convert.checking import architecture, check, names_in
 from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
 from tools.convert.source import Source
+from tools.convert.tokenizer import Choice, check_beside, choose
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import FileWriter, write_durably
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, write_state
+from training.imported import IMPORTED
+
+Begin = Callable[[Source, Path], list[str]]
+SCRATCH = "logits.partial"
+WITHOUT = "Training these weights on raw text needs --data.tokenizer PATH of its tokenizer."
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -68,37 +77,64 @@ class Import:
                 report(block.bytes)
 
 
-def import_folder(source: Path, target: Path, *, dtype: str | None, workers: int, max_file_bytes: int) -> list[str]:
+def import_folder(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None,
+    workers: int,
+    max_file_bytes: int,
+    begin: Begin | None = None,
+    accept: work.Accept | None = None,
+) -> list[str]:
     """Write ``target``, a checkpoint of weights with a ``config.toml``: notes for the user.
 
-    Killed and started again, it goes on with the next file and writes the same bytes. Raises UserError for what is
-    not supported, before anything is written.
+    Killed and started again, it goes on with the next file and writes the same bytes. begin: called before anything is
+    converted, with the source and an empty folder, which is removed after it. accept: called with the checkpoint
+    before it gets its name. What both say become notes; where one raises work.Rejected, nothing stays. Raises
+    UserError for what is not supported, before anything is written.
     """
     with Source(source) as opened:
         model_type, shape = architecture(opened)
         notes = check(opened, model_type, shape)
         fingerprint: dict[str, Any] = {"source": str(source.resolve()), "files": opened.fingerprint()}
-        fingerprint |= {"config": opened.config, "dtype": dtype, "max_file_bytes": max_file_bytes, "version": 1}
+        fingerprint |= {"config": opened.config, "dtype": dtype, "max_file_bytes": max_file_bytes, "version": 2}
+        check_beside(source)
+        tokenizer = choose(source, opened.config, shape.vocab_size)
+        if tokenizer.problem:
+            notes.append(f"no tokenizer of its own can be used: {tokenizer.problem} {WITHOUT}")
         with work.unfinished(target, fingerprint) as folder:
             job = Import(source=source, folder=folder, dtype=dtype, max_file_bytes=max_file_bytes)
             parts = job.parts(opened)
+            if begin is not None:
+                notes += _in_scratch(begin, opened, folder / SCRATCH)
             if not is_committed(folder):
                 do(job, folder, parts, workers, "import")
-                commit(folder, opened, job, len(parts))
+                commit(folder, opened, job, len(parts), tokenizer)
             remove_tables(folder, map(part_name, range(len(parts))))
+            notes += accept(folder) if accept is not None else []
             work.finish(folder, target)
     return notes
 
 
-def commit(folder: Path, source: Source, job: Import, parts: int) -> None:
+def _in_scratch(begin: Begin, source: Source, scratch: Path) -> list[str]:
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        return begin(source, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def commit(folder: Path, source: Source, job: Import, parts: int, tokenizer: Choice) -> None:
     """Index, state, configuration and what goes along; the manifest last."""
     model_type, shape = job.architecture
     facts = merge(folder, map(part_name, range(parts)))
     for name, path in source.carried().items():
-        write_durably(folder / name, path.read_bytes())
+        write_durably(folder / name, read_bytes(path, CARRIED_BYTES))
     dtype = job.dtype or most_frequent_dtype(job.parts(source))
-    text = recipe.config_toml(shape, dtype, source.folder.resolve().name, folder)
+    name = source.folder.resolve().name
+    text = recipe.config_toml(shape, dtype, name, tokenizer)
     write_durably(folder / "config.toml", text.encode())
-    write_state(folder, State(progress=Progress(), layout=Layout(), device="cpu"))
-    about: dict[str, JSON] = {"source": source.folder.resolve().name, "model_type": model_type}
+    about: dict[str, JSON] = {"source": name, "model_type": model_type}
+    write_state(folder, State(progress=Progress(), layout=Layout(), device="cpu", entries={IMPORTED: about}))
     write_manifest(folder, facts, {**about, "iteration": 0, "layout": str(Layout())})

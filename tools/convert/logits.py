@@ -6,9 +6,13 @@ This is the one part of the tool that builds models and needs torch; it starts
     python -m tools.convert.logits hf_folder|checkpoint FOLDER OUTPUT.npy DTYPE
 """
 
+import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,34 +20,114 @@ import numpy as np
 
 from models.families import resolve
 from parallel.errors import UserError
+from tools.convert.checking import architecture
+from tools.convert.cut import available_bytes, cut_of, write_cut
 from tools.convert.exporting import read_config, vocabulary
+from tools.convert.importing import import_folder
+from tools.convert.source import Source
+from tools.convert.work import Rejected, die_with
 
 if TYPE_CHECKING:
     from torch import nn
 
 TOKENS = 64
+TIMEOUT_S, CUT_TIMEOUT_S = 6 * 3600, 1800
+"""For either model's logits; loading it is most of it."""
+SPARE_BYTES = 1 << 30
+"""Of memory beside a model's weights: the libraries, and what is computed."""
 TOLERANCE = 1e-4
 """Of the largest logit: fp32 sums in another order, over up to some hundred blocks."""
+
+
+def is_possible() -> bool:
+    """Whether transformers is installed."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def compare_cut(source: Source, scratch: Path, dtype: str | None) -> str:
+    """Of the first block of each kind of a Hugging Face folder, converted into ``scratch``: a sentence, or why not.
+
+    dtype: what the import rounds to. Raises UserError where a model cannot run, and Rejected where the logits differ.
+    """
+    model_type, shape = architecture(source)
+    cut = cut_of(model_type, shape)
+    if (needed := 2 * (cut.fp32_bytes * 5 // 4 + SPARE_BYTES)) > (free := available_bytes()):
+        memory = f"needs {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free"
+        return f"logits were not compared: {cut} of this model {memory}."
+    write_cut(source, cut, scratch / "hf")
+    import_folder(scratch / "hf", scratch / "checkpoint", dtype=dtype, workers=1, max_file_bytes=1 << 40)
+    try:
+        found = _measure(scratch / "hf", scratch / "checkpoint", dtype or "float32", CUT_TIMEOUT_S, at_once=2)
+    except UserError as error:
+        raise UserError(f"{source.folder}: {cut}: {error} --no_logits imports without comparing logits.") from None
+    if not found.agree:
+        what = "transformers computes another model of these numbers than Triplane"
+        raise Rejected(f"{source.folder}: {cut}: {found.differing}: {what}. Please report its config.json.")
+    mtp = "; multi-token prediction was not compared" if shape.mtp_num_layers else ""
+    return f"{found.agreeing}, of {cut}{mtp}. --logits compares the whole model."
 
 
 def compare(hf_folder: Path, checkpoint: Path, dtype: str) -> str:
     """A sentence with the largest difference. dtype: what both models' weights are rounded to; they compute in fp32.
 
-    Raises UserError where a model cannot run, or the logits differ.
+    Raises UserError where a model cannot run, and Rejected where the logits differ.
     """
+    found = _measure(hf_folder, checkpoint, dtype, TIMEOUT_S, at_once=1)
+    if not found.agree:
+        raise Rejected(f"{hf_folder} and {checkpoint}: {found.differing}.")
+    return f"{found.agreeing}."
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """What two models' logits for the same tokens are."""
+
+    tokens: int
+    difference: float
+    largest: float
+
+    @property
+    def agree(self) -> bool:
+        """False where anything is NaN, too."""
+        return self.difference <= TOLERANCE * self.largest
+
+    @property
+    def agreeing(self) -> str:
+        """In words."""
+        return f"logits of {self.tokens} tokens agree within {self.difference:.1e}; the largest is {self.largest:.1f}"
+
+    @property
+    def differing(self) -> str:
+        """In words."""
+        return f"logits differ by up to {self.difference:.2e}, of {self.largest:.2e}"
+
+
+def _measure(hf_folder: Path, checkpoint: Path, dtype: str, timeout_s: float, at_once: int) -> Measured:
+    """at_once: processes, 1 or 2."""
     with tempfile.TemporaryDirectory(prefix="triplane-logits-") as scratch:
         outputs = {"hf_folder": Path(scratch, "theirs.npy"), "checkpoint": Path(scratch, "ours.npy")}
-        for side, folder in (("hf_folder", hf_folder), ("checkpoint", checkpoint)):
-            command = [sys.executable, "-m", "tools.convert.logits", side, str(folder), str(outputs[side]), dtype]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                last = "\n".join(done.stderr.strip().splitlines()[-3:])
-                raise UserError(f"{folder}: its logits could not be computed (exit code {done.returncode}): {last}")
+        module = [sys.executable, "-m", "tools.convert.logits"]
+        sides = {"hf_folder": (hf_folder, "transformers'"), "checkpoint": (checkpoint, "Triplane's")}
+        with ThreadPoolExecutor(at_once) as pool:
+            running = [
+                pool.submit(_run, [*module, side, str(folder), str(outputs[side]), dtype], whose, timeout_s)
+                for side, (folder, whose) in sides.items()
+            ]
+            for one in running:
+                one.result()
         theirs, ours = (np.load(output) for output in outputs.values())
-    difference, largest = float(np.abs(theirs - ours).max()), float(np.abs(theirs).max())
-    if not difference <= TOLERANCE * largest:
-        raise UserError(f"logits differ by up to {difference:.2e}, of {largest:.2e}: {hf_folder} and {checkpoint}.")
-    return f"logits of {theirs.shape[0]} tokens agree within {difference:.1e}; the largest is {largest:.1f}."
+    return Measured(theirs.shape[0], float(np.abs(theirs - ours).max()), float(np.abs(theirs).max()))
+
+
+def _run(command: list[str], whose: str, timeout_s: float) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{whose} logits took longer than {timeout_s / 60:.0f} minutes.") from None
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-3:])
+        raise UserError(f"{whose} logits could not be computed (exit code {done.returncode}): {last}")
 
 
 def theirs_to_file(folder: Path, output: Path, dtype: str) -> None:
@@ -105,5 +189,6 @@ def _round(model: "nn.Module", dtype: str) -> None:
 
 
 if __name__ == "__main__":
+    die_with(os.getppid())
     write = {"hf_folder": theirs_to_file, "checkpoint": ours_to_file}[sys.argv[1]]
     write(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

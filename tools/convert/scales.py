@@ -13,7 +13,7 @@ def check_scales(source: Source, names: Iterable[str]) -> None:
         more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UserError(
             "\n  ".join([f"{source.folder}: fp8 matrices and their scales do not fit together:", *problems[:5]])
-            + f"{more}\nGet the files anew, or those of the model in bfloat16."
+            + f"{more}\nDownload the files again, or those of the model in bfloat16."
         )
 
 

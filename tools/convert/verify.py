@@ -9,10 +9,10 @@ import numpy as np
 from models.families import resolve
 from models.hf.shapes import read_shape
 from models.hf.tables import copies
-from parallel.errors import UserError
 from tools.convert.checking import names_in
 from tools.convert.exporting import Target, Weights, read_config, target_words, targets, vocabulary
 from tools.convert.source import Source
+from tools.convert.work import Rejected
 
 Side = Literal["checkpoint", "hf_folder"]
 
@@ -21,7 +21,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
     """That every tensor of either side is on the other, with the same bytes: a sentence on what was compared.
 
     Numbers are compared in the dtype of the side that was written, that is, after rounding; fp8 matrices after their
-    scales. Raises UserError with the tensors that differ.
+    scales. Raises Rejected with the tensors that differ.
     """
     config = read_config(checkpoint)
     shape = resolve(config.model, vocabulary(config, checkpoint))
@@ -37,7 +37,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
             compared, size = compared + 1, size + target.bytes
     if differing:
         more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-        raise UserError(f"{hf_folder} and {checkpoint} differ in {', '.join(differing[:5])}{more}.")
+        raise Rejected(f"{hf_folder} and {checkpoint} differ in {', '.join(differing[:5])}{more}.")
     return f"verified: {compared:,} tensors of {hf_folder} are those of {checkpoint}, bit by bit."
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from parallel.errors import UserError
+from parallel.untrusted import InputError, read_bytes
 from tools.convert.checked import WAY_OUT
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.writer import sync_folder, write_durably
@@ -30,6 +31,14 @@ DAMAGED = 3
 
 Report = Callable[[int], Any]
 """Called with the bytes that have been done since the last call."""
+
+
+Accept = Callable[[Path], list[str]]
+"""Looks at a folder that is complete before it gets its name: notes. Raises Rejected, or UserError where it cannot."""
+
+
+class Rejected(UserError):
+    """What was converted is not what it was converted from: nothing of it may stay."""
 
 
 class Job(Protocol):
@@ -49,8 +58,8 @@ def check_free(target: Path) -> None:
 def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
     """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
 
-    Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged,
-    too: then nothing is left of the folder, since another source starts over.
+    Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged, or
+    the result is rejected, nothing is left of the folder. After any other mistake what is done stays, if anything is.
     """
     check_free(target)
     folder = target.with_name(target.name + UNFINISHED)
@@ -62,16 +71,30 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
         except OSError:
             raise UserError(f"{folder}: another process is writing there. Wait for it, or end it.") from None
         wanted = json.dumps(job, indent=1).encode()
-        if not (folder / JOB).is_file() or (folder / JOB).read_bytes() != wanted:
+        if _noted(folder) != wanted:
             _clear(folder)
             write_durably(folder / JOB, wanted)
         yield folder
     except DamagedError as error:
-        _clear(folder)
-        folder.rmdir()
+        _remove(folder)
         raise UserError(f"{error}. {WAY_OUT}") from None
+    except Rejected as error:
+        _remove(folder)
+        raise Rejected(str(error).replace(str(folder), str(target)) + f" {target} was removed.") from None
+    except UserError:
+        if {path.name for path in folder.iterdir()} <= {JOB}:
+            _remove(folder)
+        raise
     finally:
         os.close(descriptor)
+
+
+def _noted(folder: Path) -> bytes | None:
+    """The job that an unfinished folder is of."""
+    try:
+        return read_bytes(folder / JOB)
+    except (InputError, FileNotFoundError):
+        return None
 
 
 def finish(folder: Path, target: Path) -> None:
@@ -147,10 +170,8 @@ def _ctrl_c_later() -> Iterator[None]:
 
 
 def _work(job: Job, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
-    """A worker's process, which does not outlive the one that started it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
-    if os.getppid() != parent:
-        os._exit(1)
+    """A worker's process."""
+    die_with(parent)
 
     def report(count: int) -> None:
         with counter.get_lock():
@@ -167,6 +188,18 @@ def _work(job: Job, worker: int, workers: int, counter: "Synchronized[int]", sai
     except OSError as error:
         said.put(f"{error.filename or 'a file'}: {error.strerror or error}.")
         os._exit(2)
+
+
+def die_with(parent: int) -> None:
+    """Let this process not outlive the one that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _remove(folder: Path) -> None:
+    _clear(folder)
+    folder.rmdir()
 
 
 def _clear(folder: Path) -> None:

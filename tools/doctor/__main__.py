@@ -18,6 +18,7 @@ from typing import Literal
 
 import tyro
 
+from parallel import command
 from parallel.errors import UserError
 from tools import clusters
 from tools.doctor import examine, report
@@ -121,7 +122,7 @@ def _examine(job: Doctor, here: Situation, groups: Sequence[str], began: float) 
 
 
 if __name__ == "__main__":
-    code = main()
+    code = command.run("tools.doctor", main)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a call that never returned would hold the interpreter back

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallel.untrusted import read_text
 from tools.doctor.finding import Finding, Looked, Seen, Status, judged
 from tools.doctor.majority import deciding
 from tools.doctor.situation import Situation
@@ -58,7 +59,7 @@ def _ports(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return read_text(path).strip()
     except OSError:
         return ""
 

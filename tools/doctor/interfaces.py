@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from parallel.untrusted import read_text
 from tools.doctor.finding import Finding, Looked, Seen, judged
 from tools.doctor.majority import deciding
 from tools.doctor.names import own_addresses, resolve
@@ -80,7 +81,7 @@ def around(question: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
 def speed(interface: str) -> int:
     """Mbit/s as the driver tells; 0 where it tells none (virtual interfaces)."""
     try:
-        return max(0, int((Path("/sys/class/net") / interface / "speed").read_text()))
+        return max(0, int(read_text(Path("/sys/class/net") / interface / "speed")))
     except (OSError, ValueError):
         return 0
 

@@ -7,9 +7,12 @@ it: so what an earlier examination has left there is told from today's. Nothing 
 import contextlib
 import json
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallel.schema import JSON
+from parallel.untrusted import InputError, read_json, read_text
 from tools.doctor.deadline import within
 from tools.doctor.run_dir import folder_of, write
 
@@ -33,8 +36,8 @@ class Mailbox:
     def asked(self) -> str:
         """Another node: the first node's number; "" where it is not seen."""
         if self.folder is not None:
-            with contextlib.suppress(OSError):
-                return within(LIMIT_S, (self.folder / "question").read_text)
+            with contextlib.suppress(OSError, InputError):
+                return within(LIMIT_S, partial(read_text, self.folder / "question"))
         return ""
 
     def put(self, rank: int, node: str, told: dict[str, Any]) -> None:
@@ -49,13 +52,13 @@ class Mailbox:
         """The first node: today's answers by rank."""
         if self.folder is None:
             return {}
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, InputError, KeyError):
             return within(LIMIT_S, self._read)
         return {}
 
     def _read(self) -> dict[int, dict[str, Any]]:
         assert self.folder is not None
-        told = [json.loads(path.read_text()) for path in self.folder.glob("[0-9]*-*.json")]
+        told = [read_json(path, dict[str, JSON]) for path in self.folder.glob("[0-9]*-*.json")]
         return {one["rank"]: one for one in told if one.get("nonce") == self.nonce and one["rank"]}
 
     def clear(self) -> None:

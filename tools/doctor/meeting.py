@@ -15,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallel.schema import JSON
+from parallel.untrusted import parse_json
+
 PORTS = 16
 """How many ports are tried."""
 CONNECT_S = 3.0
@@ -64,7 +67,7 @@ class Wire:
         *whole, self.buffer = (self.buffer + data).split(b"\n")
         if len(self.buffer) > LINE_BYTES:
             raise ConnectionResetError("it sends no lines")
-        return [json.loads(line) for line in whole]
+        return [parse_json(line, dict[str, JSON]) for line in whole]
 
     def receive(self, limit_s: float) -> Message:
         """The next line. Raises TimeoutError, OSError, ValueError."""

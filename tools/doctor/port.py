@@ -5,6 +5,7 @@ from pathlib import Path
 
 import psutil
 
+from parallel.untrusted import read_text
 from tools.doctor.finding import Finding, Looked, judged
 from tools.doctor.situation import Situation
 
@@ -68,7 +69,7 @@ def _process(pid: int) -> str:
 def _range(port: int) -> Finding:
     """A free port among those that Linux gives to outgoing connections may be taken a moment later."""
     try:
-        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+        low, high = map(int, read_text(Path("/proc/sys/net/ipv4/ip_local_port_range")).split())
     except (OSError, ValueError):
         low, high = 1, 0
     if low <= port <= high:

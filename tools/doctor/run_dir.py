@@ -1,6 +1,6 @@
 """What a run asks of the file system of its folder, on one node. No torch here.
 
-Checkpoints are committed by rename and fsync; a run claims its folder by a hard link (training/owner/claim.py); the
+Checkpoints are committed by rename and fsync; a run claims its folder by a hard link (training/run_lock/lock.py); the
 cache of prepared data is guarded by flock, with a fall-back.
 """
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from parallel.untrusted import read_text
 from tools.doctor.finding import Finding, Looked, judged
 from tools.doctor.situation import Situation
 from training.checkpoint.format.writer import sync_folder
@@ -75,7 +76,7 @@ def file_system(path: Path) -> str:
     """Its type as Linux names it (nfs4, lustre, ext4, …): the mount whose path is the longest above ``path``."""
     best, kind = "", "unknown"
     try:
-        lines = Path("/proc/mounts").read_text().splitlines()
+        lines = read_text(Path("/proc/mounts")).splitlines()
     except OSError:
         return kind
     there = str(path.resolve())
@@ -106,7 +107,7 @@ def _rename(scratch: Path) -> Finding | None:
     try:
         for text in ("old", "new"):
             write(scratch / "renamed", text)
-        if (scratch / "renamed").read_text() != "new":
+        if read_text(scratch / "renamed") != "new":
             return _wrong("rename", "the old content is there after a rename", "use another file system")
     except OSError as error:
         return _wrong("rename and fsync", error, "use another file system: checkpoints are committed by rename")

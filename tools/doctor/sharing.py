@@ -8,9 +8,11 @@ import fcntl
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallel.untrusted import read_text
 from tools.doctor.deadline import within
 from tools.doctor.finding import Finding, Seen, judged
 from tools.doctor.run_dir import GROUP, folder_of, token_path
@@ -69,7 +71,7 @@ def _wait_for(path: Path, content: str, deadline: float) -> tuple[str, float]:
     began = time.monotonic()
     while True:
         try:
-            found = within(LIMIT_S, path.read_text)
+            found = within(LIMIT_S, partial(read_text, path))
             error = "" if found == content else "an older content"
         except OSError as failure:
             error = failure.strerror or str(failure)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from parallel import launch
 from parallel.errors import UserError
 from tools.clusters import Cluster
-from training.owner import processes
+from training.run_lock import processes
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -118,28 +118,22 @@ def _place(environ: Mapping[str, str]) -> _Place | None:
     if identity.local_rank:
         return None
     told = dict(environ)
-    try:
-        launch.set_rendezvous(told, identity)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UserError(
-            f"--nodes: MASTER_ADDR is not set, and scontrol does not name the nodes ({error}). Export MASTER_ADDR and "
-            "MASTER_PORT, the address of the first node and a free port there."
-        ) from None
+    launch.set_rendezvous(told, identity)
+    local = identity.local_world_size
     if identity.launcher == "torchrun":
-        local = identity.local_world_size
-        rank = int(environ.get("GROUP_RANK", identity.rank // local))
-        count = int(environ.get("GROUP_WORLD_SIZE", identity.world_size // local))
+        names, usual = ("GROUP_RANK", "GROUP_WORLD_SIZE"), (identity.rank // local, identity.world_size // local)
     else:
-        rank = int(environ.get("SLURM_NODEID", identity.rank))
-        count = int(environ.get("SLURM_STEP_NUM_NODES", identity.world_size))
+        names, usual = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES"), (identity.rank, identity.world_size)
+    count = launch.whole_number(environ, names[1], 1, launch.MOST_RANKS, str(usual[1]))
+    rank = launch.whole_number(environ, names[0], 0, count - 1, str(usual[0]))
     launcher: Literal["torchrun", "srun"] = "torchrun" if identity.launcher == "torchrun" else "srun"
     return _Place(rank, _names(environ, count), launcher, _master(told))
 
 
 def _master(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    if not environ.get("MASTER_ADDR") or not environ.get("MASTER_PORT", "").isdigit():
+    if not environ.get("MASTER_ADDR") or not environ.get("MASTER_PORT"):
         return None
-    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    return environ["MASTER_ADDR"], launch.whole_number(environ, "MASTER_PORT", 1, 65535)
 
 
 def _names(environ: Mapping[str, str], count: int) -> tuple[str, ...]:

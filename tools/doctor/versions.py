@@ -3,9 +3,9 @@
 import importlib.metadata
 import platform
 import sys
-import tomllib
 from collections.abc import Sequence
 
+from parallel.untrusted import read_toml
 from tools import versions as pins
 from tools.doctor.finding import Finding, Looked, Seen, Status, judged
 from tools.doctor.majority import deciding
@@ -75,7 +75,7 @@ def _differs(name: str, value: str, right: str, others: Sequence[str]) -> Findin
 
 
 def _pins() -> list[Finding]:
-    project = tomllib.loads((pins.ROOT / "pyproject.toml").read_text())["project"]
+    project = read_toml(pins.ROOT / "pyproject.toml")["project"]
     broken, untested = pins.problems(project["dependencies"])
     if sys.version_info[:2] != (3, 12):
         broken.append(f"Python {platform.python_version()}: expected 3.12")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from parallel.untrusted import parse_json
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -46,7 +48,7 @@ class Worker:
             raise WorkerError(f"no answer within {limit_s:.0f} s") from None
         if not line:
             raise WorkerError(self._last_words())
-        return dict(json.loads(line))
+        return dict(parse_json(line))
 
     def _last_words(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
 """Inject faults and write what came of them to docs/faults.md.
 
-    python -m tools.faults [--only damages kills matrix disk jobs] [--count N] [--seed N]
+    python -m tools.faults [--only damages kills matrix disk jobs hostile] [--count N] [--seed N]
 
 Interrupted, it goes on where it was: give it the same seed and the same commit.
 """
@@ -19,13 +19,20 @@ from typing import Literal
 
 import tyro
 
-from parallel import launch, output
+from parallel import command, launch, output
 from tools.benchmark.circumstances import ROOT, commit, now
 from tools.faults import document
 from tools.faults.results import Store
 
-Campaign = Literal["damages", "kills", "matrix", "disk", "jobs"]
-COUNTS: dict[Campaign, int] = {"damages": 500, "kills": 200, "matrix": 1000, "disk": 1000, "jobs": 1000}
+Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "hostile"]
+COUNTS: dict[Campaign, int] = {
+    "damages": 500,
+    "kills": 200,
+    "matrix": 1000,
+    "disk": 1000,
+    "jobs": 1000,
+    "hostile": 2200,
+}
 """How many cases make docs/faults.md; of the matrix, the disk and the jobs, all there are."""
 
 
@@ -33,9 +40,10 @@ COUNTS: dict[Campaign, int] = {"damages": 500, "kills": 200, "matrix": 1000, "di
 class Faults:
     """Inject faults and write what came of them to docs/faults.md."""
 
-    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs")
+    only: tuple[Campaign, ...] = ("damages", "kills", "matrix", "disk", "jobs", "hostile")
     """damages: changed files; kills: killed processes; matrix: every layout's checkpoint in every other; disk: full,
-    read-only, gone; jobs: everything else, under a private SLURM."""
+    read-only, gone; jobs: everything else, under a private SLURM; hostile: files, flags and
+    surroundings made to break things."""
 
     count: int | None = None
     """Cases of each campaign. None: as many as docs/faults.md tells of."""
@@ -111,7 +119,7 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
     for result in wrong:
         print(f"{name}: {result.case}: {result.kind}: {result.problem}", file=sys.stderr)
     print(f"{name}: {len(results)} cases, {len(wrong)} not as they must be; {job.output}", flush=True)
-    chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] < 1000 else ""
+    chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] != 1000 else ""
     command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}{' --mend' * job.mend}"
     machine = f"{os.cpu_count()} cores, no GPU"
     table = module.table(results) if hasattr(module, "table") else ()
@@ -121,4 +129,4 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.faults", main))

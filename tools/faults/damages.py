@@ -26,7 +26,8 @@ TEXT = """Of two checkpoints in a folder the newer one is damaged, in any of its
 `--checkpoint.verify hashes`, the default, and with `sizes`. Every changed file must be named, with what was expected
 and found, and the tensor where the byte lies in one; the older checkpoint is taken and said to be; all ranks decide
 alike; and they hold afterwards exactly what was saved. Where both are damaged nothing may be loaded, and no parameter
-touched. `sizes` does not read tensors, and is to find everything else. The time is that of the load with hashes."""
+touched. A file that is not of the checkpoint is ignored, with a warning. `sizes` does not read tensors, and is to find
+everything else. The time is that of the load with hashes."""
 WORLD_SIZES = (1, 2)
 LIMIT_S = 60
 """A rank that takes longer for one damage hangs: it is killed, and the damage counts as a hang."""
@@ -178,6 +179,7 @@ def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: Worl
         problems.append("the ranks do not hold what was saved")
     text = found["error"] or found["said"]
     damaged = world.damaged / world.newest
+    problems += [f"no warning of {name} in {text!r}" for name in injection.warned if name not in text]
     for name in injection.named:
         if f"{damaged / name}:" not in text:
             problems.append(f"{name} is not named in {text!r}")

@@ -296,7 +296,7 @@ SEEN: Mapping[Scenario, str] = {
     read_only_at_the_start: "refused before step 1",
     full_before_the_first: "said; the run ends",
     full_of_old_ones: "said; training goes on; an old one makes room, tried again, committed",
-    gone: "said; made anew, committed",
+    gone: "said; created again, committed",
 }
 GOES_ON = "said; training goes on; committed when the disk is back"
 

@@ -27,6 +27,8 @@ class Injection:
     """Keys of the tensors whose bytes changed, in the order of the index."""
     content_only: bool = False
     """Names and sizes are as before, and it is a file of tensors: ``sizes`` cannot see it."""
+    warned: tuple[str, ...] = ()
+    """Files that are no damage, and of which a warning is said."""
     spares_older: bool = True
     """Whether an older checkpoint is still good."""
 
@@ -94,7 +96,7 @@ def add(newest: Path, older: Path, draw: Random) -> Injection:
     """A file that nobody wrote."""
     name = draw.choice([".metadata", "common.pt", "__0_0.distcp", "rank_00099.bin", "state.json.partial", "x" * 200])
     (newest / name).write_bytes(draw.randbytes(draw.choice([0, 1, 5000])))
-    return Injection(kind="extra file", text=name, named=(name,))
+    return Injection(kind="extra file", text=name, named=(), warned=(name,))
 
 
 def swap(newest: Path, older: Path, draw: Random) -> Injection:

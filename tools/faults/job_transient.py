@@ -14,7 +14,7 @@ from tools.faults.job_scene import Scene, Seen, Wrong
 from tools.faults.private_cluster import until
 from training.checkpoint import folders
 from training.checkpoint.format.writer import DATA
-from training.owner.record import OWNER
+from training.run_lock.record import OWNER
 
 PLACES: Mapping[Place, tuple[str, int]] = {
     "start": ("start: imports", 0),

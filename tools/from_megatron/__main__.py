@@ -20,8 +20,14 @@ from pathlib import Path
 
 import tyro
 
-from parallel.errors import UserError
+from parallel import command
+from parallel.errors import UserError, printable
+from parallel.untrusted import read_text
 from tools.from_megatron.convert import convert
+from training.recipe import escaped
+
+SHOWN = 1000
+"""Characters of a message that quotes a script."""
 
 
 @dataclass(kw_only=True)
@@ -43,16 +49,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = tyro.cli(
         FromMegatron, args=shielded, use_underscores=True, prog="python -m tools.from_megatron", description=__doc__
     )
+    where = ""
     try:
+        given_values = settings(job.set)
         text, origin = read(job.source)
-        recipe, summary = convert(text, origin, settings(job.set))
+        where = f"{job.source}: " if origin == f"from {job.source}." else ""
+        recipe, summary = convert(text, origin, given_values)
     except UserError as error:
-        print(f"tools.from_megatron: {error}", file=sys.stderr)
+        said = str(error)
+        print(f"tools.from_megatron: {'' if said.startswith(where) else where}{cut(said)}", file=sys.stderr)
         return 2
-    print(recipe, end="")
+    print(printable(escaped(recipe)), end="")
     for block in summary.blocks:
-        print("\n  ".join(block), file=sys.stderr)
+        print(printable("\n  ".join(map(cut, block))), file=sys.stderr)
     return 0 if summary.complete else 1
+
+
+def cut(text: str) -> str:
+    """Not more of a script than a message needs."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} … {text[-SHOWN // 2 :]}"
 
 
 def settings(given: Sequence[str]) -> dict[str, str]:
@@ -70,15 +85,24 @@ def read(source: str) -> tuple[str, str]:
     """
     if source == "-":
         return sys.stdin.read(), "from standard input."
-    if "\n" not in source and len(source) < 4096 and not source.lstrip().startswith("--") and Path(source).is_file():
+    path = Path(source)
+    if "\n" not in source and not source.lstrip().startswith("--") and _is_there(path):
         try:
-            return Path(source).read_text(), f"from {source}."
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{source}: cannot be read: {error}") from None
+            return read_text(path), f"from {source}."
+        except OSError as error:
+            raise UserError(f"{source}: cannot be read: {error.strerror}.") from None
     if "--" not in source:
-        raise UserError(f"{source}: no such file, and no command with flags either. Put a command in quotes.")
+        raise UserError(f"{source[:200]}: no such file, and no command with flags either. Put a command in quotes.")
     return source, "from a command line."
 
 
+def _is_there(path: Path) -> bool:
+    """Whether it names something that exists; a command is too long for a name, or holds what none can hold."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run("tools.from_megatron", main))

@@ -5,10 +5,11 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallel.schema import fits, type_name
 from tools.from_megatron.arguments import Arguments, number
 from tools.from_megatron.flags_translated import Default
 from tools.from_megatron.gaps import gaps, readable
-from training.recipe import fits, names, type_name
+from training.recipe import names
 
 DEFAULT = "Megatron-LM's default"
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import tyro
 
-from parallel import output
+from parallel import command, output
 from parallel.errors import UserError
+from parallel.schema import shown
 from tools.goodput import measured
 from tools.goodput.model import CAUSES, Shares, Times, closed_form, times
 from tools.goodput.simulation import simulate
@@ -27,6 +28,11 @@ DAY_S = 86400.0
 PUBLISHED = """published, of whole jobs and their own machines:
   97 %    9,600 GPUs, three months, ByteRobust (arXiv:2509.16293)
   > 90 %  16,384 H100, 54 days, Llama 3 405B (arXiv:2407.21783, section 3.3.4)"""
+
+MOST_GPUS = 10**9
+MOST = 1e12
+"""Of any other number, and the least is its inverse: what no job has, and no arithmetic fails at."""
+MOST_FAILURES = 20_000_000
 
 
 @dataclass(kw_only=True)
@@ -74,7 +80,11 @@ class Goodput:
 
     def problems(self) -> list[str]:
         """What is wrong within these flags."""
-        found = [f"--num_gpus must be 1 or more, found {number}." for number in self.num_gpus if number < 1]
+        found = [
+            f"--num_gpus must be 1 to {MOST_GPUS:,}, found {shown(number)}."
+            for number in self.num_gpus
+            if not 1 <= number <= MOST_GPUS
+        ]
         positive = ("failures_per_gpu_hour", "save_interval_s", "days")
         for each in fields(self):
             value = getattr(self, each.name)
@@ -83,7 +93,18 @@ class Goodput:
             if not math.isfinite(value) or value < 0 or (value == 0 and each.name in positive):
                 least = "above 0" if each.name in positive else "0 or more"
                 found.append(f"--{each.name} must be {least}, found {value}.")
+            elif not (value == 0 or 1 / MOST < value < MOST):
+                found.append(f"--{each.name} must be between {1 / MOST:g} and {MOST:g}, found {value}.")
         return found
+
+    def endless(self) -> list[str]:
+        """Sizes with more failures than can be simulated in minutes."""
+        return [
+            f"--days {self.days:g}: {number:,} GPUs fail about {failures:.1e} times, at most {MOST_FAILURES:,} can be "
+            "simulated. Give fewer days."
+            for number in self.num_gpus
+            if (failures := self.days * DAY_S / mtbf_s(number, self.failures_per_gpu_hour)) > MOST_FAILURES
+        ]
 
     def hopeless(self) -> list[str]:
         """Sizes at which a restart never ends: exp(R / M) of them are needed."""
@@ -103,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             job.stall_s = measured.stall_s(job.run_dir)
         if job.faults is not None:
             job.verdict_s, job.restart_s = measured.faults(job.faults)
-        if problems := job.problems() or job.hopeless():
+        if problems := job.problems() or job.hopeless() or job.endless():
             raise UserError("\n".join(problems))
     except UserError as error:
         print(f"tools.goodput: {error}", file=sys.stderr)
@@ -160,4 +181,4 @@ def _duration(seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.goodput", main))

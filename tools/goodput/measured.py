@@ -4,6 +4,7 @@ import statistics
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.untrusted import read_text
 from training.metrics.jsonl import read_jsonl
 
 VERDICT, AGAIN = "To verdict, s", "To training, s"
@@ -28,7 +29,7 @@ def faults(document: Path) -> tuple[float, float]:
     Raises UserError where ``document``, the docs/faults.md of a cluster, has no such table.
     """
     try:
-        lines = document.read_text().splitlines()
+        lines = read_text(document).splitlines()
     except OSError as error:
         raise UserError(f"--faults {document}: {error.strerror}.") from None
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("| ")]

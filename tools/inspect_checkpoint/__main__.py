@@ -20,15 +20,15 @@ from typing import Annotated, Any
 
 import tyro
 
-from parallel import output
-from parallel.errors import UserError
+from parallel import command, output
+from parallel.errors import UserError, printable
 from tools.convert.__main__ import at_least_one
 from tools.inspect_checkpoint import average, catalogue, checking, compare, difference, fields, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.reader import Reader
-from training.checkpoint.format.verify import Depth
+from training.checkpoint.format.verify import Depth, strangers
 
 
 @dataclass(kw_only=True)
@@ -93,8 +93,13 @@ class Inspect:
         own = catalogue.read(path)
         good = f"good: {path}: {own.files:,} files, {size(own.bytes)}, are what was written ({depth})"
         bad = [*(damage.text for damage in found), f"DAMAGED: {path}: {len(found):,} of {own.files:,} files"]
-        told = {"path": str(path), "depth": depth, "damages": [damage._asdict() for damage in found]}
-        self._print(bad if found else [good], told)
+        try:
+            others = strangers(path)
+        except DamagedError:  # no manifest, which is told above
+            others = []
+        unknown = [f"{path / name}: not in the manifest, and not read" for name in others]
+        told: dict[str, Any] = {"path": str(path), "depth": depth, "damages": [damage._asdict() for damage in found]}
+        self._print([*(bad if found else [good]), *unknown], told | {"unknown_files": others})
         return 1 if found else 0
 
     def _statistics(self, path: Path, pattern: str) -> int:
@@ -127,7 +132,7 @@ class Inspect:
         return 0 if same else 1
 
     def _print(self, lines: Sequence[str], told: Any) -> None:
-        print(json.dumps(told, indent=1, default=str) if self.json else "\n".join(lines))
+        print(json.dumps(told, indent=1, default=str) if self.json else printable("\n".join(lines)))
 
 
 @dataclass(kw_only=True)
@@ -184,4 +189,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run("tools.inspect_checkpoint", main))

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from models.hf.files import CARRIED_BYTES
 from parallel.errors import UserError
+from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import work
 from tools.convert.checked import CheckedReader, check_files
 from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
@@ -106,7 +108,7 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
     """
     work.check_free(target)
     check(sources)
-    manifests = [(source / MANIFEST).read_text() for source in sources]
+    manifests = [read_text(source / MANIFEST, JSON_BYTES) for source in sources]
     parts = normalised(shares, len(sources))
     job_text: dict[str, Any] = {"average": list(map(str, sources)), "shares": parts, "of": manifests, "version": 1}
     with work.unfinished(target, job_text) as folder:
@@ -125,7 +127,7 @@ def commit(job: Average) -> None:
     manifest = read_manifest(last)
     for name in manifest.files:
         if name not in (INDEX, PIECES) and not name.endswith(".bin"):
-            write_durably(job.folder / name, (last / name).read_bytes())
+            write_durably(job.folder / name, read_bytes(last / name, CARRIED_BYTES))
     kept = {name: value for name, value in manifest.about.items() if name not in ("source", "average_of")}
     said = [f"{source.name} x {share:.6g}" for source, share in zip(job.sources, job.shares, strict=True)]
     write_manifest(job.folder, facts, {**kept, "average_of": said})

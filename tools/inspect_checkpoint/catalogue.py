@@ -1,15 +1,16 @@
 """The checkpoints of a folder, whole or not, and what each says of itself. No torch here."""
 
 import contextlib
-import json
-import tomllib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from parallel.errors import UserError
+from parallel.untrusted import InputError, read_json, read_toml
 from tools.inspect_checkpoint.text import columns, size
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
@@ -61,7 +62,7 @@ class Checkpoint:
 def find(path: Path) -> list[Path]:
     """The checkpoints that a path means, the one to take first. Raises UserError where there is none."""
     try:
-        return folders.find(str(path))
+        return folders.find(str(path), partial(print, file=sys.stderr))
     except UserError as error:
         raise UserError(str(error).removeprefix("checkpoint.load ")) from None
 
@@ -103,9 +104,8 @@ def read(path: Path, is_latest: bool = False) -> Checkpoint:
         except DamagedError:
             status = "damaged"
     state, config = _json(path / folders.STATE), _toml(path / CONFIG)
-    progress = state.get("progress") or {}
-    samples = about.get("consumed_samples", progress.get("consumed_samples"))
-    length = config.get("model", {}).get("seq_length")
+    samples = _whole(about.get("consumed_samples", _within(state, "progress").get("consumed_samples")))
+    length = _whole(_within(config, "model").get("seq_length"))
     stamp = path / MANIFEST if status != "unfinished" else path
     return Checkpoint(
         path=path,
@@ -141,16 +141,24 @@ def listed(found: Sequence[Checkpoint]) -> list[str]:
     return columns([head, *rows], right=(1, 2, 3))
 
 
+def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return read_json(path, dict[str, Any])
+    except (OSError, InputError):
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, ValueError):
+        return read_toml(path, dict[str, Any])
+    except (OSError, InputError):
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from parallel.untrusted import read_text
 from training.checkpoint.format.manifest import DamagedError, read_manifest
 from training.checkpoint.format.verify import Damage, Depth, damages
 
@@ -49,7 +50,7 @@ def _watch(parts: list[Future[list[Damage]]], progress: Any) -> None:
 def _bytes_read() -> int:
     """By this process so far, as the kernel counts (proc_pid_io(5)); 0 where it does not."""
     try:
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = read_text(Path("/proc/self/io")).splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("rchar:")))
     except (OSError, StopIteration, ValueError):
         return 0

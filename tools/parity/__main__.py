@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tyro
 
-from parallel import launch, output
+from parallel import command, launch, output
 from parallel.errors import UserError
 from tools.parity.layouts import shrink
 from training import cli
@@ -79,4 +79,4 @@ def row(layout: str, ranks: str, *columns: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.parity", main))

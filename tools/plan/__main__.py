@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from parallel import output
+from parallel import command, output
 from parallel.errors import UserError
 from tools.plan.flags import Flags
 from tools.plan.run import run
@@ -35,4 +35,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     gc.disable()  # among hundreds of thousands of layouts it takes a seventh of the time, and finds nothing
-    sys.exit(main())
+    raise SystemExit(command.run("tools.plan", main))

@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
+from parallel.launch import MOST_RANKS
 from tools.plan.flags import Flags
 from tools.plan.question import AXES
 from tools.plan.rejections import constraint
 
+LARGEST = {"num_gpus": MOST_RANKS, "global_batch_size": (1 << 31) - 1, "seq_length": 1 << 27, "mbs": 1 << 24}
+"""Of the axes of a layout, MOST_RANKS: what is beyond is a typing mistake, and would be counted through for hours."""
 BACKTEST = ("output", "cross_validate", "refit")
 ALONE: dict[str, tuple[str, ...]] = {
     "backtest": BACKTEST,
@@ -57,6 +60,10 @@ def _listed(names: tuple[str, ...] | list[str]) -> str:
 
 
 def _values(flags: Flags) -> Iterator[str]:
+    for name in {**LARGEST, **dict.fromkeys(AXES)}:
+        most, size = LARGEST.get(name, MOST_RANKS), getattr(flags, name)
+        if isinstance(size, int) and size > most:
+            yield f"--{name} must be at most {most:,}, found {size if size < 10**30 else 'a larger number'}."
     if flags.top < 1:
         yield f"--top must be 1 or more, found {flags.top}."
     if flags.trace < 0:

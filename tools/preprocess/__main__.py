@@ -4,10 +4,10 @@
     python -m tools.preprocess verify PATH
     python -m tools.preprocess train INPUT ... --output tokenizer.model --vocab_size 32000
 
-INPUT: .jsonl, .parquet or text files, also as .gz or .zst; folders; globs; a Hugging Face dataset (hf://OWNER/NAME, or
-a folder of save_to_disk). Started again with the same command after it was killed, it goes on where it was. Exit code
-0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by SIGTERM or Ctrl-C, to be
-continued.
+INPUT: .jsonl, .parquet or text files, also as .gz, .zst, .bz2 or .xz; folders; globs; a Hugging Face dataset
+(hf://OWNER/NAME, or a folder of save_to_disk). Started again with the same command after it was killed, it goes on
+where it was. Exit code 0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by SIGTERM
+or Ctrl-C, to be continued.
 """
 
 import sys
@@ -18,9 +18,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from data.config import path_of
 from data.engines import EngineName
 from data.raw.documents import Reading
+from parallel import command
 from parallel.errors import UserError
+from parallel.schema import text_problem
 from tools.preprocess import run, training, verify
 from tools.preprocess.crew import Stopped, StopSign, WorkerDied
 from tools.preprocess.encoding import SpecialText
@@ -69,7 +72,7 @@ class Preprocess:
     max_document_mb: float = 64.0
     """A longer document is a bad one."""
     max_expansion: float = 200.0
-    """Bytes that one byte of a .gz or .zst may unpack to, over a whole file."""
+    """Bytes that one byte of a compressed file may unpack to, over the whole file."""
     check_space: bool = True
     """Estimate what will be written, and refuse where the disk has not got it."""
     overwrite: bool = False
@@ -89,7 +92,7 @@ class Preprocess:
         run.preprocess(
             run.Options(
                 inputs=self.input,
-                prefix=self.output.expanduser().absolute(),
+                prefix=path_of(self.output).absolute(),
                 tokenizer=self.tokenizer,
                 eod_token=self.eod_token,
                 workers=self.workers or run.available_cpus(),
@@ -111,7 +114,9 @@ class Preprocess:
     def _check(self) -> None:
         if not self.input:
             raise UserError("name at least one INPUT.")
-        if self.merge and ("/" in self.jsonl_key or "\0" in self.jsonl_key):
+        if problem := text_problem(self.jsonl_key):
+            raise UserError(f"--jsonl_key {self.jsonl_key!r}: expected the name of a field, found {problem}.")
+        if self.merge and "/" in self.jsonl_key:
             raise UserError(
                 f"--jsonl_key {self.jsonl_key!r} with --merge: part of the joined file's name, which cannot hold it. "
                 "Leave --merge out, or rename the field."
@@ -131,7 +136,7 @@ class Preprocess:
     def _check_overwrite(self) -> None:
         """Parts start one by one: each would remove what the others have done, and none would be the last."""
         if self.overwrite and Part.parse(self.part).count > 1:
-            way = Output(self.output.expanduser().absolute()).way_to_clear(self.jsonl_key)
+            way = Output(path_of(self.output).absolute()).way_to_clear(self.jsonl_key)
             raise UserError(
                 f"--overwrite with --part {self.part}: would remove the finished shards of the other parts; expected "
                 f"one of the two. {way} Or leave --part out: one command clears and does all units."
@@ -147,7 +152,7 @@ class Verify:
 
     def run(self) -> int:
         """1 where something is damaged or lost. Raises UserError."""
-        found = verify.verify(self.path.expanduser())
+        found = verify.verify(path_of(self.path))
         if not found:
             print(f"good: {self.path}")
             return 0
@@ -213,4 +218,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.preprocess", main))

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from parallel.errors import UserError
+from parallel.schema import Count
+from parallel.untrusted import InputError, open_regular, read_json
 from tools.preprocess.job import Job
-from tools.preprocess.output import read_unit, write_whole
+from tools.preprocess.output import COUNTS, read_unit, write_whole
 
 MOST_HASHES = 1 << 26
 """Documents compared with one another to find duplicates (0.5 GB); of more, a part that the hash chooses."""
@@ -18,32 +20,34 @@ MOST_HASHES = 1 << 26
 class Totals:
     """Sums over units."""
 
-    tokens: int
-    documents: int
-    text_bytes: int
-    empty: int
-    rejected: int
-    special_text: int
-    duplicates: int | None
+    tokens: Count
+    documents: Count
+    text_bytes: Count
+    empty: Count
+    rejected: Count
+    special_text: Count
+    duplicates: Count | None
     """Documents whose text an earlier one has; None where nobody knows any more."""
     duplicates_estimated: bool
-    shards: int
+    shards: Count
     """Units that hold documents."""
     examples: tuple[str, ...]
     """Some of the rejected documents."""
 
     @classmethod
-    def load(cls, path: Path) -> "Totals":
-        """Raises UserError for a file that is not what `save` wrote."""
+    def load(cls, path: Path, units: int) -> "Totals":
+        """units: how many there are. Raises UserError for a file that is not what `save` wrote."""
         try:
-            values = json.loads(path.read_bytes())
-            return cls(**{**values, "examples": tuple(values["examples"])})
-        except (ValueError, KeyError, TypeError) as error:
+            found: Totals = read_json(path, Totals)
+            if found.shards > units:
+                raise InputError(path, f"{found.shards} shards of {units} units.")
+        except InputError as error:
             raise UserError(
-                f"{path} is damaged ({type(error).__name__}: {error}); expected the sums of the work. The shards are "
-                "not: remove this file, and the same command counts again (and makes units again that --merge or "
-                "--shuffle_docs has used up)."
+                f"{path} is damaged: {error.problem} It holds the sums of the work. The shards are not damaged: remove "
+                "this file, and the same command counts again (and makes units again that --merge or --shuffle_docs "
+                "has used up)."
             ) from None
+        return found
 
     def save(self, path: Path) -> None:
         write_whole(path, json.dumps(asdict(self), indent=1).encode())
@@ -52,9 +56,7 @@ class Totals:
 def add_up(job: Job) -> Totals:
     """Over the units of a job, which are complete."""
     found = [read_unit(job.prefix(index)) for index in range(len(job.units))]
-    counts = {
-        name: sum(one.counts[name] for one in found) for name in ("text_bytes", "empty", "rejected", "special_text")
-    }
+    counts = {name: sum(one.counts[name] for one in found) for name in COUNTS}
     hashes = [job.output.hashes(index) for index in range(len(job.units))]
     duplicates, part = _duplicates(hashes) if all(path.is_file() for path in hashes) else (None, 1.0)
     return Totals(
@@ -79,7 +81,8 @@ def _duplicates(hashes: list[Path]) -> tuple[int, float]:
 
 def _hashes(path: Path, below: np.uint64, is_all: bool) -> np.ndarray:
     """Of a unit: those below a limit only, so that never many more than these are in memory."""
-    found = np.fromfile(path, np.uint64)
+    with open_regular(path) as file:
+        found = np.fromfile(file, np.uint64)
     return found if is_all else found[found < below]
 
 

@@ -14,6 +14,7 @@ from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype
 from data.tokenizers import Tokenizer
+from parallel.errors import printable
 from tools.preprocess.crew import Report
 from tools.preprocess.encoding import Encoding, Seen
 from tools.preprocess.output import (
@@ -115,13 +116,13 @@ class Job:
             documents=writer.document_count,
             dtype=token_dtype(writer.vocab_size).name,
             vocab_size=writer.vocab_size,
-            tokenizer=self.tokenizer_name,
+            tokenizer=printable(self.tokenizer_name),
             tokenizer_fingerprint=self.tokenizer.fingerprint,
             eod=self.tokenizer.eod,
             append_eod=self.encoding.eod is not None,
             special_text=self.encoding.special_text,
             engine=self.output.engine() or "",
-            source=source,
+            source=tuple(map(printable, source)),
             counts=counts,
             rejected=rejected,
             files=files,

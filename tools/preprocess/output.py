@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from data.cache import NO_LOCKS
-from data.inputs import UNIT, empty_path, joined, work_folder
+from data.inputs import PLAN_BYTES, UNIT, empty_path, joined, planned_keys, work_folder
 from data.manifest import Manifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
 from parallel.errors import UserError
+from parallel.schema import JSON, Count
+from parallel.untrusted import InputError, parse_json, read_bytes
 
 LEFTOVER = re.compile(r"-(\d{5,})(?:-of-\d{5,})?\.[\w.]+\.tmp-")
+ENDS = re.compile(r", ends [0-9a-f]+\)$")
+"""How the line of an input ends in a plan."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 GRACE_S = 5.0
 """How long a start waits for the processes of a run that was killed a moment ago."""
@@ -41,6 +45,17 @@ class Part:
         if not matched or int(matched[1]) >= int(matched[2]):
             raise UserError(f"--part {text}: expected I/N with I from 0 to N - 1, for example 0/4.")
         return cls(int(matched[1]), int(matched[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is read of a plan's entries one by one; earlier versions did not write all."""
+
+    jsonl_key: str
+    inputs: tuple[str, ...]
+    merge: bool = False
+    engine: str | None = None
+    max_document_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,7 @@ class Output:
                 self._clear(str(plan["jsonl_key"]))
             if before := self._plan():
                 engine = {"engine": before.pop("engine")} if "engine" in before else {}
+                plan = _as_written_before(plan, before)
                 if before != plan and alone and not self._is_begun(before):
                     self._write_plan(plan)
                 elif _forgives_more(before, plan):
@@ -184,7 +200,7 @@ class Output:
 
     def remove_leftovers(self, part: Part) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
-        named = self._named(*self._former_key())
+        named = self._named(*planned_keys(self.prefix))
         for folder in (self.prefix.parent, self.folder):
             for path in folder.iterdir():
                 is_ours = folder == self.folder or named.match(path.name)
@@ -217,18 +233,17 @@ class Output:
         """The one that is there; empty where none is. Raises UserError where it cannot be read."""
         path = self.folder / "plan.json"
         try:
-            plan = json.loads(path.read_bytes())
+            data = read_bytes(path, PLAN_BYTES)
+            parse_json(data, _Plan, path)
+            return dict(parse_json(data, dict[str, JSON], path))
         except FileNotFoundError:
             return {}
-        except ValueError:
-            plan = None
-        if not isinstance(plan, dict):
+        except InputError as error:
             raise UserError(
-                f"--output {self.prefix}: {path} cannot be read: {path.stat().st_size} bytes, expected the plan of the "
-                "work as JSON: damaged, so that nothing says what the shards there were made of. Give another "
-                "--output. To start anew, give --overwrite, without --part."
-            )
-        return plan
+                f"--output {self.prefix}: {path} cannot be read, expected the plan of the work: {error.problem} It is "
+                "damaged, so that nothing says what the shards there were made of. Give another --output. To start "
+                "anew, give --overwrite, without --part."
+            ) from None
 
     def _write_plan(self, plan: dict[str, Any]) -> None:
         write_whole(self.folder / "plan.json", json.dumps(plan, indent=1).encode())
@@ -249,7 +264,7 @@ class Output:
         """This prefix's. key: the field of the documents; `web_en_text_document` is of `web_en`, whatever `web` is."""
         if not self.prefix.parent.is_dir():
             return []
-        named, suffixes = self._named(key, *self._former_key()), (".bin", ".idx", ".json", ".empty.json")
+        named, suffixes = self._named(key, *planned_keys(self.prefix)), (".bin", ".idx", ".json", ".empty.json")
         return sorted(
             path
             for path in self.prefix.parent.iterdir()
@@ -262,14 +277,6 @@ class Output:
         return re.compile(
             rf"{re.escape(self.prefix.name)}(-\d{{5,}}-of-\d{{5,}}{'|' + joined if joined else ''})(?=\.)"
         )
-
-    def _former_key(self) -> list[str]:
-        """Of the plan that is there, whose joined shards have it in their name; none where it joins nothing."""
-        try:
-            plan = json.loads((self.folder / "plan.json").read_text())
-            return [str(plan["jsonl_key"])] if plan["merge"] else []
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
 
     def _clear(self, key: str) -> None:
         own = {pair.name for pair in joined(self.prefix, (".bin", ".idx", ".json"))}
@@ -315,6 +322,14 @@ def _lock(stack: contextlib.ExitStack, path: Path, prefix: Path) -> Claim:
                     "--output; several at once share the work by --part I/N with one N."
                 ) from None
             time.sleep(0.05)
+
+
+def _as_written_before(plan: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A plan as versions before 2026-11-23 wrote it, where the one before is theirs: they said nothing of the content
+    of inputs."""
+    if any(ENDS.search(one) for one in before["inputs"]):
+        return plan
+    return {**plan, "inputs": [ENDS.sub(")", one) for one in plan["inputs"]]}
 
 
 def _forgives_more(before: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -402,11 +417,21 @@ def is_complete(prefix: Path) -> bool:
     )
 
 
+COUNTS = ("text_bytes", "empty", "rejected", "special_text")
+"""What the manifest of a unit counts."""
+
+
 def read_unit(prefix: Path) -> Manifest:
     """The manifest of a complete unit, an empty one's too."""
     empty = empty_path(prefix)
     manifest = read_manifest(empty.with_name(empty.name.removesuffix(".json"))) or read_manifest(prefix)
-    assert manifest is not None
+    if manifest is None:
+        raise UserError(f"{manifest_path(prefix)} was removed meanwhile. Give the same command again.")
+    if lost := [name for name in COUNTS if name not in manifest.counts]:
+        raise UserError(
+            f"{manifest_path(prefix)} does not say {', '.join(lost)}: damaged. Remove the shard's files, and give the "
+            "same command again."
+        )
     return manifest
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data import engines
+from data.config import path_of
 from data.engines import EngineName
 from data.raw import inputs, units
 from data.raw.documents import Reading
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
-from parallel.errors import UserError
+from parallel.errors import UserError, printable
 from tools.preprocess import card, crew, estimate, stages
 from tools.preprocess.encoding import Encoding, SpecialText
 from tools.preprocess.estimate import Extent, Sample
@@ -85,7 +86,7 @@ def preprocess(options: Options) -> None:
 def _tokenizer(options: Options) -> Tokenizer:
     if options.tokenizer == "byte":
         return ByteTokenizer()
-    path = Path(options.tokenizer).expanduser().absolute()
+    path = path_of(options.tokenizer).absolute()
     if not path.exists():
         builtin = "training makes the built-in one of its own text; " if options.tokenizer == "builtin" else ""
         raise UserError(
@@ -104,8 +105,8 @@ def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, token
     """Everything that the shards follow from but the engine, which is chosen later; workers change no byte of them."""
     return {
         "inputs": [
-            f"{one.path} ({one.kind}{one.compression}, {one.size}, "
-            + (f"revision {one.revision})" if one.revision else f"changed {one.changed_ns})")
+            f"{printable(one.path)} ({one.kind}{one.compression}, {one.size}, "
+            + (f"revision {one.revision})" if one.revision else f"changed {one.changed_ns}, ends {one.ends})")
             for one in sources
         ],
         "unit_bytes": unit_bytes,
@@ -127,7 +128,7 @@ def _needs_units(options: Options, job: Job) -> bool:
         return True
     if options.merge and is_complete(_joined(options)):
         return False
-    shuffled = _shuffled(options, output, card.Totals.load(output.totals).shards)
+    shuffled = _shuffled(options, output, card.Totals.load(output.totals, len(job.units)).shards)
     return not shuffled or not all(map(is_complete, shuffled))
 
 
@@ -242,7 +243,7 @@ def _finish(options: Options, job: Job, locks: list[int]) -> None:
     output.remove_leftovers(Part())
     if not output.totals.is_file():
         card.add_up(job).save(output.totals)
-    totals = card.Totals.load(output.totals)
+    totals = card.Totals.load(output.totals, len(job.units))
     if not totals.documents:
         raise UserError(f"INPUT: no document with text in {', '.join(options.inputs)} ({totals.rejected} rejected).")
     last = [job.prefix(unit.index) for unit in job.units]

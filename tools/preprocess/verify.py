@@ -6,16 +6,18 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, empty_path, joined, only, resolve, work_folder
+from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, joined, only, resolve, work_folder
 from data.manifest import FileSum, damaged_blocks, is_manifest, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
 from parallel.errors import UserError
 from tools.preprocess import crew
 
-OURS = re.compile(r"-\d{5,}-of-\d{5,}$|_document$")
+OURS = re.compile(r"-\d{5,18}-of-\d{5,18}$|_document$")
 """How the names of shards end."""
 FILES = {"bin": bin_path, "idx": idx_path}
 """What manifests have checksums of."""
+MOST_LOST = 100_000
+"""Shards that are listed as lost: a name may say that there are billions."""
 EMPTY = ".empty.json"
 """What stands for a shard without any document."""
 
@@ -117,13 +119,15 @@ def _lost_manifests(without: list[Path]) -> list[Finding]:
 
 def _sign_of_manifests(whole: Path, count: int) -> Path | None:
     """What is there only where shards had manifests: the manifest of one of `count`, or the folder of the work."""
-    for index in range(count):
-        one = whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
-        if is_manifest(manifest_path(one)):
-            return manifest_path(one)
-        if empty_path(one).is_file():
-            return empty_path(one)
-    return _work_of(one if count else whole)
+    if not count:
+        return _work_of(whole)
+    for file in sorted(whole.parent.glob("*.json")):
+        prefix = file.with_name(file.name.removesuffix(".json").removesuffix(".empty"))
+        numbers = _numbers(prefix)
+        is_one = numbers is not None and (numbers.whole, numbers.count) == (whole, count)
+        if is_one and (file.name.endswith(EMPTY) or is_manifest(file)):
+            return file
+    return _work_of(whole.with_name(UNIT.format(name=whole.name, index=0, count=count)))
 
 
 def _check_readable(prefix: Path) -> None:
@@ -177,6 +181,13 @@ def _lost(there: set[Path]) -> list[Path]:
     present: dict[tuple[Path, int], set[int]] = defaultdict(set)
     for numbers in filter(None, map(_numbers, there)):
         present[numbers.whole, numbers.count].add(numbers.index)
+    for (whole, count), indices in present.items():
+        if count - len(indices) > MOST_LOST:
+            name = UNIT.format(name=whole.name, index=min(indices), count=count)
+            raise UserError(
+                f"verify: {whole.with_name(name)} is one of {count} by its name, and {len(indices)} are there: too "
+                "many are missing to name them. Rename it if its name is wrong, or verify single shards."
+            )
     return [
         whole.with_name(UNIT.format(name=whole.name, index=index, count=count))
         for (whole, count), indices in sorted(present.items())

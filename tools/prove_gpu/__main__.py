@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import tyro
 
-from parallel import launch
+from parallel import command, launch
 from parallel.errors import UserError
 from tools.benchmark.circumstances import ROOT
 
@@ -77,4 +77,4 @@ def prove(job: ProveGpu) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.prove_gpu", main))

@@ -4,19 +4,19 @@ Without a launcher's environment it starts the task's ranks; each of those measu
 """
 
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
 
 from parallel import launch, local_ranks
+from parallel.untrusted import read_json
 
 MEASUREMENTS = ("specs", "losses", "observe", "portable", "throughput")
 
 
 def main(path: str) -> int:
     """Returns the exit code of the first rank that failed."""
-    task = json.loads(Path(path).read_text())
+    task = read_json(Path(path))
     identity = launch.detect(os.environ)
     if identity is None and task["world_size"] > 1:
         return local_ranks.spawn_ranks(

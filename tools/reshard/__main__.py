@@ -19,6 +19,7 @@ from pathlib import Path
 
 import tyro
 
+from parallel import command
 from parallel.errors import UserError
 from tools.convert.__main__ import at_least_one, size_in_bytes
 from tools.reshard.megatron_job import MegatronJob
@@ -139,4 +140,4 @@ def compare(source: Source, plan: Plan, target: Path, options: Options) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command.run("tools.reshard", main))

@@ -10,11 +10,16 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from parallel.untrusted import read_json
 from training.checkpoint.format.pieces import ITEM_BYTES, Group
 from training.checkpoint.format.reader import WORDS
 from training.checkpoint.format.writer import TABLE, write_durably
 
 ENDING = ".distcp"
+Chunk = tuple[str, tuple[int, ...], tuple[int, ...], int, int]
+"""Key, offset, shape, first byte, bytes."""
+TABLE_BYTES = 1 << 30
+"""Largest table that is read."""
 
 
 class BlobWriter:
@@ -55,7 +60,7 @@ def saved(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def read_table(folder: Path, name: str) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int, int]]:
+def read_table(folder: Path, name: str) -> list[Chunk]:
     """The chunks of a part: (key, offset, shape, first byte, bytes)."""
-    entries = json.loads((folder / f"{name}{TABLE}").read_bytes())
-    return [(key, tuple(offset), tuple(shape), start, length) for key, offset, shape, start, length in entries]
+    found: list[Chunk] = read_json(folder / f"{name}{TABLE}", list[Chunk], TABLE_BYTES)
+    return found

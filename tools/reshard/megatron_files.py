@@ -7,7 +7,6 @@ torch/serialization.py for the zip file's members).
 """
 
 import io
-import json
 import math
 import os
 import struct
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from parallel.errors import UserError
+from parallel.untrusted import InputError, read_bytes, read_json
 from tools.reshard.megatron_pickle import DTYPES, STORAGES, Ordered, Outside, Record, Size, read, record
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors
@@ -28,6 +28,8 @@ from training.checkpoint.format.pieces import ITEM_BYTES
 
 METADATA, CONFIG, LEGACY_COMMON = ".metadata", "metadata.json", "common.pt"
 COMMON = "common_state/shard_0_1"
+METADATA_BYTES = 8 << 30
+"""Largest .metadata or common.pt that is read: it names every chunk of every tensor of every rank."""
 
 _DCP = "torch.distributed.checkpoint"
 _TORCH = {("torch", "Size"): Size} | {("torch", name): dtype for name, dtype in DTYPES.items()}
@@ -108,7 +110,7 @@ class TorchDist:
     @cached_property
     def _metadata(self) -> dict[str, Any]:
         path = self.folder / METADATA
-        found = read(path.read_bytes(), OF_METADATA, str(path))
+        found = read(read_bytes(path, METADATA_BYTES), OF_METADATA, str(path))
         if not isinstance(found, Metadata) or not isinstance(found.state, dict):
             raise UserError(f"{path}: not the metadata of a torch_dist checkpoint.")
         return found.state
@@ -198,7 +200,7 @@ class TorchDist:
             count = os.preadv(self._descriptor(file), [view], position)
             if not count:
                 raise UserError(
-                    f"{self.folder / file}: ends at byte {position:,}, where a tensor goes on. Get it anew."
+                    f"{self.folder / file}: ends at byte {position:,}, where a tensor goes on. Download it again."
                 )
             view, position = view[count:], position + count
         if direct is not into:
@@ -217,7 +219,7 @@ class TorchDist:
         """The common state: plain values; tensors and objects of known classes in it as records."""
         legacy = self.folder / LEGACY_COMMON
         if legacy.is_file():
-            found = read_saved(legacy.read_bytes(), str(legacy))
+            found = read_saved(read_bytes(legacy, METADATA_BYTES), str(legacy))
         elif (COMMON, None) in self._places:
             found = self.object(COMMON)
         else:
@@ -357,8 +359,8 @@ def _is_big_endian(archive: zipfile.ZipFile, root: str) -> bool:
 def is_torch_dist(folder: Path) -> bool:
     """Whether a folder says of itself that it is one."""
     try:
-        return json.loads((folder / CONFIG).read_text())["sharded_backend"] == "torch_dist"
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(read_json(folder / CONFIG, dict[str, Any]).get("sharded_backend") == "torch_dist")
+    except (OSError, InputError):
         return False
 
 

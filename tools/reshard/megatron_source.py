@@ -17,6 +17,7 @@ from models.parameters import parameters
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
+from parallel.untrusted import InputError, read_text
 from tools.convert.words import cast
 from tools.reshard import megatron_copies, megatron_known
 from tools.reshard.megatron_args import ARGS, SCHEDULER
@@ -48,8 +49,8 @@ def find(path: Path) -> Path | None:
             )
         return path
     try:
-        iteration = int((path / LATEST_OF_MEGATRON).read_text())
-    except (OSError, ValueError):
+        iteration = int(read_text(path / LATEST_OF_MEGATRON))
+    except (OSError, ValueError, InputError):
         return None
     folder = path / f"iter_{iteration:07d}"
     return folder if (folder / METADATA).is_file() else None

@@ -22,6 +22,7 @@ from typing import Any
 from models.families import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
+from parallel.untrusted import read_text
 from tools.convert import work
 from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard.megatron_buckets import Memory, flat_origin, memories
@@ -138,7 +139,7 @@ def write(source: Source, plan: Plan, target: Path, options: Options, workers: i
 
 def reader(target: Path) -> TorchDist:
     """What was written, by the reader of Megatron's own checkpoints."""
-    return TorchDist(target / folders.name_of(int((target / folders.LATEST_OF_MEGATRON).read_text())))
+    return TorchDist(target / folders.name_of(int(read_text(target / folders.LATEST_OF_MEGATRON))))
 
 
 def commit(plan: Plan, folder: Path, names: Sequence[str], options: Options) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from parallel.untrusted import read_text
 from tools.reshard.megatron_job import MegatronJob
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -35,4 +36,4 @@ class Options:
     def as_json(self) -> dict[str, Any]:
         """For the record; the recipe by its content, so that an edited one starts over."""
         values = dataclasses.asdict(self)
-        return values | {"recipe": self.recipe.read_text() if self.recipe else None}
+        return values | {"recipe": read_text(self.recipe) if self.recipe else None}

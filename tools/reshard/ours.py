@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from parallel.untrusted import read_text
 from tools.convert import work
 from tools.convert.parts import is_committed
 from tools.reshard.options import Options
@@ -34,7 +35,7 @@ def commit(source: Source, plan: Plan, folder: Path, names: list[str]) -> None:
     for name, path in source.carried.items():
         folders.copy(path, folder / name)
     unchanged = plan.config == source.config and (source.folder / CONFIG).is_file()
-    text = (source.folder / CONFIG).read_text() if unchanged else dump(_with_own_tokenizer(plan.config, folder))
+    text = read_text(source.folder / CONFIG) if unchanged else dump(_with_own_tokenizer(plan.config, folder))
     write_durably(folder / CONFIG, text.encode())
     write_durably(folder / folders.STATE, encoded(plan.state).encode())
     write_manifest(folder, facts, {**source.about, "resharded": source.folder.name})

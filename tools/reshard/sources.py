@@ -1,7 +1,9 @@
 """A checkpoint to read, by our keys, whoever wrote it. No torch here."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def open_source(path: Path, options: Options) -> Source:
 def find_ours(path: Path) -> Path:
     """Raises UserError, naming what was found instead."""
     try:
-        return folders.find(str(path))[0]
+        return folders.find(str(path), partial(print, file=sys.stderr))[0]
     except UserError as error:
         text = str(error).removeprefix(f"checkpoint.load {path}: ")
         raise UserError(f"SOURCE {path}: {text} Megatron's torch_dist folders (.metadata) are read, too.") from None

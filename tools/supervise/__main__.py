@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tyro
 
+from parallel import command
 from parallel.errors import UserError
 from tools.supervise.loop import Budget, supervise
 from tools.supervise.notice import Notice
@@ -103,4 +104,4 @@ def run_dir_of(command: Sequence[str]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.supervise", main))

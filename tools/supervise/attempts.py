@@ -3,13 +3,15 @@
 Written by whoever decides about the next attempt: the batch script, or one supervisor on each host.
 """
 
+import errno
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+from parallel.schema import JSON, Text
+from parallel.untrusted import InputError, parse_json, read_bytes
 from tools.supervise.rule import Attempt
 
 ATTEMPTS = "attempts.jsonl"
@@ -27,7 +29,7 @@ class Record:
     nodes: str = ""
     """Where it ran, as SLURM writes it, or the host."""
     again: bool = False
-    why: str = ""
+    why: Text = ""
     exclude: tuple[str, ...] = ()
     """Nodes that the next attempt should do without, those of earlier attempts included."""
     markers: dict[str, int] = field(default_factory=dict)
@@ -40,9 +42,11 @@ def read(run_dir: Path) -> tuple[list[Record], int]:
     Raises OSError where there is a file that cannot be read.
     """
     try:
-        lines = (run_dir / ATTEMPTS).read_bytes().splitlines()
+        lines = read_bytes(run_dir / ATTEMPTS).splitlines()
     except FileNotFoundError:
         return [], 0
+    except InputError as error:
+        raise OSError(errno.EINVAL, error.problem, str(run_dir / ATTEMPTS)) from None
     records = [_record(line) for line in lines if line.strip()]
     return [record for record in records if record is not None], records.count(None)
 
@@ -56,7 +60,7 @@ def append(run_dir: Path, record: Record) -> None:
     """Add a line that is on the disk when this returns. Raises OSError where it cannot be kept."""
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / ATTEMPTS
-    unfinished = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    unfinished = path.exists() and path.stat().st_size > 0 and not read_bytes(path).endswith(b"\n")
     table = asdict(record)
     line = json.dumps(table.pop("attempt") | table)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -68,22 +72,10 @@ def append(run_dir: Path, record: Record) -> None:
 
 
 def _record(line: bytes) -> Record | None:
+    """A line holds the fields of an Attempt and those of its Record side by side."""
     try:
-        table = json.loads(line)
-        attempt = _build(Attempt, table)
-        record: Record = _build(Record, table | {"attempt": attempt, "exclude": tuple(table.get("exclude", ()))})
-    except (ValueError, TypeError, AttributeError):
+        table = parse_json(line, dict[str, JSON])
+        record: Record = parse_json(json.dumps({**table, "attempt": table}), Record)
+    except InputError:
         return None
-    return record if _plausible(record) else None
-
-
-def _build(kind: type, table: dict[str, Any]) -> Any:
-    known = {each.name for each in fields(kind)}
-    return kind(**{name: value for name, value in table.items() if name in known})
-
-
-def _plausible(record: Record) -> bool:
-    attempt = record.attempt
-    numbers = (attempt.exit_code, attempt.before or 0, attempt.after or 0, *record.markers.values())
-    texts = (attempt.verdict, attempt.node, attempt.cause, record.job, *record.exclude)
-    return all(isinstance(number, int) for number in numbers) and all(isinstance(text, str) for text in texts)
+    return record

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from parallel.local_ranks import die_with_parent
+from parallel.untrusted import read_text
 
 WRITERS_S = 30.0
 """For processes that were left over and save in the background: a checkpoint that is copied is worth the wait."""
@@ -86,7 +87,7 @@ def _children(pid: int) -> list[int]:
 
 def _listed(pid: int) -> list[int]:
     try:
-        return [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(number) for number in read_text(Path(f"/proc/{pid}/task/{pid}/children")).split()]
     except OSError:
         return []
 
@@ -109,7 +110,7 @@ def _hearing(pid: int, number: int) -> Iterator[int]:
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal: SigCgt of proc(5)."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in read_text(Path(f"/proc/{pid}/status")).splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False

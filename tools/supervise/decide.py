@@ -14,13 +14,13 @@ import contextlib
 import datetime
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 
+from parallel import command
 from tools.supervise import attempts, evidence, rule
 from tools.supervise.attempts import Record
 from tools.supervise.rule import Attempt, Decision
@@ -152,4 +152,4 @@ def _attempt(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(command.run("tools.supervise.decide", main))

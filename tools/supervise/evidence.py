@@ -1,11 +1,12 @@
 """What an attempt left in its run's folder: checkpoints, markers, a verdict. No torch here."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parallel.schema import JSON
+from parallel.untrusted import InputError, read_json
 from training.checkpoint import folders
 from training.watch import record
 
@@ -65,10 +66,8 @@ def read_verdict(run_dir: Path) -> Verdict:
     """The newest verdict that is there; an empty one where it cannot be read."""
     path = record.newest(run_dir)
     try:
-        table = json.loads(path.read_bytes()) if path else {}
-    except (OSError, ValueError):
-        return Verdict()
-    if not isinstance(table, dict):
+        table: dict[str, Any] = read_json(path, dict[str, JSON]) if path else {}
+    except (OSError, InputError):
         return Verdict()
     text, kind = " ".join(_text(table, "line").split()), _text(table, "kind")
     host = _text(table, "host") if _blames(kind, text) else ""

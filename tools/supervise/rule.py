@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallel.local_ranks import STOPPED
+from parallel.schema import Text
 
 BAD_INPUT = 2
 """Exit code of a run that was given something that cannot work: the same again cannot work either."""
@@ -26,11 +27,11 @@ class Attempt:
     """It left the marker ``done``: all iterations that were asked for are trained."""
     requeue: bool = False
     """It left the marker ``requeue``: stopped on request, saved, to be continued."""
-    verdict: str = ""
+    verdict: Text = ""
     """Why it ended, in its own words; empty where it left none."""
-    node: str = ""
+    node: Text = ""
     """The node that the verdict names; empty where it names none."""
-    cause: str = ""
+    cause: Text = ""
     """What would end every attempt alike: verdict and iteration. Empty where something else may have a part."""
 
     @property

@@ -1,13 +1,16 @@
 """The last step of a save, by one process: tables put together, the manifest, the name, ``latest``. No torch here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from parallel.schema import JSON
 from training.checkpoint import folders, room
-from training.checkpoint.format.manifest import JSON, write_manifest
+from training.checkpoint.format.manifest import Lineage, write_manifest
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import TABLE, write_durably
-from training.owner.claim import Claim, fenced
+from training.checkpoint.lineage import following
+from training.run_lock.lock import RunLock, fenced
 
 
 def commit(
@@ -19,13 +22,16 @@ def commit(
     about: Mapping[str, JSON],
     keep: int,
     retain_interval: int | None,
-    claim: Claim | None = None,
+    parent: str | None = None,
+    loaded: str | None = None,
+    lock: RunLock | None = None,
 ) -> tuple[Path, int]:
     """Make a checkpoint of the temporary ``folder`` that ``writers`` have filled: its path and its bytes.
 
-    texts, copies: small files to write, and files to copy, by name. Raises IncompleteError where the writers' pieces
-    are not each tensor once, OSError where the disk does not take it, LostOwnership where the run's folder is not
-    ``claim``'s any more, before the commit or behind it. Earlier checkpoints are untouched then.
+    texts, copies: small files to write, and files to copy, by name. parent: the checkpoint beside it that it descends
+    from; loaded: see ``Lineage``. Raises IncompleteError where the writers' pieces
+    are not each tensor once, OSError where the disk does not take it, LockLost where the run's folder is not
+    ``lock``'s any more, before the commit or behind it. Earlier checkpoints are untouched then.
     """
     with room.explained(folder, _small_bytes(folder, writers, texts)):
         facts = merge(folder, writers)
@@ -34,12 +40,18 @@ def commit(
             folders.copy(Path(source), folder / name)
         for name, text in texts.items():
             write_durably(folder / name, text.encode())
-        with fenced(claim):
-            manifest = write_manifest(folder, facts, about)
+        with fenced(lock):
+            lineage = _lineage(folder.parent, parent, loaded)
+            manifest = write_manifest(folder, facts, {**about, "lineage": asdict(lineage)})
             path = folders.give_name(folder)
     folders.point_to(path)
     folders.prune(path.parent, keep, retain_interval)
     return path, sum(file.bytes for file in manifest.files.values())
+
+
+def _lineage(root: Path, parent: str | None, loaded: str | None) -> Lineage:
+    commits = folders.commits(root)
+    return following(next((one for one in commits if one.path.name == parent), None), commits, loaded)
 
 
 def _small_bytes(folder: Path, writers: Sequence[str], texts: Mapping[str, str]) -> int:

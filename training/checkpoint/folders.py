@@ -3,6 +3,7 @@
 RUN_DIR/checkpoints/iter_0000100/         one checkpoint; it bears this name only when it is committed
 RUN_DIR/checkpoints/iter_0000200.tmp-9f3a/    one being written by the attempt 9f3a of this run, or left by a killed one
 RUN_DIR/checkpoints/iter_0000200.damaged/ one in whose place an older one was continued
+RUN_DIR/checkpoints/iter_0000200.replaced/ one of this iteration from before a start from an earlier one
 RUN_DIR/checkpoints/latest                a text file: the name of the folder to continue from
 RUN_DIR/checkpoints/latest_checkpointed_iteration.txt    the same as a number, where Megatron's scripts look for it
 """
@@ -12,15 +13,23 @@ import itertools
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.untrusted import InputError, read_text
 from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import sync_folder, write_durably
+from training.checkpoint.lineage import Commit, in_order, newest, read_commit
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 STATE = "state.json"
-TEMPORARY, DAMAGED = ".tmp-", ".damaged"
+TEMPORARY, DAMAGED, REPLACED = ".tmp-", ".damaged", ".replaced"
+PROBE = ".probe-"
+"""Begins the names by which a save is tried in small."""
+NAME_BYTES = 4096
+"""At most in ``latest``: one name."""
 _NAME = re.compile(r"iter_(\d{7,15})")
 
 
@@ -42,7 +51,7 @@ def iteration_of(folder: Path) -> int | None:
 
 def is_complete(folder: Path) -> bool:
     """Whether ``folder`` was committed: its manifest, which is written last, is there."""
-    return TEMPORARY not in folder.name and (folder / MANIFEST).is_file()
+    return TEMPORARY not in folder.name and REPLACED not in folder.name and (folder / MANIFEST).is_file()
 
 
 def complete(root: Path) -> list[Path]:
@@ -58,30 +67,60 @@ def incomplete(root: Path) -> list[Path]:
     return [path for path in there if iteration_of(path) is not None and path.is_dir() and not is_complete(path)]
 
 
-def latest(root: Path) -> Path | None:
-    """The checkpoint to continue from: the one that ``latest`` names, else that of the highest iteration.
+def commits(root: Path) -> list[Commit]:
+    """Every complete checkpoint in ``root`` with what its manifest says, lowest iteration first."""
+    found = []
+    for path in complete(root):
+        with contextlib.suppress(FileNotFoundError):  # a run that goes on has just removed or renamed it
+            found.append(read_commit(path, iteration_of(path) or 0))
+    return found
 
-    ``latest`` is not followed when it is missing, unreadable, or names no complete checkpoint of this folder.
-    """
+
+def misnamed(root: Path) -> list[Commit]:
+    """Complete checkpoints whose manifest tells another iteration than their name. They do not count as either."""
+    return [one for one in commits(root) if one.is_misnamed]
+
+
+def latest(root: Path) -> Path | None:
+    """The checkpoint to continue from, see ``candidates``."""
+    return next(iter(candidates(root)), None)
+
+
+def named_latest(root: Path) -> tuple[Path | None, int]:
+    """What ``latest`` names, and when it was written, in ns. None where it is missing, unreadable, or names nothing
+    complete in this folder."""
     try:
-        named = root / (root / LATEST).read_text().strip()
-    except (OSError, ValueError):  # ValueError: not text
-        named = root
-    if named.parent == root and iteration_of(named) is not None and is_complete(named):
-        return named
-    return next(reversed(complete(root)), None)
+        written_ns = (root / LATEST).stat().st_mtime_ns
+        named = root / read_text(root / LATEST, NAME_BYTES).strip()
+        if named.parent == root and iteration_of(named) is not None and is_complete(named):
+            return named, written_ns
+    except (OSError, InputError):
+        pass
+    return None, 0
 
 
 def candidates(root: Path) -> list[Path]:
-    """The committed checkpoints in ``root`` in the order to try them: the latest, older ones, then abandoned ones."""
-    newest, found = latest(root), complete(root)
-    place = found.index(newest) if newest in found else -1
-    return found[place::-1] + found[:place:-1] if place >= 0 else found[::-1]
+    """The committed checkpoints in ``root`` in the order to try them, the one to continue from first.
+
+    That is the one that ``latest`` names, or a newer one that descends from it (see ``lineage.newest``); then those it
+    descends from, other earlier ones, and at last those of later iterations, of a future that was given up.
+    """
+    found = [one for one in commits(root) if not one.is_misnamed]
+    named, written_ns = named_latest(root)
+    first = newest(found, next((one for one in found if one.path == named), None), written_ns)
+    return [] if first is None else [one.path for one in in_order(found, first)]
 
 
-def find(path: str) -> list[Path]:
+def ahead(root: Path, chosen: Path) -> list[Path]:
+    """Complete checkpoints of later iterations than ``chosen``, which a run that continues it has not come to yet."""
+    reached = iteration_of(chosen) or 0
+    return [path for path in complete(root) if (iteration_of(path) or 0) > reached]
+
+
+def find(path: str, say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """What ``--checkpoint.load PATH`` means: a checkpoint, those in a folder of them, or a run's, the best first.
 
+    say: called for each later one whose manifest is gone, since an older one is then taken for the newest.
     Raises UserError, with what was found instead.
     """
     folder = Path(path).expanduser()
@@ -89,6 +128,9 @@ def find(path: str) -> list[Path]:
         return [folder]
     for root in (folder, checkpoints(folder)):
         if found := candidates(root):
+            for lost in incomplete(root):
+                if (iteration_of(lost) or 0) > (iteration_of(found[0]) or 0):
+                    say(f"warning: {lost} is damaged: {lost / MANIFEST}: expected, not found; taking {found[0].name}")
             return found
     raise UserError(
         f"checkpoint.load {path}: expected a checkpoint (iter_..., with {MANIFEST}), a folder of checkpoints or "
@@ -115,7 +157,7 @@ def begin(root: Path, iteration: int, attempt: str) -> Path:
     What killed or abandoned saves left behind is removed first: one run owns the folder.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(f"*{TEMPORARY}*"):
+    for left in (*root.glob(f"*{TEMPORARY}*"), *root.glob(f"{PROBE}*")):
         remove(left)
     folder = root / f"{name_of(iteration)}{TEMPORARY}{attempt}"
     folder.mkdir()
@@ -130,13 +172,28 @@ def copy(source: Path, target: Path) -> None:
 
 
 def give_name(temporary: Path) -> Path:
-    """Give a folder that has its manifest the name that makes it a checkpoint."""
+    """Give a folder that has its manifest the name that makes it a checkpoint.
+
+    One that has this name already, of a future that was given up, is kept beside it until ``prune`` has seen that this
+    one is whole; ``recover`` brings it back where a kill came between.
+    """
     folder = temporary.with_name(temporary.name.partition(TEMPORARY)[0])
-    if folder.exists():  # this iteration once more, after a start from an earlier one
-        folder.replace(folder.with_name(f"{folder.name}{TEMPORARY}replaced"))
+    if folder.exists():
+        folder.replace(_free(folder, REPLACED))
     temporary.replace(folder)
     sync_folder(folder.parent)
     return folder
+
+
+def recover(root: Path) -> list[Path]:
+    """Give checkpoints their names back that a killed commit has left without a successor: their paths."""
+    found = []
+    for left in sorted(root.glob(f"*{REPLACED}*")) if root.is_dir() else []:
+        folder = left.with_name(left.name.partition(REPLACED)[0])
+        if not folder.exists() and (left / MANIFEST).is_file():
+            left.replace(folder)
+            found.append(folder)
+    return found
 
 
 def point_to(folder: Path) -> None:
@@ -150,35 +207,46 @@ def set_aside(folder: Path) -> Path:
 
     It stays on the disk, for whoever has better copies of its files and gives it its name back.
     """
-    names = itertools.chain([DAMAGED], (f"{DAMAGED}-{number}" for number in itertools.count(2)))
-    target = next(path for name in names if not (path := folder.with_name(f"{folder.name}{name}")).exists())
+    target = _free(folder, DAMAGED)
     folder.replace(target)
     sync_folder(folder.parent)
     return target
 
 
-def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
-    """Delete all but ``keep`` complete checkpoints: ``latest`` always stays, then the highest iterations below it.
+def _free(folder: Path, ending: str) -> Path:
+    """A path beside ``folder``, named after it, that nothing has."""
+    endings = itertools.chain([ending], (f"{ending}-{number}" for number in itertools.count(2)))
+    return next(path for one in endings if not os.path.lexists(path := folder.with_name(f"{folder.name}{one}")))
 
-    Those above it are of a future that was abandoned when an earlier checkpoint was continued: they go first.
-    Iterations that ``retain_interval`` divides stay, and do not count. What the disk does not let go of stays too, for
-    the next time: a checkpoint that was committed has not failed for that.
+
+def prune(root: Path, keep: int, retain_interval: int | None = None) -> None:
+    """Delete all but ``keep`` complete checkpoints: the latest always stays, then those it descends from.
+
+    Later iterations, which the run has not come to again, stay and do not count, nor do those that ``retain_interval``
+    divides. What the latest does not descend from goes only when every byte of the latest was read and is good. What
+    the disk does not let go of stays for the next time: a checkpoint that was committed has not failed for that.
     """
-    for path in candidates(root)[keep:]:
-        if retain_interval and (iteration_of(path) or 0) % retain_interval == 0:
-            continue
-        doomed = path.with_name(f"{path.name}{TEMPORARY}removed")
+    found = {one.path: one for one in commits(root)}
+    order = candidates(root)
+    if not order:
+        return
+    last = found[order[0]]
+    behind = [found[path] for path in order if found[path].iteration <= last.iteration]
+    doomed = [one for one in behind[keep:] if not (retain_interval and one.iteration % retain_interval == 0)]
+    replaced = sorted(root.glob(f"*{REPLACED}*"))
+    strangers = [one for one in doomed if last.lineage.number and not last.descends_from(one)]
+    if (strangers or replaced) and damages(last.path, "hashes"):
+        doomed, replaced = [one for one in doomed if one not in strangers], []
+    for path in [*(one.path for one in doomed), *replaced]:
+        gone = path.with_name(f"{path.name}{TEMPORARY}removed")
         with contextlib.suppress(OSError):
-            path.replace(doomed)  # so that a kill in the middle leaves nothing that looks complete
-            remove(doomed)
-    for left in root.glob(f"*{TEMPORARY}replaced"):
-        with contextlib.suppress(OSError):
-            remove(left)
+            path.replace(gone)  # so that a kill in the middle leaves nothing that looks complete
+            remove(gone)
 
 
 def remove(path: Path) -> None:
-    """Delete a folder or a file that nobody needs."""
-    if path.is_dir():
+    """Delete a folder or a file that is not needed any more; of a link, the link alone."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from parallel.schema import Count
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Progress:
     """What a resumed run must know besides weights."""
 
-    iteration: int = 0
+    iteration: Count = 0
     """Optimizer updates done, those that fp16 skipped included."""
 
-    consumed_samples: int = 0
+    consumed_samples: Count = 0
     """Samples trained on: the position in the data, the schedules and the batch ramp-up."""

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,10 +15,11 @@ from parallel.layout import Layout
 from training.checkpoint import fit, folders, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box
-from training.checkpoint.format.manifest import MANIFEST, DamagedError
-from training.checkpoint.format.verify import Depth, damages
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.verify import Damage, Depth, damages, strangers
 from training.checkpoint.model_state import Chunks, model_boxes
 from training.checkpoint.progress import Progress
+from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state
 from training.checkpoint.storage import Reader
 from training.config import CheckpointConfig
@@ -41,6 +43,14 @@ class Restored:
     """What wrote it: ``cpu`` or ``cuda``."""
     rng_restored: bool
     optimizer_restored: bool
+    own: bool
+    """One of this run's own checkpoints, which the next ones descend from."""
+    loaded: str | None
+    """``hash`` of the run's own checkpoint that ``config.load`` went back to."""
+
+
+class UnsoundError(Exception):
+    """A checkpoint that verified well and could not be read; the same on every rank."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -49,6 +59,8 @@ class Source:
 
     path: Path
     state: State
+    own: bool
+    loaded: str | None
     progress: bool
     optimizer: bool
     rng: bool
@@ -60,21 +72,44 @@ def restore(
 ) -> Restored | None:
     """Continue from the newest good checkpoint in ``root``, else start from ``config.load``, else None.
 
-    A run's own checkpoint is restored whole. Of ``config.load``, ``finetune`` takes the weights alone,
-    ``no_load_optim`` leaves out the optimizer's state, ``no_load_rng`` the generators'; the latter are
-    restored in the same layout on the same kind of device only. Parallel sizes may otherwise differ from
-    those that wrote it. Before a parameter is touched the files are verified, by all ranks together; a damaged
-    checkpoint is named and an older one taken. Raises UserError, on every rank, for a path without a checkpoint,
-    for a checkpoint of another model, and where all are damaged.
+    A run's own checkpoint is restored whole; ``config.load`` may choose an older one of them. Of another
+    ``config.load``, ``finetune`` takes the weights alone, ``no_load_optim`` leaves out the optimizer's state,
+    ``no_load_rng`` the generators'; the latter are restored in the same layout on the same kind of device only.
+    Parallel sizes may otherwise differ from those that wrote it. Before a parameter is touched the files are verified,
+    by all ranks together; a damaged checkpoint is named and an older one taken. Raises UserError, on every rank, for a
+    path without a checkpoint, for a checkpoint of another model, and where all are damaged.
     """
-    source = choose(root, config, ranks)
-    if source is None:
-        return None
+    refused: list[Path] = []
+    while (source := choose(root, config, ranks, refused)) is not None:
+        try:
+            rng_restored = _read(source, chunks, optimizer, ranks)
+        except UnsoundError as error:  # what verifying has not seen: the next one overwrites all of it
+            refused.append(source.path)
+            ranks.say(f"checkpoint {source.path} is damaged: {error}")
+            if source.own:
+                on_first_rank(partial(_set_aside, source.path), ranks)
+            continue
+        return Restored(
+            progress=source.state.progress if source.progress else Progress(),
+            path=source.path,
+            entries=source.state.entries,
+            layout_before=source.state.layout,
+            device=source.state.device,
+            rng_restored=rng_restored,
+            optimizer_restored=source.optimizer,
+            own=source.own,
+            loaded=source.loaded,
+        )
+    return None
+
+
+def _read(source: Source, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> bool:
+    """Fill this rank's memory: whether the generators were restored, too. Raises UnsoundError, on every rank."""
     with Reader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
         fit.check(source.path, reader.shapes, weights + state, ranks)
-        with sound(source.path, ranks):
+        with sound(ranks):
             if source.optimizer:
                 reader.read([box for box in weights if not box.has_master])
                 reader.read(state)
@@ -85,16 +120,7 @@ def restore(
             optimizer_state.weights_from_optimizer(chunks, optimizer)
         else:
             optimizer.reload_model_params()
-        rng_restored = source.rng and restore_rng(reader, source.state, ranks)
-    return Restored(
-        progress=source.state.progress if source.progress else Progress(),
-        path=source.path,
-        entries=source.state.entries,
-        layout_before=source.state.layout,
-        device=source.state.device,
-        rng_restored=rng_restored,
-        optimizer_restored=source.optimizer,
-    )
+        return source.rng and restore_rng(reader, source.state, ranks)
 
 
 def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
@@ -105,68 +131,103 @@ def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
         reader.read_into(key, box.offset, box.data)
 
 
-def choose(root: Path, config: CheckpointConfig, ranks: Ranks) -> Source | None:
-    """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad."""
-    own, found, lost = on_first_rank(lambda: (*_candidates(root, config), folders.incomplete(root)), ranks)
-    said = [f"checkpoint {path} is damaged: {path / MANIFEST}: expected, not found" for path in lost]
-    if said and not own:
-        raise SharedMistake("\n".join([*said, NOTHING_LEFT]))
-    for text in said:
-        ranks.say(f"{text}; it is passed over")
-    if not found:
+def choose(root: Path, config: CheckpointConfig, ranks: Ranks, refused: Sequence[Path] = ()) -> Source | None:
+    """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad.
+
+    refused: checkpoints that a rank could not read.
+    """
+    found = on_first_rank(partial(find_start, root, config, refused), ranks)
+    if found.lost and not found.own:
+        raise SharedMistake("\n".join([*found.lost, NOTHING_LEFT]))
+    for text in [*(f"{text}; it is skipped" for text in found.lost), *found.notes]:
+        ranks.say(text)
+    if not found.candidates:
+        if refused:
+            raise SharedMistake(NOTHING_LEFT)
         return None
-    path = first_good(found, config.verify, ranks)
-    if own and path != found[0]:
-        aside = on_first_rank(lambda: _continue_from(path, found[: found.index(path)]), ranks)
-        if aside:
-            ranks.say(f"set aside, and no checkpoint of this run any more: {', '.join(aside)}")
-    state = on_first_rank(lambda: read_state(path), ranks)
-    anew = config.finetune and not own
+    path, damaged = first_good(found.candidates, config.verify, ranks)
+    if found.own:
+        for text in on_first_rank(partial(_continue_from, root, path, damaged, config.load), ranks):
+            ranks.say(text)
+    fresh = config.finetune and not found.own
     return Source(
         path=path,
-        state=state,
-        progress=not anew,
-        optimizer=own or not (anew or config.no_load_optim),
-        rng=own or not (anew or config.no_load_rng),
+        state=on_first_rank(lambda: read_state(path), ranks),
+        own=found.own,
+        loaded=found.loaded,
+        progress=not fresh,
+        optimizer=found.own or not (fresh or config.no_load_optim),
+        rng=found.own or not (fresh or config.no_load_rng),
     )
 
 
-def _continue_from(path: Path, damaged: Sequence[Path]) -> list[str]:
-    """In place of the damaged ones, which retention would else keep, and delete ``path`` for: their new names.
+def _continue_from(root: Path, path: Path, damaged: Sequence[Path], load: str | None) -> list[str]:
+    """What is said of the checkpoints that a start at ``path`` leaves behind; those that are damaged are set aside.
 
-    What the disk does not take is left as it is: whether it takes checkpoints is looked at before step 1.
+    Retention would else keep these, and delete ``path`` for them. What the disk does not take is left as it is: whether
+    it takes checkpoints is looked at before step 1.
     """
-    aside = []
+    aside, said = [], []
     with contextlib.suppress(OSError):
         for folder in damaged:
             aside.append(folders.set_aside(folder).name)
-        folders.point_to(path)
-    return aside
+        if damaged:
+            folders.point_to(path)
+    if aside:
+        said.append(f"set aside, and no checkpoint of this run any more: {', '.join(aside)}")
+    with contextlib.suppress(OSError, DamagedError):
+        if unknown := strangers(path):
+            shown = ", ".join(unknown[:MOST_DAMAGES]) + _more(len(unknown))
+            said.append(f"warning: {path} holds files that are not of the checkpoint, and are ignored: {shown}")
+    if newer := folders.ahead(root, path):
+        names = ", ".join(one.name for one in newer[:MOST_DAMAGES]) + _more(len(newer))
+        why = f"checkpoint.load is {load}" if load and Path(load).name == path.name else f"latest is {path.name}"
+        said.append(
+            f"newer checkpoints are not resumed from ({why}): {names}. Each stays until this run has saved a later "
+            f"iteration and verified it. To continue one of them, write its name into {root / folders.LATEST}"
+        )
+    return said
 
 
-def _candidates(root: Path, config: CheckpointConfig) -> tuple[bool, list[Path]]:
-    """Whether they are the run's own, and the checkpoints to try, in order."""
-    if found := folders.candidates(root):
-        return True, found
-    return False, folders.find(config.load) if config.load is not None else []
+def _set_aside(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        folders.set_aside(path)
 
 
-def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> Path:
-    """The first of ``found`` whose files are what was written; each rank looks at its share of them.
+def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> tuple[Path, list[Path]]:
+    """The first of ``found`` whose files are what was written, and those before it whose content is damaged.
 
-    Says what is damaged, and what is taken instead. Raises UserError, the same on every rank, where nothing is good.
+    Each rank looks at its share of the files. Says what is damaged, and what is taken instead. Raises UserError, the
+    same on every rank, where nothing is good.
     """
-    said = list[str]()
+    said, damaged = list[str](), list[Path]()
     for path in found:
-        damaged = gathered(damages(path, depth, (ranks.rank, ranks.identity.world_size)), ranks)
-        if not damaged:
+        own = damages(path, depth, (ranks.rank, ranks.identity.world_size))
+        if ranks.rank == 0 and not own:
+            own = _state_damage(path)
+        if not (problems := gathered(own, ranks)):
             if said:
                 ranks.say(f"falling back to {path}")
-            return path
-        texts = list(dict.fromkeys(damage.text for damage in sorted(damaged)))
+            return path, damaged
+        if any(problem.is_content for problem in problems):
+            damaged.append(path)
+        texts = list(dict.fromkeys(problem.text for problem in sorted(problems)))
         said.append(f"checkpoint {path} is damaged: " + "; ".join(texts[:MOST_DAMAGES]) + _more(len(texts)))
         ranks.say(said[-1])
     raise SharedMistake("\n".join([*said, NOTHING_LEFT]))
+
+
+def _state_damage(path: Path) -> list[Damage]:
+    """Whether ``state.json`` is one, and of the iteration that the folder's name tells."""
+    try:
+        state = read_state(path)
+    except DamagedError as error:
+        return [Damage(folders.STATE, str(error))]
+    named, held = folders.iteration_of(path), state.progress.iteration
+    if named in (None, held):
+        return []
+    text = f"{path / folders.STATE}: expected iteration {named}, as the folder is named, found {held}"
+    return [Damage(folders.STATE, text)]
 
 
 def _more(count: int) -> str:
@@ -181,7 +242,7 @@ def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
     boxes = rng.rng_boxes(found, ranks)
     if any(reader.shapes.get(box.key) != box.global_shape for box in boxes):
         return False
-    with sound(reader.files.folder, ranks):
+    with sound(ranks):
         reader.read(boxes)
         try:
             rng.set_states(found, ranks)
@@ -191,10 +252,10 @@ def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
 
 
 @contextlib.contextmanager
-def sound(path: Path, ranks: Ranks) -> Iterator[None]:
-    """Around a rank's own reading: damage that one rank meets, which ``sizes`` does not see, ends all of them alike.
+def sound(ranks: Ranks) -> Iterator[None]:
+    """Around a rank's own reading: damage that one rank meets, which ``sizes`` does not see, is damage for all.
 
-    Nothing that communicates may be in it. Raises SharedMistake.
+    Nothing that communicates may be in it. Raises UnsoundError, on every rank.
     """
     problems = []
     try:
@@ -202,7 +263,4 @@ def sound(path: Path, ranks: Ranks) -> Iterator[None]:
     except (DamagedError, ValueError) as error:  # ValueError: pieces that leave a gap
         problems = [f"rank {ranks.rank}: {error}"]
     if problems := gathered(problems, ranks):
-        raise SharedMistake(
-            f"checkpoint {path} is damaged: {problems[0]}. Use --checkpoint.verify hashes, which takes an older "
-            "checkpoint where it finds such damage, or give another one by --checkpoint.load."
-        )
+        raise UnsoundError(problems[0])

@@ -3,20 +3,49 @@
 import contextlib
 import errno
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from training.checkpoint import folders
+from training.checkpoint.format.writer import write_durably
+
 
 def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
-    """What stands in the way of a checkpoint of this size in ``root``, and the way out; None where nothing does."""
-    folder = nearest(root)
+    """What stands in the way of a checkpoint of this size in ``root``, and what to do; None where nothing does."""
+    if text := save_problem(root):
+        return text
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".triplane-"):
-            pass
         return lack(root, needed_bytes, needed_files)
     except OSError as error:
         return f"checkpoints cannot be written to {root}: {error.strerror}. Use another --run_dir."
+
+
+def save_problem(root: Path) -> str | None:
+    """Why checkpoints cannot be saved in ``root``, tried in small; None where they can."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f"{folders.PROBE}{secrets.token_hex(4)}"
+        renamed, probed_latest = probe.with_name(f"{probe.name}-renamed"), probe.with_name(f"{probe.name}-latest")
+        try:
+            probe.mkdir()
+            write_durably(probe / "file", b"x")
+            probe.rename(renamed)
+            write_durably(probed_latest, b"x")
+        finally:
+            for left in (probe, renamed):
+                shutil.rmtree(left, ignore_errors=True)
+            probed_latest.unlink(missing_ok=True)
+    except OSError as error:
+        advice = "Make room or give permission there, or use another --run_dir"
+        return f"checkpoints cannot be written to {root}: {reason(error)}. {advice}."
+    return None
+
+
+def reason(error: OSError) -> str:
+    """What the system says, and of which file."""
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 def lack(root: Path, needed_bytes: int, needed_files: int) -> str | None:

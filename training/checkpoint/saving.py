@@ -15,7 +15,7 @@ from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import Chunks, model_boxes, settled
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, encoded
-from training.owner.claim import Claim
+from training.run_lock.lock import RunLock
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -32,6 +32,10 @@ class Contents:
     """Small files by name."""
     copies: Mapping[str, Path] = field(default_factory=dict)
     """Files to copy, by name."""
+    parent: str | None = None
+    """The checkpoint of the same folder that the first one descends from, by name; later ones from the one before."""
+    loaded: str | None = None
+    """``hash`` of the run's own checkpoint that this start went back to, see ``Lineage``."""
 
 
 @torch.no_grad()
@@ -42,11 +46,11 @@ def save(
     optimizer: MegatronOptimizer,
     ranks: Ranks,
     contents: Contents,
-    claim: Claim | None = None,
+    lock: RunLock | None = None,
 ) -> Path:
     """Write ``root/iter_N`` from all ranks; when committed, let ``latest`` name it.
 
-    Each rank writes its own share of the optimizer's state; nothing is gathered. ``claim``: on rank 0, proof that the
+    Each rank writes its own share of the optimizer's state; nothing is gathered. ``lock``: on rank 0, proof that the
     run's folder is still this start's. Raises OSError on every rank where one cannot write; earlier checkpoints are
     untouched then.
     """
@@ -65,7 +69,9 @@ def save(
             about=about(state),
             keep=contents.keep,
             retain_interval=contents.retain_interval,
-            claim=claim,
+            parent=contents.parent,
+            loaded=contents.loaded,
+            lock=lock,
         )
         return path
 

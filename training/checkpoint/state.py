@@ -5,15 +5,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from parallel.errors import UserError
 from parallel.layout import Layout
+from parallel.schema import JSON, Count, structured
+from parallel.untrusted import InputError, read_json
 from training.checkpoint.folders import STATE
+from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.progress import Progress
 
 FORMAT = 1
-JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Written:
+    """Which version wrote a file."""
+
+    format: Count
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -31,9 +39,17 @@ class State:
     """What the caller of ``save`` wants to find again."""
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OptimizerNumbers:
+    """What is read of ``State.optimizer``."""
+
+    step: Count
+    grad_scaler: dict[str, JSON] | None = None
+
+
 def encoded(state: State) -> str:
     """The content of ``state.json``. Floats keep every bit."""
-    return json.dumps({"format": FORMAT, **dataclasses.asdict(state)}, indent=2) + "\n"
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(state)}, indent=2, allow_nan=False) + "\n"
 
 
 def write_state(folder: Path, state: State) -> None:
@@ -42,22 +58,17 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """Raises UserError where ``state.json`` cannot be read, or was written by a later version of Triplane."""
+    """Raises DamagedError where ``state.json`` is not one, UserError where a later version of Triplane wrote it."""
     path = folder / STATE
     try:
-        values = json.loads(path.read_text())
-        written = values["format"]
-        if written > FORMAT:
-            raise UserError(f"{path} has format {written}; this version of Triplane reads up to {FORMAT}. Update it.")
-        return State(
-            progress=Progress(**values["progress"]),
-            layout=Layout(**values["layout"]),
-            device=values["device"],
-            optimizer=values["optimizer"],
-            entries=values["entries"],
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: not the state of a checkpoint ({type(error).__name__}: {error}). "
-            "Load another checkpoint, or bring this file back."
-        ) from None
+        written = read_json(path, Written)
+        if written.format > FORMAT:
+            raise UserError(f"{path} has format {written.format}; this version reads up to {FORMAT}. Update Triplane.")
+        state: State = read_json(path, State)
+        if state.optimizer:
+            _, problems = structured(state.optimizer, OptimizerNumbers)
+            if problems:
+                raise InputError(path, f"optimizer.{problems[0]}")
+        return state
+    except (OSError, InputError) as error:
+        raise DamagedError(f"{error}") from None

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+from parallel.untrusted import read_text
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -22,15 +24,15 @@ def available_bytes() -> float:
 def _limits() -> Iterator[tuple[Path, float]]:
     """The control groups that limit this process, and their limits in bytes."""
     with contextlib.suppress(OSError, IndexError):
-        own = Path("/proc/self/cgroup").read_text().splitlines()[-1].split("::")[1].lstrip("/")
+        own = read_text(Path("/proc/self/cgroup")).splitlines()[-1].split("::")[1].lstrip("/")
         for group in dict.fromkeys((CGROUPS, CGROUPS / own)):
             with contextlib.suppress(OSError, ValueError):  # "max", or not there
-                yield group, float((group / "memory.max").read_text())
+                yield group, float(read_text(group / "memory.max"))
 
 
 def _held(group: Path) -> float:
     """Bytes that the group cannot give up: without the files that it has read or written, and not used of late."""
     with contextlib.suppress(OSError, ValueError):
-        lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return float((group / "memory.current").read_text()) - float(lines.get("inactive_file", 0))
+        lines = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
+        return float(read_text(group / "memory.current")) - float(lines.get("inactive_file", 0))
     return 0.0

@@ -12,6 +12,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
 from parallel.groups import Ranks
+from parallel.untrusted import read_text
 from training.checkpoint.progress import Progress
 from training.config import RunConfig
 from training.loop import Attachment
@@ -163,5 +164,5 @@ class ProcessPeak:
 
 
 def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = read_text(Path("/proc/self/status")).splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

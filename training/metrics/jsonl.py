@@ -1,17 +1,21 @@
 """``metrics.jsonl``: one JSON object per line, the record that every other tool reads."""
 
+import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from parallel.errors import UserError
+from parallel.schema import JSON
+from parallel.untrusted import InputError, append_regular, open_regular, parse_json, regular_descriptor
 from training.metrics.values import Values
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """JSON has no number for these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
+MOST_LINE_BYTES = 1 << 24
 MOST_WAITING = 100_000
 """Lines that wait for a disk that is full, about 1 KB each; older ones are dropped."""
 
@@ -30,7 +34,7 @@ class JsonlSink:
         cannot be opened.
         """
         _mend_last_line(path)
-        self._path, self._say, self._file = path, say, path.open("ab", buffering=0)
+        self._path, self._say, self._file = path, say, append_regular(path)
         self._waiting: list[bytes] = []
 
     def write(self, iteration: int, values: Values) -> None:
@@ -75,18 +79,23 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     A torn last line (of a killed run, or of one that is writing) is ignored. Raises UserError for any other
     line that is no object with an ``iteration``.
     """
-    lines = path.read_bytes().split(b"\n")
     latest: dict[tuple[int, bool], dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         record = _parse(line)
         if record is not None:
             latest[int(record["iteration"]), "validation_loss" in record] = record
-        elif line.strip() and number < len(lines):
+        elif line.strip() and line.endswith(b"\n"):
             raise UserError(
                 f'{path}, line {number}: expected a JSON object with an integer "iteration", found '
                 f"{line[:60].decode(errors='replace')!r}. Only the last line may be torn: remove this one."
             )
     return [latest[key] for key in sorted(latest)]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with io.BufferedReader(open_regular(path)) as file:
+        while line := file.readline(MOST_LINE_BYTES):
+            yield line
 
 
 def _plain(value: Any) -> Any:
@@ -101,10 +110,10 @@ def _plain(value: Any) -> Any:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """One line's object, non-finite numbers turned back from strings; None when it is not one of ours."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = parse_json(line, dict[str, JSON])
+    except InputError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("iteration"), int):
+    if not isinstance(record.get("iteration"), int):
         return None
     return {name: _number(value) for name, value in record.items()}
 
@@ -125,12 +134,15 @@ def _mend_last_line(path: Path) -> None:
     """
     if not path.exists():
         return
+    os.close(regular_descriptor(path))  # a FIFO would block what follows
     with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MOST_LINE_BYTES))
         content = file.read()
         start = content.rfind(b"\n") + 1
         if start == len(content):
             return
         if _parse(content[start:]) is None:
-            file.truncate(start)
+            file.truncate(size - len(content) + start)
         else:
             file.write(b"\n")

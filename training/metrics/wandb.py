@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from parallel.untrusted import read_text
 from training.metrics.redact import redacted
 from training.metrics.values import Values, curves
 
@@ -74,7 +75,7 @@ class WandbSink:
 
 def stable_id(path: Path) -> str:
     """The run's id: read from ``path``, or made up and stored there (atomically) when there is none yet."""
-    if path.exists() and re.fullmatch(r"[a-z0-9]{8,64}", stored := path.read_text().strip()):
+    if path.exists() and re.fullmatch(r"[a-z0-9]{8,64}", stored := read_text(path).strip()):
         return stored
     fresh = uuid.uuid4().hex[:16]
     draft = path.with_name(path.name + ".tmp")

@@ -1,8 +1,9 @@
 """The ``fault`` section of a recipe. No torch here."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from parallel.schema import Infinite
 from training.watch.interval import FAILURES_PER_GPU_HOUR
 
 
@@ -10,13 +11,13 @@ from training.watch.interval import FAILURES_PER_GPU_HOUR
 class FaultConfig:
     """What is watched for while training, and what is done about it."""
 
-    step_timeout_s: float = 600.0
+    step_timeout_s: Annotated[float, Infinite] = 600.0
     """Seconds without any progress, in a step, an evaluation or a save, after which a run hangs: every rank leaves
     its stack, one line says which rank stands where, and all end. inf: wait for ever. torch's own timeout cannot tell
     who holds the others up, so it is kept longer than this: parallel.distributed_timeout_minutes is raised to 1.5
     times as much."""
 
-    start_timeout_s: float = 1800.0
+    start_timeout_s: Annotated[float, Infinite] = 1800.0
     """The same until the first step of a process has ended: imports, data, rendezvous, loading, compilation."""
 
     nonfinite: Literal["stop", "skip"] = "stop"

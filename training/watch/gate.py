@@ -1,11 +1,13 @@
 """What stands between gradients and the update: numbers that are none, jumps, and replicas that differ."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from data.loader import Batch
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
+from parallel.schema import Count, structured
 from training.checkpoint.progress import Progress
 from training.loop import Attachment
 from training.step import Attempt, Gate
@@ -15,6 +17,23 @@ from training.watch.overflows import Overflows
 from training.watch.passed_over import PassedOver
 from training.watch.replicas import Replicas
 from training.watch.spikes import Spikes
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SavedSpikes:
+    """``Spikes.state``."""
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    quiet: bool
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Saved:
+    """``HealthGate.state``."""
+
+    spikes: SavedSpikes
+    passed_over: tuple[tuple[Count, Count], ...] = ()
 
 
 class HealthGate(Attachment, Gate):
@@ -63,10 +82,15 @@ class HealthGate(Attachment, Gate):
         return {"spikes": self.spikes.state(), "passed_over": self.passed_over.state()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Inverse of ``state``; None where a checkpoint has none."""
-        if state is not None:
-            self.spikes.restore(state["spikes"])
-            self.passed_over.restore(state.get("passed_over", []))
+        """Inverse of ``state``; None where a checkpoint has none. What is no such state is left out, and said."""
+        if state is None:
+            return
+        found, problems = structured(state, Saved)
+        if problems:
+            self.ranks.say(f"warning: the checkpoint's loss window is left out, as it cannot be read: {problems[0]}")
+            return
+        self.spikes.restore(asdict(found.spikes))
+        self.passed_over.restore(found.passed_over)
 
     def _is_due(self) -> bool:
         interval = self.fault.replica_check_interval

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from parallel.groups import Ranks
+from parallel.untrusted import read_text
 from training.checkpoint.progress import Progress
 from training.loop import Attachment
 from training.step import StepResult
@@ -108,7 +109,7 @@ def _still_rises(mib: Sequence[float]) -> bool:
 
 def host_mib() -> float:
     """Memory of this process alone: pages of token files and what is shared with other ranks do not count (Linux)."""
-    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    resident, shared = read_text(Path("/proc/self/statm")).split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") / MEBIBYTE
 
 

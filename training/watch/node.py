@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.watch.heartbeat import STACKS_SIGNAL, SUFFIX, Page, Reading, remove
 from training.watch.pace import LOOK_S
 from training.watch.process import lives, moved_bytes, send, status
-from training.watch.pulse import STACKS_SIGNAL, SUFFIX, Page, Reading, remove
 from training.watch.stacks import Stand, stand
 
 _BUSY = 0.2

@@ -16,6 +16,8 @@ JUDGING_S = 1.0
 ANSWER_S = 20.0
 """How long nodes have to answer before they count as silent, on up to ``NODES`` nodes."""
 LEAST_ANSWER_S = 3.0
+FOREVER_S = 1e9
+"""30 years: what stands for inf in JSON, which has none."""
 
 
 def beat_s(step_timeout_s: float, nodes: float) -> float:

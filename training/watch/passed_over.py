@@ -5,16 +5,25 @@ The batch is read and computed, and its gradients are dropped: data position and
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from parallel.groups import Ranks
+from parallel.schema import Count
+from parallel.untrusted import InputError, read_json
 from training.checkpoint.agreement import on_first_rank
 
 NAME = "skipped_samples.json"
 Range = tuple[int, int]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Skipped:
+    """The content of NAME."""
+
+    ranges: tuple[tuple[Count, Count], ...]
 
 
 class PassedOver:
@@ -46,12 +55,11 @@ class PassedOver:
 
 def _read(path: Path) -> tuple[list[Range], str]:
     try:
-        content: Mapping[str, Any] = json.loads(path.read_bytes())
-        return sorted((int(first), int(end)) for first, end in content["ranges"]), ""
+        return sorted(read_json(path, Skipped).ranges), ""
     except FileNotFoundError:
         return [], ""
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return [], f"{type(error).__name__}: {error}"
+    except (OSError, InputError) as error:
+        return [], str(error)
 
 
 def _write(path: Path, ranges: Sequence[Range]) -> str:

@@ -6,6 +6,8 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallel.untrusted import read_text
+
 _STATE, _CPU, _START, _EXIT_CODE = 0, slice(11, 13), 19, 49  # fields 3, 14 and 15, 22, 52 of proc(5)'s stat
 
 
@@ -23,7 +25,7 @@ class Status:
 def status(pid: int, start: int | None) -> Status | None:
     """The process that started at ``start``; None where it has gone, or its number belongs to another by now."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     except OSError:
         return None
     if start is not None and int(fields[_START]) != start:
@@ -43,7 +45,7 @@ def lives(pid: int, start: int | None) -> bool:
 def moved_bytes(pid: int) -> int:
     """Bytes that the process has read and written so far, from page cache or disk; 0 where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError):
-        lines = (line.split() for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        lines = (line.split() for line in read_text(Path(f"/proc/{pid}/io")).splitlines())
         return sum(int(value) for name, value in lines if name in ("rchar:", "wchar:", "read_bytes:"))
     return 0
 
@@ -76,7 +78,7 @@ class Ending:
 def memory_kills() -> int:
     """How often the kernel's out-of-memory killer has struck in this process's control group; 0 where unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        group = Path("/proc/self/cgroup").read_text().splitlines()[-1].rpartition(":")[2]
-        text = (Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events").read_text()
+        group = read_text(Path("/proc/self/cgroup")).splitlines()[-1].rpartition(":")[2]
+        text = read_text(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events")
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
     return 0

@@ -16,8 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from training.watch.node import Report
-from training.watch.stacks import Stand
+from parallel.untrusted import InputError, read_bytes, read_json, read_text
 from training.watch.verdict import NodeReport, Verdict
 
 WATCH = "watch"
@@ -46,8 +45,8 @@ def replace(path: Path, entries: Any) -> None:
 
 def content(path: Path) -> bytes | None:
     """What lies there; None where nothing does, or it cannot be read."""
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
+    with contextlib.suppress(OSError, InputError):
+        return read_bytes(path)
     return None
 
 
@@ -111,14 +110,14 @@ def _link(unfinished: Path, path: Path) -> None:
         raise
     except OSError:  # no hard links there; a reader may see a part for a moment
         with path.open("x") as file:
-            file.write(unfinished.read_text())
+            file.write(read_text(unfinished))
 
 
 def read(folder: Path) -> Verdict | None:
     """The start's verdict, if it has one."""
-    text = content(folder / VERDICT)
-    with contextlib.suppress(ValueError, TypeError):
-        return None if text is None else Verdict(**json.loads(text))
+    with contextlib.suppress(OSError, InputError):
+        verdict: Verdict = read_json(folder / VERDICT, Verdict)
+        return verdict
     return None
 
 
@@ -133,13 +132,6 @@ def told(folder: Path) -> list[NodeReport]:
     """All nodes' words. One read for each node: for the one who judges."""
     reports = []
     for path in sorted(folder.glob("node-*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            entries = json.loads(path.read_bytes())
-            entries["ranks"] = [_report(entry) for entry in entries["ranks"]]
-            reports.append(NodeReport(**entries))
+        with contextlib.suppress(OSError, InputError):
+            reports.append(read_json(path, NodeReport))
     return reports
-
-
-def _report(entry: dict[str, Any]) -> Report:
-    stand = entry.pop("stand")
-    return Report(**entry, stand=Stand(**stand) if stand else None)

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.watch.pulse import STACKS_SIGNAL
+from parallel.schema import Text
+from training.watch.heartbeat import STACKS_SIGNAL
 
 _ROOT = Path(__file__).resolve().parents[2]
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
@@ -32,9 +33,9 @@ _FOR_THE_DEVICE = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\b(?:bool|int|f
 class Stand:
     """Where a rank's main thread stands."""
 
-    waits: str | None
+    waits: Text | None
     """The collective that it waits in, or None."""
-    at: str
+    at: Text
     """The innermost line of our own, and what it is in: ``training/step.py:177 in unite (in torch/...)``."""
 
 
@@ -44,6 +45,7 @@ def register(path: Path) -> None:
     # Kept open by faulthandler, in the node's memory: no handle on the shared file system. Appended to, so that
     # whoever has read the stacks can make the file empty again.
     file = path.open("a")
+    faulthandler.unregister(STACKS_SIGNAL)  # else it takes its handler for installed, whatever was set after it
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     faulthandler.enable(file=file, all_threads=True)
 

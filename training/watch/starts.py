@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from parallel.launch import Identity
-from training.owner.processes import machine
+from training.run_lock.processes import machine
 from training.watch import record
 
 KEPT = 10

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from parallel.schema import Text
+from training.watch.heartbeat import PHASES
 from training.watch.node import Report, ranks_text
-from training.watch.pulse import PHASES
 
 Kind = Literal["hang", "killed", "lost", "exception", "fault", "echo"]
 """fault: a ``SharedFault``. An echo is a rank that lost its peer: the cause only as long as nobody has another.
@@ -23,11 +24,11 @@ class Verdict:
     kind: Kind
     rank: int
     world_size: int
-    host: str
+    host: Text
     """Where ``rank`` runs; of a fault, the node that is to blame, or empty."""
     iteration: int
     phase: str
-    line: str
+    line: Text
     """For people: one line, or an exception's text."""
     id: str = ""
     """Random: tells who of several left it."""

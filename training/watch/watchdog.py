@@ -19,10 +19,10 @@ from pathlib import Path
 from types import FrameType
 
 from training.watch import pace, record, stacks
+from training.watch.heartbeat import Page
 from training.watch.node import Node
 from training.watch.pace import LOOK_S
 from training.watch.process import Ending, lives, memory_kills, status
-from training.watch.pulse import Page
 from training.watch.verdict import NodeReport, Verdict, judge
 
 GRACE_S = 15.0

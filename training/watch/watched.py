@@ -13,11 +13,11 @@ from pathlib import Path
 from parallel.errors import SharedFault, UserError
 from parallel.launch import Identity, node_name
 from parallel.local_ranks import Failure, of_all
-from training.owner.processes import start_of
+from training.run_lock.processes import start_of
 from training.watch import pace, record, stacks, watchdog
 from training.watch.config import FaultConfig
+from training.watch.heartbeat import SUFFIX, About, Heartbeat, Page, memory_folder, remove
 from training.watch.process import lives
-from training.watch.pulse import SUFFIX, About, Page, Pulse, memory_folder, remove
 from training.watch.request import StopRequest
 from training.watch.verdict import NodeReport, Verdict, is_missed, lost
 
@@ -29,13 +29,13 @@ _LOOKERS = 128
 
 @dataclass(kw_only=True, slots=True)
 class Watch:
-    """One process of a run: a rank with its pulse, or the launcher of local ranks."""
+    """One process of a run: a rank with its heartbeat, or the launcher of local ranks."""
 
     folder: Path
     """RUN_DIR/watch/start-..., see ``starts``."""
     identity: Identity
     host: str
-    pulse: Pulse = field(default_factory=Pulse)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     launches: bool = False
     answer_s: float = pace.ANSWER_S
     """See ``pace.answer_s``."""
@@ -77,7 +77,7 @@ class Watch:
         return replace(failure, rank=None, text=f"{found.line}{known}", echo=False)
 
     def _verdict(self, failure: Failure) -> Verdict:
-        at, shared = self.pulse.read(), failure.shared
+        at, shared = self.heartbeat.read(), failure.shared
         phase, iteration = failure.place or (at.phase, at.iteration)
         rank, host = (failure.rank, self.host) if shared is None else (shared[0], shared[1] or "")
         return Verdict(
@@ -115,22 +115,22 @@ class Watch:
 def watched(
     fault: FaultConfig, folder: Path, identity: Identity, request: StopRequest, environ: Mapping[str, str], cuda: bool
 ) -> Iterator[Watch]:
-    """Watch this process as a rank: yields its pulse, for it to beat. Leaving says that the rank needs no word on it.
+    """Watch this process as a rank: yields its heartbeat. Leaving says that the rank explains its end itself.
 
     folder: see ``starts.folder_of``. Without room in memory for 4 KiB, training goes on unwatched, and says so.
     """
     try:
-        pulse = _begin(fault, folder, identity, environ, cuda)
+        heartbeat = _begin(fault, folder, identity, environ, cuda)
     except OSError as error:
         print(f"warning: rank {identity.rank} has no watchdog: {error}", file=sys.stderr, flush=True)
-        pulse = Pulse()
-    request.tell = pulse.ask
+        heartbeat = Heartbeat()
+    request.tell = heartbeat.ask
     answer_s = pace.answer_s(fault.step_timeout_s, identity.world_size / identity.local_world_size)
-    watch = Watch(folder=folder, identity=identity, host=node_name(environ), pulse=pulse, answer_s=answer_s)
+    watch = Watch(folder=folder, identity=identity, host=node_name(environ), heartbeat=heartbeat, answer_s=answer_s)
     code = 1
     try:
         yield watch
-        code = pulse.code
+        code = heartbeat.code
     except SharedFault as shared:  # of a forked rank, whose launcher does not know the iteration
         watch.tell(shared)
         raise
@@ -141,17 +141,17 @@ def watched(
         code = int(stopped.code or 0)
         raise
     except Exception as error:  # for the launcher of a forked rank, too
-        at = pulse.read()
+        at = heartbeat.read()
         error.place = at.phase, at.iteration  # type: ignore[attr-defined]
         raise
     finally:
-        pulse.end(code)
+        heartbeat.end(code)
 
 
-def _begin(fault: FaultConfig, folder: Path, identity: Identity, environ: Mapping[str, str], cuda: bool) -> Pulse:
+def _begin(fault: FaultConfig, folder: Path, identity: Identity, environ: Mapping[str, str], cuda: bool) -> Heartbeat:
     _sweep()
     host = node_name(environ)
-    start = hashlib.sha256(f"{folder.resolve()}\n{host}".encode()).hexdigest()[:12]
+    start = hashlib.sha256(os.fsencode(f"{folder.resolve()}\n{host}")).hexdigest()[:12]
     path = memory_folder() / f"triplane-{os.getuid()}-{start}-{identity.rank}{SUFFIX}"
     remove(path)
     stacks.register(path.with_suffix(".stacks"))
@@ -166,12 +166,12 @@ def _begin(fault: FaultConfig, folder: Path, identity: Identity, environ: Mappin
         main_thread=threading.main_thread().ident or 0,
         folder=str(folder.absolute()),
         told_by_launcher=identity.launcher == "local",
-        step_timeout_s=fault.step_timeout_s,
-        start_timeout_s=fault.start_timeout_s,
+        step_timeout_s=min(fault.step_timeout_s, pace.FOREVER_S),
+        start_timeout_s=min(fault.start_timeout_s, pace.FOREVER_S),
     )
-    pulse = Pulse(path, about)
-    pulse.watchdog = watchdog.start(path)
-    return pulse
+    heartbeat = Heartbeat(path, about)
+    heartbeat.watchdog = watchdog.start(path)
+    return heartbeat
 
 
 def _record_collectives(path: Path, folder: Path) -> None:

@@ -50,6 +50,8 @@ def test_files_are_written_beside_figures(tmp_path: Path) -> None:
         (["--top", "0"], ["--top must be 1 or more, found 0"]),
         (["--top", "-2"], ["--top must be 1 or more, found -2"]),
         (["--trace", "-1"], ["--trace", "found -1"]),
+        (["--mbs", "9" * 400], ["--mbs must be at most", "found a larger number"]),
+        (["--tp", str(10**9)], ["--tp must be at most", "found 1000000000"]),
         (["--tokens", "0"], ["--tokens must be above 0"]),
         (["--tokens", "inf"], ["--tokens must be above 0, and finite"]),
     ],

@@ -107,7 +107,7 @@ def test_a_link_that_leads_nowhere_is_said(tmp_path, name):
 
 def test_what_is_left_out_of_a_folder_is_said_once(tmp_path, capsys):
     corpus = corpus_in(tmp_path / "corpus")
-    others = ("z.jsonl.bz2", "y.jsonl.bz2", "x.csv", "part-00000", "README", "_SUCCESS", ".hidden.csv")
+    others = ("z.jsonl.lz4", "y.jsonl.lz4", "x.csv", "part-00000", "README", "_SUCCESS", ".hidden.csv")
     for name in others:
         (corpus / name).write_text("x")
     command = (corpus, "--output", corpus / "out", "--tokenizer", "byte")
@@ -116,7 +116,7 @@ def test_what_is_left_out_of_a_folder_is_said_once(tmp_path, capsys):
         told = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
         assert len(told) == 1
         assert "4 file(s) in folders are left out, of endings that are not known" in told[0]
-        assert "2 .jsonl.bz2, 1 without ending, 1 .csv" in told[0]
+        assert "2 .jsonl.lz4, 1 without ending, 1 .csv" in told[0]
 
 
 def test_inputs_that_are_the_same_by_other_names_are_refused(tmp_path, monkeypatch):

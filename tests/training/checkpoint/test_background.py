@@ -20,7 +20,7 @@ from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.verify import damages
 from training.checkpoint.storage import Reader, file_name
-from training.owner.claim import take
+from training.run_lock.lock import take
 
 ROWS = 6
 
@@ -42,7 +42,7 @@ def boxes(rank: int, ranks: int) -> list[Box]:
 def commit_of(folder: Path, ranks: int, timeout_s: float = 20.0, **more: str) -> Commit:
     names = tuple(file_name(rank) for rank in range(ranks))
     return Commit(folder=str(folder), writers=names, keep=2, retain_interval=None, texts={"state.json": "{}\n"},
-                  copies={}, about={"iteration": 7}, timeout_s=timeout_s, **more)  # fmt: skip
+                  copies={}, about={"iteration": int(folder.name[5:12])}, timeout_s=timeout_s, **more)  # fmt: skip
 
 
 def last(writer: BackgroundWriter, what: str) -> Outcome:

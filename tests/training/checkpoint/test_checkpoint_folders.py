@@ -9,7 +9,7 @@ import pytest
 from parallel.errors import UserError
 from parallel.layout import Layout
 from training.checkpoint import folders
-from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.format.manifest import MANIFEST, DamagedError
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, read_state, write_state
 
@@ -69,11 +69,9 @@ def test_keep_prunes_the_oldest_but_never_the_latest(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3, 4, 5)
     folders.prune(tmp_path, 3)
     assert names(tmp_path) == ["iter_0000003", "iter_0000004", "iter_0000005", "latest"]
-    folders.point_to(tmp_path / "iter_0000003")
-    folders.prune(tmp_path, 2)
-    assert names(tmp_path) == ["iter_0000003", "iter_0000005", "latest"]
+    folders.point_to(tmp_path / "iter_0000004")
     folders.prune(tmp_path, 1)
-    assert names(tmp_path) == ["iter_0000003", "latest"]
+    assert names(tmp_path) == ["iter_0000004", "iter_0000005", "latest"]
 
 
 def test_checkpoints_to_keep_for_good_do_not_count(tmp_path: Path) -> None:
@@ -93,24 +91,6 @@ def test_the_order_in_which_checkpoints_are_tried(tmp_path: Path) -> None:
     folders.point_to(tmp_path / "iter_0000002")
     assert [folders.iteration_of(path) for path in folders.candidates(tmp_path)] == [2, 1, 4, 3]
     assert folders.candidates(tmp_path / "nothing") == []
-
-
-def test_an_abandoned_future_is_pruned_before_what_was_saved_since(tmp_path: Path) -> None:
-    make(tmp_path, 50, 100, 150)
-    folders.point_to(tmp_path / "iter_0000050")
-    for iteration in (60, 70, 80):
-        make(tmp_path, iteration, keep=3)
-        assert folders.name_of(iteration) in names(tmp_path)
-        assert len(folders.complete(tmp_path)) == 3
-    assert names(tmp_path) == ["iter_0000060", "iter_0000070", "iter_0000080", "latest"]
-
-
-def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
-    make(tmp_path, 1)
-    (tmp_path / "iter_0000001/old").touch()
-    make(tmp_path, 1)
-    assert names(tmp_path) == ["iter_0000001", "latest"]
-    assert not (tmp_path / "iter_0000001/old").exists()
 
 
 def test_find_takes_a_checkpoint_its_parent_or_a_run(tmp_path: Path) -> None:
@@ -154,7 +134,7 @@ def test_state_comes_back_with_every_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 1, "progress": {"no": 1}}'])
 def test_a_broken_state_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(UserError, match=r"state\.json: not the state of a checkpoint"):
+    with pytest.raises(DamagedError, match=r"state\.json: (not JSON|expected an object|\w+ is missing)"):
         read_state(tmp_path)
 
 

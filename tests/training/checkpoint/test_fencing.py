@@ -16,8 +16,8 @@ from data.prepare import Prepared
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
-from training.owner.claim import take
-from training.owner.record import OWNER, current, encode
+from training.run_lock.lock import take
+from training.run_lock.record import OWNER, current, encode
 
 FLAGS = ("--checkpoint.save_interval", "2", "--checkpoint.keep", "9", "--train.train_iters", "100000")
 
@@ -50,11 +50,11 @@ def test_a_run_that_wakes_behind_its_successor_commits_nothing(
     assert owner is not None
     elsewhere = dataclasses.replace(owner, host="elsewhere", machine="another")  # where a stopped process is not seen
     (run_dir / OWNER).write_bytes(encode(elsewhere))
-    claim = take(run_dir, {}, still_s=1.0)
+    lock = take(run_dir, {}, still_s=1.0)
     before = folders.latest(run_dir / "checkpoints")
     assert before is not None
     later = (folders.iteration_of(before) or 0) + 4
-    runs.train(prepared, runs.configuration(run_dir, *FLAGS, "--train.exit_interval", str(later // 2 * 2)), 2, claim)
+    runs.train(prepared, runs.configuration(run_dir, *FLAGS, "--train.exit_interval", str(later // 2 * 2)), 2, lock)
     left = committed(run_dir)
     assert len(left) >= 2
 
@@ -67,8 +67,8 @@ def test_a_run_that_wakes_behind_its_successor_commits_nothing(
     newest = folders.latest(run_dir / "checkpoints")
     assert newest is not None
     assert damages(newest, "hashes") == []
-    assert claim.still_owns()
-    claim.release()
+    assert lock.still_owns()
+    lock.release()
 
 
 def committed(run_dir: Path) -> dict[str, bytes]:

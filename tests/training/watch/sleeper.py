@@ -1,6 +1,6 @@
 """A rank without a watchdog of its own, that beats in iteration 5 and sleeps: ``python sleeper.py PAGE ABOUT MUTE``.
 
-ABOUT: JSON of ``pulse.About`` but for the process. MUTE: 1: it does not write its stacks.
+ABOUT: JSON of ``heartbeat.About`` but for the process. MUTE: 1: it does not write its stacks.
 """
 
 import json
@@ -11,9 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-from training.owner.processes import start_of
+from training.run_lock.processes import start_of
 from training.watch import stacks
-from training.watch.pulse import About, Pulse
+from training.watch.heartbeat import About, Heartbeat
 
 
 def main(path: str, about: str, mute: str) -> None:
@@ -24,9 +24,11 @@ def main(path: str, about: str, mute: str) -> None:
     else:
         stacks.register(page.with_suffix(".stacks"))
     main_thread, started = threading.main_thread().ident or 0, start_of(os.getpid())
-    pulse = Pulse(page, About(pid=os.getpid(), process_start=started, main_thread=main_thread, **json.loads(about)))
-    pulse.enter("step", 5)
-    pulse.stepped()
+    heartbeat = Heartbeat(
+        page, About(pid=os.getpid(), process_start=started, main_thread=main_thread, **json.loads(about))
+    )
+    heartbeat.enter("step", 5)
+    heartbeat.stepped()
     print("sleeps", flush=True)
     time.sleep(1000)
 

@@ -18,7 +18,7 @@ from programs import Program
 from training import job
 from training.metrics.jsonl import read_jsonl
 from training.watch import record
-from training.watch.pulse import Pulse
+from training.watch.heartbeat import Heartbeat
 from training.watch.request import StopRequest
 
 FLAGS = ("--train.train_iters", "5000", "--train.eval_interval", "None", "--log.tensorboard", "False",
@@ -115,7 +115,7 @@ def test_a_local_ranks_exception_is_told_with_its_iteration(
     assert told == ["exception", 1, 3, "step", "ValueError: a wrong number"]
 
 
-class AskedWhileEvaluating(Pulse):
+class AskedWhileEvaluating(Heartbeat):
     """Asks rank 1 to stop as soon as it evaluates."""
 
     def __init__(self, request: StopRequest) -> None:
@@ -136,10 +136,10 @@ def test_an_evaluation_is_broken_off_where_one_rank_was_asked_to_stop(prepared: 
 
     def rank(identity: launch.Identity) -> int:
         request = StopRequest()
-        pulse = AskedWhileEvaluating(request) if identity.rank == 1 else None
+        heartbeat = AskedWhileEvaluating(request) if identity.rank == 1 else None
         with output.own_output(tmp_path / "logs", identity, every_rank=False), console.open("ab") as file:
             console_fd = file.fileno() if identity.rank == 0 else None
-            return job.train(config, prepared, identity, "cpu", tmp_path, console_fd, None, request, pulse)
+            return job.train(config, prepared, identity, "cpu", tmp_path, console_fd, None, request, heartbeat)
 
     code, failure = local_ranks.fork_ranks(2, rank)
     assert failure is None, failure.text

@@ -12,8 +12,8 @@ import pytest
 
 import runs
 from training.watch import pace, record
+from training.watch.heartbeat import Page
 from training.watch.node import Node
-from training.watch.pulse import Page
 from training.watch.watchdog import Watchdog
 
 PROGRAM = Path(__file__).with_name("sleeper.py")
@@ -31,7 +31,7 @@ def sleep(tmp_path: Path) -> Iterator[Sleep]:
         for rank, host in enumerate(hosts):
             about = {"rank": rank, "world_size": len(hosts), "host": host, "folder": str(tmp_path / "watch/start-1"),
                      "told_by_launcher": True, "step_timeout_s": TIMEOUT_S, "start_timeout_s": TIMEOUT_S}  # fmt: skip
-            paths.append(tmp_path / f"{host}-{rank}.pulse")
+            paths.append(tmp_path / f"{host}-{rank}.heartbeat")
             started.append(subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(paths[-1]), json.dumps(about), str(mute)], cwd=runs.ROOT, text=True,
                 stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."},

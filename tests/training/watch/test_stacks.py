@@ -53,6 +53,13 @@ def test_the_main_thread_is_found_among_others(tmp_path: Path) -> None:
     assert stacks.crash(text) is None
 
 
+def test_stacks_are_written_though_the_signal_was_ignored_meanwhile(tmp_path: Path) -> None:
+    """As a launcher does, which may be a process that had been a rank."""
+    again = "signal.signal(signal.SIGUSR1, signal.SIG_IGN); stacks.register(path); "
+    text, main_thread = dumped(tmp_path, f"{again}os.kill(os.getpid(), signal.SIGUSR1)")
+    assert stacks.stand(text, main_thread) == stacks.Stand(waits=None, at="<string>:10 in loop")
+
+
 def test_a_crash_leaves_its_name_and_place(tmp_path: Path) -> None:
     text, main_thread = dumped(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
     assert stacks.crash(text) == "Segmentation fault"

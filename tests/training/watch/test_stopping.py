@@ -46,7 +46,12 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Program]]:
 
 @pytest.mark.parametrize(
     ("nproc", "sent"),
-    [("2", [signal.SIGTERM]), ("2", [signal.SIGUSR2, signal.SIGUSR2]), ("1", [signal.SIGINT])],
+    [
+        ("2", [signal.SIGTERM]),
+        ("2", [signal.SIGUSR2, signal.SIGUSR2]),
+        ("1", [signal.SIGINT]),
+        ("2", [signal.SIGUSR1, signal.SIGHUP]),
+    ],  # USR1 asks a rank for its stacks, and a launcher for nothing
 )
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
     nproc: str, sent: list[signal.Signals], start: Callable[..., Program], prepared: Prepared,
@@ -76,6 +81,17 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
         assert not (run_dir / "requeue").exists()
 
 
+def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path, cache_dir: Path) -> None:
+    shell = f"nohup {sys.executable} pretrain_gpt.py slurm/recipes/debug.toml --run_dir {tmp_path}/run --nproc 1 "
+    shell += f"--data.cache_dir {cache_dir} --log.log_interval 1 --train.eval_interval None --log.tensorboard False"
+    run = subprocess.Popen(shell.split(), cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until((tmp_path / "run/logs").exists, run)
+    run.send_signal(signal.SIGHUP)
+    printed, said = run.communicate()
+    assert run.returncode == 0, said
+    assert "done at iteration 10" in printed
+
+
 def test_before_training_there_is_nothing_to_save(tmp_path: Path, cache_dir: Path) -> None:
     command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), "--nproc", "2",
                *FLAGS, "--data.cache_dir", str(cache_dir)]  # fmt: skip
@@ -84,7 +100,7 @@ def test_before_training_there_is_nothing_to_save(tmp_path: Path, cache_dir: Pat
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate()
     assert run.returncode == STOPPED, said
-    assert said == ""
+    assert said == "pretrain_gpt.py: stopped by SIGTERM before training began: there is nothing to save\n"
     assert not (tmp_path / "run/owner.json").exists()
     assert not (tmp_path / "run/checkpoints").exists()
 

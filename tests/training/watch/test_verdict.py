@@ -10,8 +10,8 @@ from parallel.launch import Identity
 from parallel.local_ranks import Failure, fork_ranks, guard
 from training.watch import record
 from training.watch.config import FaultConfig
+from training.watch.heartbeat import Heartbeat
 from training.watch.node import Report, ranks_text
-from training.watch.pulse import Pulse
 from training.watch.request import StopRequest
 from training.watch.stacks import Stand
 from training.watch.verdict import NodeReport, Verdict, judge, lost
@@ -127,9 +127,9 @@ def test_what_all_ranks_find_alike_is_shown_and_left_once(host: str | None, tmp_
     fault = SharedFault("weights of rank 5 differ", rank=5, host=host)
     for number in (1, 0):
         identity, failure = failing(fault, number)
-        pulse = Pulse()
-        pulse.enter("step", 7)
-        shown = Watch(folder=tmp_path, identity=identity, host="n0", pulse=pulse).settle(failure)
+        heartbeat = Heartbeat()
+        heartbeat.enter("step", 7)
+        shown = Watch(folder=tmp_path, identity=identity, host="n0", heartbeat=heartbeat).settle(failure)
         assert (shown is None) == (number == 1)
     found = record.read(tmp_path)
     assert found is not None
@@ -140,7 +140,7 @@ def test_what_all_ranks_find_alike_is_shown_and_left_once(host: str | None, tmp_
 def test_what_a_forked_rank_found_is_left_with_its_iteration(tmp_path: Any) -> None:
     def run(identity: Identity) -> int:
         with watched(FaultConfig(), tmp_path / "start-1", identity, StopRequest(), {}, cuda=False) as watching:
-            watching.pulse.enter("step", 7)
+            watching.heartbeat.enter("step", 7)
             raise SharedFault("loss nan", rank=1)
 
     code, failure = fork_ranks(2, run)

@@ -17,7 +17,7 @@ import runs
 import together
 from parallel.launch import Identity
 from training.watch import record, starts
-from training.watch.pulse import Page, memory_folder, remove
+from training.watch.heartbeat import Page, memory_folder, remove
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
 PORT = str(os.getpid())
@@ -81,7 +81,7 @@ def starting(tmp_path: Path) -> Iterator[Start]:
 def pages(run_dir: Path) -> list[Path]:
     """Of this run's ranks, in the node's memory."""
     found = []
-    for path in memory_folder().glob(f"triplane-{os.getuid()}-*.pulse"):
+    for path in memory_folder().glob(f"triplane-{os.getuid()}-*.heartbeat"):
         with contextlib.suppress(OSError):
             if str(run_dir).encode() in path.read_bytes():
                 found.append(path)

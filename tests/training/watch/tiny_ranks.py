@@ -14,7 +14,7 @@ from parallel.launch import Identity
 from parallel.local_ranks import guard, report
 from training.watch import starts
 from training.watch.config import FaultConfig
-from training.watch.pulse import Pulse
+from training.watch.heartbeat import Heartbeat
 from training.watch.request import StopRequest
 from training.watch.watched import watched
 
@@ -37,7 +37,7 @@ def spin() -> None:
         pass
 
 
-def happen(what: str, iteration: int, pulse: Pulse, run_dir: Path) -> None:
+def happen(what: str, iteration: int, heartbeat: Heartbeat, run_dir: Path) -> None:
     """``what`` goes wrong."""
     if what == "slow":
         time.sleep(1.0)
@@ -56,17 +56,17 @@ def happen(what: str, iteration: int, pulse: Pulse, run_dir: Path) -> None:
     if what == "mistake":
         raise UserError("the recipe is wrong")
     if what == "wait":
-        pulse.enter("evaluation")
+        heartbeat.enter("evaluation")
         print("waits", flush=True)
         time.sleep(1000)
 
 
-def train(rank: int, world_size: int, run_dir: Path, what: str, pulse: Pulse) -> int:
+def train(rank: int, world_size: int, run_dir: Path, what: str, heartbeat: Heartbeat) -> int:
     """Eight iterations."""
     for iteration in range(1, 9):
-        pulse.enter("step", iteration)
+        heartbeat.enter("step", iteration)
         if rank == 1:
-            happen(what, iteration, pulse, run_dir)
+            happen(what, iteration, heartbeat, run_dir)
         meeting = run_dir / f"meeting-{iteration}"
         meeting.mkdir(parents=True, exist_ok=True)
         if iteration < 5 or what not in ("raise", "mistake", "lost"):
@@ -75,7 +75,7 @@ def train(rank: int, world_size: int, run_dir: Path, what: str, pulse: Pulse) ->
             while not (run_dir / "failed").exists():
                 time.sleep(0.01)
             raise RuntimeError("Connection closed by peer")
-        pulse.stepped()
+        heartbeat.stepped()
     return 0
 
 
@@ -90,10 +90,10 @@ def main(rank: str, world_size: str, run_dir: str, step_timeout_s: str, what: st
     if me.rank == 0:
         starts.begin(folder)
     with watched(fault, folder, me, request, os.environ, cuda=False) as watching:
-        pulse = watching.pulse
-        code, failure = guard(lambda _: train(me.rank, me.world_size, Path(run_dir), what, pulse), me)
+        heartbeat = watching.heartbeat
+        code, failure = guard(lambda _: train(me.rank, me.world_size, Path(run_dir), what, heartbeat), me)
         failure = watching.settle(failure)
-        pulse.code = code
+        heartbeat.code = code
     if failure is not None:
         report(failure, Path(run_dir), me.world_size)
     return code

@@ -1,12 +1,12 @@
 """Fits the constants and writes ``cost/fitted.toml``: constants, intervals, and how well unseen runs were met."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parallel.untrusted import read_toml
 from tools.plan.backtest import validation
 from tools.plan.backtest.fit import fit
 from tools.plan.backtest.metrics import Errors, errors, order
@@ -63,7 +63,7 @@ def kept() -> list[str]:
     if not FITTED.exists():
         return []
     lines = []
-    for name, kinds in tomllib.loads(FITTED.read_text())["unseen"].items():
+    for name, kinds in read_toml(FITTED)["unseen"].items():
         for kind, own in kinds.items():
             known = Errors(own["count"], own["mean"], own["median"], own["p90"], own["bias"])
             lines.append(

@@ -11,6 +11,7 @@ from typing import Literal, cast
 from models.shapes import GPTShape
 from models.sizes import ModelSizes
 from parallel.errors import UserError
+from parallel.untrusted import read_text
 from tools.clusters import Cluster
 from tools.plan.backtest.columns import canonical, cells
 from tools.plan.backtest.machines import cluster_of
@@ -63,7 +64,7 @@ class Row:
 def read(path: Path) -> list[Row]:
     """Raises UserError where the file is no such table, with what is missing."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     lines = csv.reader(io.StringIO(text))

@@ -11,7 +11,6 @@ by a factor of two and more from minute to minute), the demo's model: predicted 
 """
 
 import dataclasses
-import json
 import os
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from tools.plan.question import Question
 from tools.plan.recipe import configuration, problems
 from training.config import RunConfig
 from training.memory.layouts import Candidate
+from training.metrics.jsonl import read_jsonl
 from training.recipe import dump
 
 PROGRAM = Path(__file__).parents[3] / "pretrain_gpt.py"
@@ -120,7 +120,7 @@ def measured_s(question: Question, layout: Candidate, base: RunConfig | None) ->
         done = subprocess.run([sys.executable, PROGRAM, recipe], env=environ, capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"{layout}: pretrain_gpt.py ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}")
-        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        lines = read_jsonl(run_dir / "metrics.jsonl")
     return statistics.median(_times(lines)[WARM_UP:])
 
 

@@ -4,10 +4,11 @@ Each begins at what its own measurements in public say (the prior), and is moved
 ``backtest/published.csv`` only as far as they insist; ``fitted.toml`` holds the result.
 """
 
-import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+
+from parallel.untrusted import read_toml
 
 FITTED = Path(__file__).with_name("fitted.toml")
 
@@ -123,7 +124,7 @@ def interval(kind: str) -> Interval:
     """Of "dense" models or those with "experts"."""
     if not FITTED.exists():
         return Interval(low=0.8, high=1.25, runs=0)
-    values = tomllib.loads(FITTED.read_text())["intervals"][kind]
+    values = read_toml(FITTED)["intervals"][kind]
     return Interval(low=values["low"], high=values["high"], runs=values["runs"])
 
 
@@ -132,5 +133,5 @@ def fitted() -> Constants:
     """The constants that ship with the planner."""
     if not FITTED.exists():
         return Constants()
-    values = tomllib.loads(FITTED.read_text())["constants"]
+    values = read_toml(FITTED)["constants"]
     return Constants(**{field.name: float(values[field.name]) for field in fields(Constants)})

@@ -7,7 +7,6 @@ and megatron takes another 3 s, once for each layout.
 """
 
 import dataclasses
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 from models.sizes import sizes
 from parallel.errors import UserError
 from parallel.layout import Coordinates
+from parallel.untrusted import parse_json
 from tools.plan.aligned import aligned
 from tools.plan.cases import Case, Columns
 from tools.plan.machine import machine
@@ -91,7 +91,7 @@ def trace_stages(
     if done.returncode:
         stage = stages[min(len(lines), len(stages) - 1)]
         raise UserError(f"{layout}: stage {stage} cannot be traced: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    return [json.loads(line) for line in lines]
+    return [parse_json(line) for line in lines]
 
 
 def traceable(config: RunConfig) -> RunConfig:

@@ -15,6 +15,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from parallel.untrusted import parse_json
+
 
 def main() -> int:
     """Exit code 0: all are traced; 1: one could not be, and the others are left."""
@@ -54,7 +56,7 @@ def _forked(recipe: Path, world_size: int, rank: int, microbatches: int) -> dict
     if status:
         return None
     took = {"cpu_s": used.ru_utime + used.ru_stime, "resident_bytes": used.ru_maxrss * 1024}
-    return dict(json.loads(text)) | took
+    return dict(parse_json(text)) | took
 
 
 def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: bool = False) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from parallel.schema import Infinite, Text
+from parallel.untrusted import InputError, parse_json, read_text
 from training.checkpoint.format.pieces import Group
 
 FAILED = ".failed"
@@ -29,7 +31,7 @@ class PieceInMemory:
 class Write:
     """Write ``folder/name.bin`` from the first bytes of the shared memory."""
 
-    folder: str
+    folder: Text
     name: str
     groups: tuple[Group, ...]
     pieces: tuple[PieceInMemory, ...]
@@ -40,18 +42,21 @@ class Write:
 class Commit:
     """When the files of all writers are there, make a checkpoint of them."""
 
-    folder: str
+    folder: Text
     writers: tuple[str, ...]
     keep: int
     retain_interval: int | None
-    texts: Mapping[str, str]
+    texts: Mapping[str, Text]
     """Small files, state.json among them, by name."""
-    copies: Mapping[str, str]
+    copies: Mapping[str, Text]
     """Files to copy, by name: paths."""
     about: Mapping[str, Any]
-    timeout_s: float
+    timeout_s: Annotated[float, Infinite]
     """How long to wait for the slowest writer."""
-    run_dir: str | None = None
+    parent: str | None = None
+    loaded: str | None = None
+    """See ``committing.commit``."""
+    run_dir: Text | None = None
     attempt: str | None = None
     """Whose run it must still be; None: nobody asks."""
 
@@ -62,14 +67,28 @@ class Outcome:
 
     what: str
     """The name of the message's class."""
-    folder: str
+    folder: Text
     seconds: float
     bytes: int = 0
-    error: str | None = None
-    path: str | None = None
+    error: Text | None = None
+    path: Text | None = None
     """Of a committed checkpoint."""
     lost: bool = False
     """Whether the run's folder belongs to another start since: then this one must stop."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Envelope:
+    """A line: one message, by the name of its class."""
+
+    write: Write | None = None
+    commit: Commit | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def message(self) -> Write | Commit | Outcome | None:
+        """The one that is there."""
+        return self.write or self.commit or self.outcome
 
 
 @dataclass(slots=True)
@@ -81,7 +100,7 @@ class Lines:
 
     def send(self, message: Write | Commit | Outcome) -> None:
         """Raises OSError where the other side has gone."""
-        values = {"type": type(message).__name__, **dataclasses.asdict(message)}
+        values = {type(message).__name__.lower(): dataclasses.asdict(message)}
         self.channel.sendall(json.dumps(values).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> Write | Commit | Outcome | None:
@@ -100,21 +119,8 @@ class Lines:
             self.channel.settimeout(timeout_s)
         self.channel.settimeout(None)
         line, _, self.rest = self.rest.partition(b"\n")
-        return _read(json.loads(line))
-
-
-def _read(values: dict[str, Any]) -> Write | Commit | Outcome:
-    kind = values.pop("type")
-    if kind == "Write":
-        groups = tuple(Group(tuple(g["keys"]), g["dtype"], tuple(g["shape"])) for g in values.pop("groups"))
-        pieces = tuple(
-            PieceInMemory(group=p["group"], offset=tuple(p["offset"]), shape=tuple(p["shape"]))
-            for p in values.pop("pieces")
-        )
-        return Write(groups=groups, pieces=pieces, **values)
-    if kind == "Commit":
-        return Commit(**values | {"writers": tuple(values["writers"])})
-    return Outcome(**values)
+        envelope: Envelope = parse_json(line, Envelope)
+        return envelope.message
 
 
 def mark_failed(folder: Path, rank_file: str, text: str) -> None:
@@ -129,6 +135,6 @@ def mark_failed(folder: Path, rank_file: str, text: str) -> None:
 def failure_of(folder: Path, name: str) -> str | None:
     """What a writer that failed left word of."""
     try:
-        return (folder / f"{name}{FAILED}").read_text()
-    except OSError:
+        return read_text(folder / f"{name}{FAILED}")
+    except (OSError, InputError):
         return None

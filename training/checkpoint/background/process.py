@@ -14,7 +14,7 @@ from training.checkpoint.background.messages import FAILED, Commit, Lines, Outco
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.format.writer import DATA, TABLE, FileWriter
-from training.owner.claim import Claim, LostOwnership
+from training.run_lock.lock import LockLost, RunLock
 
 NOT_FOR_US = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 """Terminals and SLURM send these to every process of a job; the rank hears them too, and it decides."""
@@ -86,10 +86,12 @@ def commit(message: Commit) -> Outcome:
             about=message.about,
             keep=message.keep,
             retain_interval=message.retain_interval,
-            claim=Claim(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
+            parent=message.parent,
+            loaded=message.loaded,
+            lock=RunLock(Path(message.run_dir), message.attempt) if message.run_dir and message.attempt else None,
         )
-    except (OSError, IncompleteError, DamagedError, LostOwnership) as problem:
-        error, lost = str(problem), isinstance(problem, LostOwnership)
+    except (OSError, IncompleteError, DamagedError, LockLost) as problem:
+        error, lost = str(problem), isinstance(problem, LockLost)
         shutil.rmtree(folder, ignore_errors=True)
     seconds = time.monotonic() - began
     committed = None if path is None else str(path)

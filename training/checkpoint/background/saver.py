@@ -58,6 +58,10 @@ class BackgroundWriter:
             )
         theirs.close()
 
+    def reserve(self, total: int, *, pinned: bool) -> None:
+        """Take shared memory of ``total`` bytes; pinned: for copies from a GPU. Raises OSError where there is less."""
+        self._make_room(total, pinned=pinned)
+
     def hand_over(self, folder: Path, boxes: Sequence[Box]) -> None:
         """Begin to copy what this rank writes; the process writes it when ``finish_copy`` has seen it copied.
 
@@ -159,7 +163,7 @@ class BackgroundWriter:
         """Shared memory of at least ``total`` bytes; kept from save to save."""
         if total <= self._size:
             return
-        os.ftruncate(self._descriptor, total)
+        os.posix_fallocate(self._descriptor, 0, total)  # an error here; a store into pages that are not there is SIGBUS
         self._memory = torch.frombuffer(mmap.mmap(self._descriptor, total), dtype=torch.uint8)
         self._size = total
         if pinned:

@@ -19,14 +19,21 @@ PRIME = (1 << 61) - 1
 
 def covered_once(shape: tuple[int, ...], pieces: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     """Whether rectangles (offset, shape) within a tensor of ``shape`` hold each of its elements exactly once."""
-    total = 0
+    total, volume, whole_volume = 0, 0, math.prod(shape)
     for offset, size in pieces:
         if len(offset) != len(shape) or any(
             start < 0 or length < 0 or start + length > whole
             for start, length, whole in zip(offset, size, shape, strict=True)
         ):
             return False
+        volume += math.prod(size)
+        if size == shape or volume > whole_volume or not whole_volume:  # no sums over a dim that nothing lies along
+            continue
         total += _weight(shape, offset, size)
+    if volume != whole_volume or not whole_volume:
+        return volume == whole_volume
+    if not total:  # one piece that is the whole
+        return True
     return total % PRIME == _weight(shape, (0,) * len(shape), shape) % PRIME
 
 

@@ -9,12 +9,26 @@ from typing import Any
 import xxhash
 
 from parallel.errors import UserError
+from parallel.schema import JSON, Count, structured
+from parallel.untrusted import JSON_BYTES, InputError, open_regular, parse_json, read_bytes
 from training.checkpoint.format.tables import FileFacts
 from training.checkpoint.format.writer import DATA, TABLE, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
+MOST_ANCESTORS = 100
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Lineage:
+    """Which checkpoints of its run a checkpoint descends from."""
+
+    number: Count = 0
+    """Of this commit among all of the run, from 1; 0 in checkpoints of versions before November 2026."""
+    ancestors: tuple[str, ...] = ()
+    """``hash`` of the manifests of its parent, that one's parent, ...: the last MOST_ANCESTORS."""
+    loaded: str | None = None
+    """``hash`` of the run's own checkpoint that --checkpoint.load went back to, since when it counts as done."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -25,10 +39,25 @@ class Manifest:
     """Every file of the folder but this one, by its name."""
     about: Mapping[str, JSON] = field(default_factory=dict)
     """Iteration, attempt, layout, versions, configuration, data: whatever the writer wants to be found."""
+    hash: str = ""
+    """Of all the rest: what other checkpoints' lineage calls this one by. Made when it is written."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """Empty in checkpoints of versions that kept none."""
+        found, problems = structured(self.about.get("lineage") or {}, Lineage)
+        return Lineage() if problems else found
 
 
 class DamagedError(Exception):
-    """A file of a checkpoint is not what was written: names the file, what was expected, and what is there."""
+    """A file of a checkpoint is not what was written: names the file, what was expected, and what is there.
+
+    by_system: the system refused to read it (an I/O error, no permission), which may pass.
+    """
+
+    def __init__(self, text: str, by_system: bool = False) -> None:
+        super().__init__(text)
+        self.by_system = by_system
 
 
 def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[str, JSON]) -> Manifest:
@@ -39,36 +68,40 @@ def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[
     files = {name: known[name] if name in known else facts_of(folder / name) for name in names}
     if missing := sorted(known.keys() - files.keys()):
         raise DamagedError(f"{folder / missing[0]}: written, but not there any more")
-    manifest = Manifest(files=files, about=about)
-    write_durably(folder / MANIFEST, _encoded(manifest))
-    return manifest
+    values: dict[str, Any] = {"format": FORMAT, "about": dict(about), "files": files}
+    write_durably(folder / MANIFEST, _as_bytes(values))
+    return Manifest(files=files, about=about, hash=_own_hash(values))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises DamagedError where it is missing or not as it was written, UserError where a later version wrote it."""
     path = folder / MANIFEST
     try:
-        data = path.read_bytes()
-        values = json.loads(data)
-        own = values.pop("hash")
+        data = read_bytes(path, JSON_BYTES)
+        values = parse_json(data, dict[str, JSON], path)
+        own = values.pop("hash", None)
         if own != _own_hash(values):
-            raise ValueError(f"expected the hash that it tells, {own}, found {_own_hash(values)}")
-        written = values["format"]
+            raise InputError(path, f"expected the hash that it tells, {own}, found {_own_hash(values)}")
+        written = values.get("format")
         if isinstance(written, int) and written > FORMAT:  # behind the hash: a flipped bit makes a later format, too
             raise UserError(f"{path} has format {written}; this version of Triplane reads {FORMAT}. Update Triplane.")
         if data != _as_bytes(values):
-            raise ValueError("its content is laid out otherwise than it was written")
-        return Manifest(
-            files={name: FileFacts(*facts) for name, facts in values["files"].items()}, about=values["about"]
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error})") from None
+            raise InputError(path, "its content is laid out otherwise than it was written")
+        manifest: Manifest = parse_json(data, Manifest, path)
+        if outside := [name for name in manifest.files if Path(name).name != name]:
+            raise InputError(path, f"names {outside[0]!r}, which is no file of this folder")
+        return manifest
+    except InputError as error:
+        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error.problem})") from None
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        raise DamagedError(f"{path}: not the manifest of a checkpoint ({error})", by_system=not gone) from None
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Size and xxh3_128 of a small file."""
+    """Size and xxh3_128 of a small file. Raises InputError for what is no regular file, OSError."""
     digest, size = xxhash.xxh3_128(), 0
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while data := file.read(16 << 20):
             digest.update(data)
             size += len(data)
@@ -77,10 +110,6 @@ def facts_of(path: Path) -> FileFacts:
 
 def _is_own(name: str) -> bool:
     return name == MANIFEST or name.endswith((TABLE, ".partial"))
-
-
-def _encoded(manifest: Manifest) -> bytes:
-    return _as_bytes({"format": FORMAT, "about": dict(manifest.about), "files": dict(manifest.files)})
 
 
 def _as_bytes(values: Mapping[str, Any]) -> bytes:

@@ -4,11 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from parallel.schema import shown
+
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 """Bytes of an element, by torch's name of its dtype."""
+
+
+MOST_BYTES, MOST_DIMS = 1 << 62, 16
+"""What no file and no tensor has."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +52,33 @@ def piece_entry(piece: Piece) -> list[Any]:
 
 
 def read_piece(entry: Any) -> Piece:
-    """Inverse of ``piece_entry``. Raises ValueError, TypeError for anything else."""
+    """Inverse of ``piece_entry``. Raises ValueError, TypeError for anything else.
+
+    Checked by hand: a large checkpoint has hundreds of thousands of pieces.
+    """
     file, position, offset, shape, hashes = entry
-    return Piece(str(file), int(position), tuple(map(int, offset)), tuple(map(int, shape)), tuple(map(str, hashes)))
+    numbers = (position, *offset, *shape)
+    if not all(type(number) is int and 0 <= number < MOST_BYTES for number in numbers) or len(offset) != len(shape):
+        raise ValueError(f"a piece at {shown(position)}, {shown(offset)}, of shape {shown(shape)}")
+    if not all(type(text) is str for text in (file, *hashes)):
+        raise ValueError(f"a piece in {shown(file)} with hashes {shown(hashes)}")
+    return Piece(file, position, tuple(offset), tuple(shape), tuple(hashes))
+
+
+def read_group(entry: Any) -> Group:
+    """The group of a table's entry, without its pieces. Raises ValueError, TypeError, KeyError for anything else."""
+    keys, dtype, shape = entry["keys"], entry["dtype"], entry["shape"]
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"dtype {shown(dtype)}")
+    if not keys or not all(type(key) is str for key in keys):
+        raise ValueError(f"tensors {shown(keys)}")
+    return Group(tuple(keys), dtype, read_shape(shape, dtype))
+
+
+def read_shape(shape: Any, dtype: str) -> tuple[int, ...]:
+    """A tensor's shape. Raises ValueError, TypeError for anything else, and for more bytes than a file can have."""
+    if not all(type(size) is int and 0 <= size < MOST_BYTES for size in shape) or len(shape) > MOST_DIMS:
+        raise ValueError(f"shape {shown(shape)}")
+    if math.prod(shape) * ITEM_BYTES[dtype] >= MOST_BYTES:
+        raise ValueError(f"shape {shown(shape)} of {dtype}, {math.prod(shape) * ITEM_BYTES[dtype]:,} bytes")
+    return tuple(shape)

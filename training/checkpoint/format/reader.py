@@ -1,20 +1,15 @@
 """Reads rectangles of global tensors from a checkpoint, whoever wrote it in whatever pieces. No torch here."""
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from training.checkpoint.format.descriptors import Descriptors
+from training.checkpoint.format.index import Index, TensorInfo
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.pieces import ITEM_BYTES, Piece, read_piece
-from training.checkpoint.format.tables import INDEX, PIECES
+from training.checkpoint.format.pieces import ITEM_BYTES, Piece
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Elements travel as words of their size: numpy knows neither bfloat16 nor fp8."""
@@ -31,60 +26,14 @@ ROWS_BYTES = 1 << 20
 """Rows that are read whole are so many at a time."""
 
 
-@dataclass(slots=True, frozen=True)
-class TensorInfo:
-    """One tensor of a checkpoint."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    line: tuple[int, int]
-    """Its line in pieces.jsonl: position and length in bytes."""
-    number: int
-    """Which of its group's tensors it is."""
-
-    def piece_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a rectangle of this shape."""
-        return math.prod(shape) * ITEM_BYTES[self.dtype]
-
-
-class Reader:
+class Reader(Index):
     """A checkpoint's tensors by key. Close it, or use it as a context: it keeps files open."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._descriptors = Descriptors(folder)
-        self._lines: dict[tuple[int, int], list[Piece]] = {}
 
     def beside(self) -> Self:
         """Another reader of the same folder, for another thread: with files of its own, and this one's index."""
         other = type(self)(self.folder)
         other.__dict__["tensors"] = self.tensors
         return other
-
-    @cached_property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor. Raises DamagedError where the index cannot be read."""
-        try:
-            entries = json.loads((self.folder / INDEX).read_bytes())["tensors"]
-            return {
-                key: TensorInfo(
-                    entry["dtype"], tuple(entry["shape"]), (entry["pieces"][0], entry["pieces"][1]), entry["pieces"][2]
-                )
-                for key, entry in entries.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise DamagedError(f"{self.folder / INDEX}: not the index of a checkpoint ({error})") from None
-
-    def pieces(self, key: str) -> list[Piece]:
-        """Where the tensor lies."""
-        info = self.tensors[key]
-        if info.line not in self._lines:
-            line = os.pread(self._descriptor(PIECES), info.line[1], info.line[0])
-            try:
-                self._lines[info.line] = [read_piece(entry) for entry in json.loads(line)]
-            except (ValueError, TypeError) as error:
-                raise DamagedError(f"{self.folder / PIECES}: the pieces of {key} cannot be read ({error})") from None
-        return self._lines[info.line]
 
     def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
         """Fill ``into``, words of the dtype's size (see WORDS), with the rectangle at ``offset`` of its shape.
@@ -124,24 +73,6 @@ class Reader:
         into = np.empty(info.shape, dtype=WORDS[ITEM_BYTES[info.dtype]])
         self.read(key, (0,) * len(info.shape), into)
         return into
-
-    def close(self) -> None:
-        """Close the files."""
-        self._descriptors.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _descriptor(self, name: str) -> int:
-        try:
-            return self._descriptors.of(name)
-        except ValueError as error:
-            raise DamagedError(f"{self.folder}: a piece lies in {error}") from None
-        except OSError as error:
-            raise DamagedError(f"{self.folder / name}: {error.strerror}") from None
 
     def _read_overlap(self, info: TensorInfo, piece: Piece, inside: tuple[slice, ...], target: np.ndarray) -> None:
         """The part ``inside`` of a piece into ``target``: dim by dim, until what is wanted lies in one run."""

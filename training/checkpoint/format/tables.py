@@ -5,11 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parallel.schema import Count
+from parallel.untrusted import json_value, read_bytes
 from training.checkpoint.format.coverage import covered_once
-from training.checkpoint.format.pieces import Group, Piece, piece_entry, read_piece
+from training.checkpoint.format.pieces import Group, Piece, piece_entry, read_group, read_piece
 from training.checkpoint.format.writer import TABLE, write_durably
 
 INDEX, PIECES = "index.json", "pieces.jsonl"
+INDEX_BYTES = 1 << 30
+"""At most in one table: those of 405B on 16,384 ranks have 45 MB in all."""
 
 
 class IncompleteError(Exception):
@@ -19,7 +23,7 @@ class IncompleteError(Exception):
 class FileFacts(NamedTuple):
     """What a writer knows of its file."""
 
-    bytes: int
+    bytes: Count
     hash: str
 
 
@@ -32,11 +36,11 @@ def merge(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
     facts: dict[str, FileFacts] = {}
     groups: dict[Group, list[Piece]] = {}
     for name in names:
-        table = json.loads((folder / f"{name}{TABLE}").read_bytes())
+        path = folder / f"{name}{TABLE}"
+        table = json_value(read_bytes(path, INDEX_BYTES), path)
         facts[table["file"]] = FileFacts(table["bytes"], table["hash"])
         for entry in table["groups"]:
-            group = Group(tuple(entry["keys"]), entry["dtype"], tuple(entry["shape"]))
-            groups.setdefault(group, []).extend(map(read_piece, entry["pieces"]))
+            groups.setdefault(read_group(entry), []).extend(map(read_piece, entry["pieces"]))
     _check(groups)
     index: dict[str, Any] = {}
     lines, position = [], 0

@@ -1,16 +1,18 @@
 """Whether the files of a checkpoint are what was written: sizes, or every byte. No torch here."""
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import xxhash
 
+from parallel.untrusted import InputError, json_value, open_regular
+from training.checkpoint.format.coverage import covered_once
+from training.checkpoint.format.index import Index
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, Manifest, facts_of, read_manifest
-from training.checkpoint.format.pieces import Group, read_piece
-from training.checkpoint.format.tables import FileFacts
+from training.checkpoint.format.pieces import read_group, read_piece
+from training.checkpoint.format.tables import INDEX, FileFacts
 from training.checkpoint.format.writer import DATA, LENGTH_BYTES
 
 STEP_BYTES, AHEAD_BYTES = 1 << 20, 32 << 20
@@ -24,10 +26,14 @@ class Damage(NamedTuple):
     file: str
     text: str
     """What was expected and what is there; the tensors, where they are known."""
+    is_content: bool = True
+    """Of what lies there; else the system refused to read it, which may pass."""
 
 
 def damages(folder: Path, depth: Depth, share: tuple[int, int] = (0, 1)) -> list[Damage]:
     """Everything that is wrong with ``folder``, in a fixed order; empty when it is good.
+
+    Files that the manifest does not know are no damage, see ``strangers``.
 
     depth: "sizes" spares the files of tensors, of which it looks at sizes alone. The others are small, and a changed
     byte in them would make ranks read elsewhere, or some of them fail and others wait.
@@ -37,18 +43,51 @@ def damages(folder: Path, depth: Depth, share: tuple[int, int] = (0, 1)) -> list
     try:
         manifest = read_manifest(folder)
     except DamagedError as error:
-        return [Damage(MANIFEST, str(error))]
-    found = list(_names(folder, manifest))
+        return [Damage(MANIFEST, str(error), not error.by_system)]
+    found = []
     part, parts = share
     for name in _by_size(manifest)[part::parts]:
         found += _file(folder, name, manifest, depth)
+    if not found and INDEX in manifest.files:
+        found += _index(folder, manifest, share)
     return found
 
 
-def _names(folder: Path, manifest: Manifest) -> Iterator[Damage]:
-    there = {entry.name for entry in folder.iterdir()}
-    for name in sorted(there - manifest.files.keys() - {MANIFEST}):
-        yield Damage(name, f"{folder / name}: not in the manifest; nothing was written under this name")
+def strangers(folder: Path) -> list[str]:
+    """Names in ``folder`` that its manifest does not know: an editor's, a file manager's, NFS' own, notes.
+
+    They are no damage, for nothing is read by them. Raises DamagedError where there is no manifest, OSError.
+    """
+    known = {*read_manifest(folder).files, MANIFEST}
+    return sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
+
+
+def _index(folder: Path, manifest: Manifest, share: tuple[int, int]) -> list[Damage]:
+    """Whether each tensor of this share lies in the files, once and whole. Its hashes may be right and it may not, if
+    a program wrote nonsense."""
+    sizes = {name: facts.bytes for name, facts in manifest.files.items() if name.endswith(DATA)}
+    part, parts = share
+    try:
+        with Index(folder) as index:
+            for key in sorted(index.tensors)[part::parts]:
+                if problem := _misplaced(index, key, sizes):
+                    return [Damage(INDEX, f"{folder / INDEX}: {key}: {problem}")]
+    except DamagedError as error:
+        return [Damage(INDEX, str(error))]
+    return []
+
+
+def _misplaced(index: Index, key: str, sizes: Mapping[str, int]) -> str | None:
+    info, pieces = index.tensors[key], index.pieces(key)
+    if info.piece_bytes(info.shape) > sum(sizes.values()):
+        return f"{list(info.shape)} {info.dtype} is more than all files hold"
+    for piece in pieces:
+        end = piece.position + (info.number + 1) * info.piece_bytes(piece.shape)
+        if piece.file not in sizes or end > sizes[piece.file] or info.number >= len(piece.hashes):
+            return f"a piece ends at byte {end:,} of {piece.file}, which has {sizes.get(piece.file, 0):,}"
+    if not covered_once(info.shape, ((piece.offset, piece.shape) for piece in pieces)):
+        return f"its {len(pieces)} pieces do not hold each element of {list(info.shape)} once"
+    return None
 
 
 def _by_size(manifest: Manifest) -> Sequence[str]:
@@ -65,8 +104,10 @@ def _file(folder: Path, name: str, manifest: Manifest, depth: Depth) -> list[Dam
         if name.endswith(DATA):
             return _tensors(path, expected) if depth == "hashes" else []
         found = facts_of(path)
+    except InputError as error:
+        return [Damage(name, str(error))]
     except OSError as error:
-        return [Damage(name, f"{path}: {error.strerror or error}")]
+        return [Damage(name, f"{path}: {error.strerror or error}", isinstance(error, FileNotFoundError))]
     if found == expected:
         return []
     return [Damage(name, f"{path}: expected hash {expected.hash}, found {found.hash}")]
@@ -77,7 +118,7 @@ def _tensors(path: Path, expected: FileFacts) -> list[Damage]:
 
     A step's bytes are hashed while the disk fetches those of the next.
     """
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         file.seek(expected.bytes - LENGTH_BYTES)
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         start = max(0, expected.bytes - LENGTH_BYTES - length)
@@ -89,8 +130,8 @@ def _tensors(path: Path, expected: FileFacts) -> list[Damage]:
             text = f"{path}: expected hash {expected.hash} of the table at its end, found {found}"
             return [Damage(path.name, text)]
         try:
-            pieces = list(_hashed(json.loads(table)))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            pieces = list(_hashed(json_value(table, path)))
+        except (InputError, ValueError, KeyError, TypeError, IndexError) as error:
             return [Damage(path.name, f"{path}: its end is not the table of its pieces ({error!r})")]
         buffer = memoryview(bytearray(STEP_BYTES))
         changed = []
@@ -110,7 +151,7 @@ def _hashed(table: Any) -> Iterator[tuple[str, int, int, str]]:
     """(key, position, bytes, hash) of every piece of every tensor, in the order of the file."""
     found = []
     for entry in table["groups"]:
-        group = Group(tuple(entry["keys"]), entry["dtype"], tuple(entry["shape"]))
+        group = read_group(entry)
         for piece in map(read_piece, entry["pieces"]):
             size = group.piece_bytes(piece.shape)
             for number, (key, wanted) in enumerate(zip(group.keys, piece.hashes, strict=True)):

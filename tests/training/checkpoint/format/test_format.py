@@ -19,7 +19,7 @@ from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_man
 from training.checkpoint.format.pieces import Group
 from training.checkpoint.format.reader import Reader
 from training.checkpoint.format.tables import INDEX, PIECES, IncompleteError, merge, remove_tables
-from training.checkpoint.format.verify import damages
+from training.checkpoint.format.verify import damages, strangers
 from training.checkpoint.format.writer import FileWriter
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -240,7 +240,8 @@ def test_sizes_find_what_is_cut_missing_or_too_much(committed: Path) -> None:
     (committed / "left.bin").write_bytes(b"x")
     (committed / PIECES).unlink()
     found = {damage.file: damage.text for damage in damages(committed, "sizes")}
-    assert found.keys() == {"rank_00001.bin", "left.bin", PIECES}
+    assert found.keys() == {"rank_00001.bin", PIECES}
+    assert strangers(committed) == ["left.bin"]
     assert f"expected {len(whole):,} bytes, found {len(whole) - 1:,}" in found["rank_00001.bin"]
     assert "No such file" in found[PIECES]
 

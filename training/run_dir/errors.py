@@ -13,18 +13,18 @@ from training.checkpoint import folders
 def has_trained(run_dir: Path) -> bool:
     """Whether the run has a committed checkpoint; also where that cannot be read, but for want of permission."""
     try:
-        return folders.latest(folders.checkpoints(run_dir)) is not None
+        return bool(folders.complete(folders.checkpoints(run_dir)))
     except PermissionError:
         return False
     except OSError:
         return True
 
 
-def hindered(run_dir: Path, text: str) -> UserError | SharedFault:
+def run_dir_error(run_dir: Path, text: str) -> UserError | SharedFault:
     """``text`` as what it is here, to be raised. One process asks, which alone has met it."""
     return SharedFault(text) if has_trained(run_dir) else UserError(text)
 
 
-def hindered_alike(trained: bool, text: str) -> SharedMistake | SharedFault:
+def shared_run_dir_error(trained: bool, text: str) -> SharedMistake | SharedFault:
     """``text`` as what it is here, on every rank; ``trained``: what one rank found, and told all."""
     return SharedFault(text) if trained else SharedMistake(text)

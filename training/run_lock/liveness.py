@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.owner import heartbeat
-from training.owner.processes import is_running
-from training.owner.record import Owner, current, describe
+from training.run_lock import heartbeat
+from training.run_lock.processes import is_running
+from training.run_lock.record import Owner, current, describe
 
 STILL_S = 60.0  # without a heartbeat for so long, an owner that cannot be looked at is dead: 30 beats
 POLL_S = 0.25
@@ -25,26 +25,28 @@ def is_dead(
 
 
 def _seen_dead(owner: Owner, newcomer: Owner) -> bool | None:
-    """None where only the heartbeat can tell."""
+    """None where only the heartbeat can tell: of an owner elsewhere, and where the folder was reached another way."""
     here = owner.machine == newcomer.machine
-    if _was_copied(owner, newcomer, here):
-        return True
     same_job = owner.slurm_job == newcomer.slurm_job != ""
     if same_job and owner.slurm_restart_count != newcomer.slurm_restart_count:
         return owner.slurm_restart_count < newcomer.slurm_restart_count  # SLURM ends a job before it restarts it
-    return not is_running(owner.pid, owner.process_start) if here else None
+    if not here:
+        return None
+    if not is_running(owner.pid, owner.process_start):
+        return True
+    return None if _may_be_copy(owner, newcomer) else False
 
 
-def _was_copied(owner: Owner, newcomer: Owner, here: bool) -> bool:
-    """Whether ``owner`` owns another folder, of which this is a copy, with its ``owner.json``.
+def _may_be_copy(owner: Owner, newcomer: Owner) -> bool:
+    """Whether this folder, with its ``owner.json``, may be a copy of the one that ``owner``, which lives, owns.
 
-    A folder that was moved keeps its inode. Device numbers are of one machine only. And some file systems (sshfs,
-    object stores) make inodes up: what lies at the same path is never taken for a copy.
+    A folder that was moved keeps inode and device. Others may be a copy, or the same folder reached through another
+    mount, where inodes and device numbers can be others, too: only the owner's heartbeat tells, which moves in the one
+    and stands still in the other. At the same path it is the same folder: sshfs and object stores make inodes up.
     """
     if owner.folder_path in ("", newcomer.folder_path):
         return False
-    moved_device = here and owner.folder_device != newcomer.folder_device
-    return owner.folder_inode != newcomer.folder_inode or moved_device
+    return (owner.folder_inode, owner.folder_device) != (newcomer.folder_inode, newcomer.folder_device)
 
 
 def _stands_still(folder: Path, owner: Owner, still_s: float, say: Callable[[str], None]) -> bool:

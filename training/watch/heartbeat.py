@@ -17,13 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from parallel.schema import Text
+from parallel.untrusted import parse_json
+
 PHASES = ("start", "data", "load", "step", "evaluation", "save", "shutdown", "ended")
 """What a rank does, in the order in which an iteration comes to it: a rank in an earlier one is behind."""
 
 _RANK, _RANK_AT = struct.Struct("<QqBBBi"), 0
 _WATCHDOG, _WATCHDOG_AT = struct.Struct("<qqQB"), 256
 _ABOUT_AT, _PAGE = 512, 4096
-SUFFIX = ".pulse"
+SUFFIX = ".heartbeat"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -37,7 +40,7 @@ class About:
     process_start: int | None
     main_thread: int
     """As faulthandler prints it."""
-    folder: str
+    folder: Text
     """RUN_DIR/watch/start-..., absolute."""
     told_by_launcher: bool
     """The launcher of local ranks shows the verdict itself."""
@@ -60,7 +63,7 @@ class Reading:
     """Exit code, in phase ``ended``."""
 
 
-class Pulse:
+class Heartbeat:
     """The rank's side. Without a path it beats for nobody, as in tests and tools that train by themselves."""
 
     def __init__(self, path: Path | None = None, about: About | None = None) -> None:
@@ -126,7 +129,7 @@ def _create(path: Path, about: About) -> mmap.mmap:
     """A new page under ``path``, in place of any that an earlier process left; it appears whole."""
     unfinished = path.with_suffix(f".{os.getpid()}.new")
     with unfinished.open("x+b") as file:
-        file.truncate(_PAGE)
+        os.posix_fallocate(file.fileno(), 0, _PAGE)  # where memory is full this is an error; a store would be SIGBUS
         page = mmap.mmap(file.fileno(), _PAGE)
         text = json.dumps(asdict(about)).encode()
         if len(text) >= _PAGE - _ABOUT_AT:
@@ -144,7 +147,7 @@ class Page:
         with path.open("r+b") as file:
             self.inode = os.fstat(file.fileno()).st_ino
             self._page = mmap.mmap(file.fileno(), _PAGE)
-        self.about = About(**json.loads(self._page[_ABOUT_AT:].rstrip(b"\0")))
+        self.about: About = parse_json(self._page[_ABOUT_AT:].rstrip(b"\0"), About, path)
 
     def read(self) -> Reading:
         """The rank's last word, whole: read until two looks agree."""

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.owner.processes import is_running
+from parallel.untrusted import InputError, read_bytes
+from training.run_lock.processes import is_running
 
 BEAT_S = 2.0
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,12 +32,14 @@ def file_of(folder: Path, attempt: str) -> Path:
 def count(path: Path) -> bytes | None:
     """What ``path`` holds now; None where there is none. Opened anew each time: that is what makes NFS look."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
+        return None
+    except InputError:  # another kind of file than what an owner writes: nothing counts in it
         return None
 
 
-class Heartbeat:
+class LockHeartbeat:
     """The counting process of this process. Raises OSError where its file cannot be made or it cannot start."""
 
     def __init__(self, path: Path, process_start: int | None) -> None:

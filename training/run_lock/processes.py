@@ -4,6 +4,8 @@ import os
 import socket
 from pathlib import Path
 
+from parallel.untrusted import read_text
+
 _STATE, _START = 0, 19  # fields 3 and 22 of proc(5)'s stat, counted behind the parenthesised name
 
 
@@ -13,7 +15,7 @@ def machine() -> str:
     Not the host's name: two machines may share one. Where there is no Linux /proc, the name has to do.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return socket.gethostname()
@@ -44,6 +46,6 @@ def is_running(pid: int, start: int | None) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     except OSError:
         return None

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.launch import Identity
-from training.hindrance import hindered
-from training.owner.heartbeat import Heartbeat, file_of
-from training.owner.liveness import STILL_S, is_dead
-from training.owner.record import OWNER, Owner, current, describe, encode, myself, progress, successor
+from parallel.untrusted import InputError, read_text
+from training.run_dir.errors import run_dir_error
+from training.run_lock.heartbeat import LockHeartbeat, file_of
+from training.run_lock.liveness import STILL_S, is_dead
+from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor
 
 ATTEMPT = "TRIPLANE_ATTEMPT"
 """Environment variable by which an owner hands its attempt to the ranks that it starts anew."""
@@ -23,14 +24,14 @@ RELEASED = ".owner.released"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without hard links answer to link(2)
 
 
-class LostOwnership(UserError):
+class LockLost(UserError):
     """Another run has taken the folder over: this one must write nothing more into it."""
 
 
-class Claim:
+class RunLock:
     """The right of one start of a run, ``attempt``, to write into ``folder``. Any rank may hold one."""
 
-    def __init__(self, folder: Path, attempt: str, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, folder: Path, attempt: str, heartbeat: LockHeartbeat | None = None) -> None:
         self.folder, self.attempt, self._heartbeat = folder, attempt, heartbeat
 
     def still_owns(self) -> bool:
@@ -39,15 +40,15 @@ class Claim:
         return owner is not None and owner.attempt == self.attempt
 
     def check(self) -> None:
-        """Raises LostOwnership, with who owns the folder now, unless this attempt does, or was the last that did.
+        """Raises LockLost, with who owns the folder now, unless this attempt does, or was the last that did.
 
         The latter is for writers that outlive their run by a moment: what was copied before is still to be committed.
         """
         owner = current(self.folder)
         if self.attempt == (owner.attempt if owner else _released(self.folder)):
             return
-        now = f"owned by {describe(owner)}" if owner else f"owned by nobody ({OWNER} was removed)"
-        raise LostOwnership(
+        now = f"owned by {describe(owner)}" if owner else f"free ({OWNER} was removed)"
+        raise LockLost(
             f"run_dir {self.folder}: this run (attempt {self.attempt}) was taken for dead; the folder is now {now}. "
             "Nothing more is written there. To go on with this run's settings, start it with another --run_dir."
         )
@@ -65,38 +66,38 @@ class Claim:
 
 
 @contextlib.contextmanager
-def fenced(claim: Claim | None) -> Iterator[None]:
-    """Around a commit: ``Claim.check`` before and after it. None, a run without a claim, checks nothing.
+def fenced(lock: RunLock | None) -> Iterator[None]:
+    """Around a commit: ``RunLock.check`` before and after it. None, a run without a lock, checks nothing.
 
     What happens between the checks cannot be undone, but it is not called committed when the folder was lost
     meanwhile. Keep what is inside short: a rename, not the writing of data.
     """
-    if claim is not None:
-        claim.check()
+    if lock is not None:
+        lock.check()
     yield
-    if claim is not None:
-        claim.check()
+    if lock is not None:
+        lock.check()
 
 
 @contextlib.contextmanager
-def owned(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[Claim | None]:
-    """Own ``folder`` while the run lasts. Yields the claim, or None on ranks that learn of it from rank 0.
+def owned(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[RunLock | None]:
+    """Own ``folder`` while the run lasts. Yields the lock, or None on ranks that learn of it from rank 0.
 
-    identity: None in the launcher of local ranks, which claims for them; ranks that it forks inherit the claim, ranks
+    identity: None in the launcher of local ranks, which claims for them; ranks that it forks inherit the lock, ranks
     that it starts anew find ``ATTEMPT`` in their environment. Under torchrun and srun rank 0 claims; when it is
     refused, its exit ends the others. Raises UserError where another run owns the folder and lives.
     """
     if identity is not None and ATTEMPT in environ:
-        yield Claim(folder, environ[ATTEMPT])
+        yield RunLock(folder, environ[ATTEMPT])
         return
     if identity is not None and identity.rank != 0:
         yield None
         return
-    claim = take(folder, environ, say=partial(print, flush=True))
+    lock = take(folder, environ, say=partial(print, flush=True))
     try:
-        yield claim
+        yield lock
     finally:
-        claim.release()
+        lock.release()
 
 
 def take(
@@ -104,15 +105,17 @@ def take(
     environ: Mapping[str, str],
     still_s: float = STILL_S,
     say: Callable[[str], None] = print,
-) -> Claim:
+) -> RunLock:
     """Take the existing ``folder`` for this process, and start its heartbeat.
 
     still_s: how long, in seconds, the heartbeat of an owner on another host must stand still for it to be dead.
     Raises UserError where a live run owns the folder, or where it cannot be written: then a SharedFault where the
     run has checkpoints.
     """
+    lock: RunLock | None = None
     try:
         newcomer = myself(folder, environ)
+        lock = RunLock(folder, newcomer.attempt)
         while (owner := current(folder)) != newcomer:
             if owner is None:
                 _link(newcomer, folder, folder / OWNER)
@@ -121,21 +124,26 @@ def take(
             elif current(folder) == owner:
                 raise UserError(_refusal(folder, owner))
         (folder / RELEASED).unlink(missing_ok=True)
-        heartbeat = Heartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
+        heartbeat = LockHeartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
     except OSError as error:
-        raise hindered(
+        name = Path(os.fsdecode(error.filename)).name if isinstance(error.filename, str | bytes) else OWNER
+        raise run_dir_error(
             folder,
-            f"run_dir {folder}: cannot be claimed for this run ({OWNER}): {error.strerror}. "
+            f"run_dir {folder}: cannot be claimed for this run ({name}): {error.strerror}. "
             "Make room or give permission there, or choose another with --run_dir.",
         ) from None
-    return Claim(folder, newcomer.attempt, heartbeat)
+    except SystemExit:  # asked to stop meanwhile: no record stays of a run that never began
+        if lock is not None:
+            lock.release()
+        raise
+    return RunLock(folder, newcomer.attempt, heartbeat)
 
 
 def _released(folder: Path) -> str | None:
     """The attempt that gave the folder back, if nobody has taken it since."""
     try:
-        return (folder / RELEASED).read_text()
-    except (OSError, ValueError):
+        return read_text(folder / RELEASED)
+    except (OSError, InputError):
         return None
 
 
@@ -185,7 +193,7 @@ def _link(newcomer: Owner, folder: Path, path: Path) -> None:
 
 def _written(newcomer: Owner, folder: Path) -> Path:
     """``newcomer``'s record on the disk, under a name of its own."""
-    path = folder / f"owner.{newcomer.attempt}.claim"
+    path = folder / f"owner.{newcomer.attempt}.lock"
     with path.open("wb") as file:
         file.write(encode(newcomer))
         file.flush()

@@ -1,25 +1,25 @@
-"""The pulse of a rank in the loop's moments."""
+"""The heartbeat of a rank in the loop's moments."""
 
 from training.checkpoint.progress import Progress
 from training.loop import Attachment, Reason
 from training.step import StepResult
-from training.watch.pulse import Pulse
+from training.watch.heartbeat import Heartbeat
 
 
-class Beating(Attachment):
+class HeartbeatCallback(Attachment):
     """Tells the watchdog which iteration this rank is in. To be the first attachment: others take their time."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self.pulse = pulse
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
 
     def start(self, progress: Progress) -> None:
-        self.pulse.enter("step", progress.iteration)
+        self.heartbeat.enter("step", progress.iteration)
 
     def before_step(self, progress: Progress) -> None:
-        self.pulse.enter("step", progress.iteration + 1)
+        self.heartbeat.enter("step", progress.iteration + 1)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        self.pulse.stepped()
+        self.heartbeat.stepped()
 
     def stop(self, progress: Progress, reason: Reason) -> None:
-        self.pulse.enter("shutdown")
+        self.heartbeat.enter("shutdown")

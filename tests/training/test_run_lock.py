@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,29 +20,31 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
-from training.owner import heartbeat, liveness
-from training.owner.claim import ATTEMPT, RELEASED, Claim, LostOwnership, _succeed, fenced, owned, take
-from training.owner.record import OWNER, Owner, current, encode, myself, successor
+from training.run_lock import heartbeat, liveness
+from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, fenced, owned, take
+from training.run_lock.record import OWNER, Owner, current, encode, myself, successor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from training.owner.claim import take
-claim = take(Path(sys.argv[1]), os.environ)
+from typing import Any
+from training.run_lock.lock import take
+lock = take(Path(sys.argv[1]), os.environ)
 if "fork" in sys.argv and os.fork() == 0:
     time.sleep(60)
     os._exit(0)
-print(claim.attempt, flush=True)
+print(lock.attempt, flush=True)
 sys.stdin.read()
 """
 
 RACE = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from parallel.errors import UserError
-from training.owner.claim import take
+from training.run_lock.lock import take
 
 def newcomer(folder, gate, end):
     os.read(gate, 1)
@@ -116,7 +119,7 @@ def beating(folder: Path) -> list[int]:
             words = path.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "training.owner.heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
+        if "training.run_lock.heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
             found.append(int(path.parent.name))
     return found
 
@@ -183,14 +186,14 @@ def test_a_refused_start_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_the_other_ranks_end_with_the_refused_one(tmp_path: Path) -> None:
-    claim = take(tmp_path, {})
+    lock = take(tmp_path, {})
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *ranks, "pretrain_gpt.py", "slurm/recipes/debug.toml", "--run_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("another run owns it and is alive") == 1
-    assert claim.still_owns()
-    claim.release()
+    assert lock.still_owns()
+    lock.release()
 
 
 # ---- who wins
@@ -207,9 +210,9 @@ def test_of_twenty_newcomers_at_once_one_wins(tmp_path: Path) -> None:
 
 
 def test_a_released_folder_is_free(tmp_path: Path) -> None:
-    with owned(tmp_path, None, {}) as claim:
-        assert claim is not None
-        assert claim.still_owns()
+    with owned(tmp_path, None, {}) as lock:
+        assert lock is not None
+        assert lock.still_owns()
         assert f"pid {os.getpid()}" in refusal(tmp_path)
     assert left_in(tmp_path) == []
     with pytest.raises(ZeroDivisionError), owned(tmp_path, None, {}):
@@ -218,15 +221,15 @@ def test_a_released_folder_is_free(tmp_path: Path) -> None:
 
 
 def test_ranks_that_did_not_claim(tmp_path: Path) -> None:
-    """Started by an owner they hold its claim, under torchrun and srun none; they release nothing."""
-    claim = take(tmp_path, {})
-    with owned(tmp_path, Identity(rank=0, world_size=2), {ATTEMPT: claim.attempt}) as handed:
+    """Started by an owner they hold its lock, under torchrun and srun none; they release nothing."""
+    lock = take(tmp_path, {})
+    with owned(tmp_path, Identity(rank=0, world_size=2), {ATTEMPT: lock.attempt}) as handed:
         assert handed is not None
         assert handed.still_owns()
     with owned(tmp_path, Identity(rank=1, world_size=2), {}) as none:
         assert none is None
-    assert claim.still_owns()
-    claim.release()
+    assert lock.still_owns()
+    lock.release()
 
 
 # ---- who is dead
@@ -244,15 +247,15 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     assert f"pid {holder.pid}" in refusal(tmp_path)
     holder.kill()
     until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().split(")")[1].split()[0] == "Z")
-    claim = take(tmp_path, {})
+    lock = take(tmp_path, {})
     assert not heartbeat.file_of(tmp_path, attempt).exists()
-    claim.release()
+    lock.release()
     holder.communicate()
 
 
 def test_an_owner_elsewhere_lives_while_its_counter_moves(tmp_path: Path) -> None:
     owner = put_elsewhere(tmp_path)
-    beats = heartbeat.Heartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
+    beats = heartbeat.LockHeartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     assert "host elsewhere" in refusal(tmp_path)
     assert current(tmp_path) == owner
     beats.end()
@@ -265,12 +268,12 @@ def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
     owner = put_elsewhere(tmp_path)
     heartbeat.file_of(tmp_path, owner.attempt).write_text("7\n")
     said: list[str] = []
-    claim = take(tmp_path, {}, still_s=1.0, say=said.append)
-    assert claim.still_owns()
+    lock = take(tmp_path, {}, still_s=1.0, say=said.append)
+    assert lock.still_owns()
     assert len(said) == 1
     assert "host elsewhere" in said[0]
-    assert left_in(tmp_path) == [f"owner.{claim.attempt}.heartbeat", OWNER]
-    claim.release()
+    assert left_in(tmp_path) == [f"owner.{lock.attempt}.heartbeat", OWNER]
+    lock.release()
 
 
 def test_a_damaged_record_is_an_owner_that_nobody_can_see(tmp_path: Path) -> None:
@@ -285,7 +288,7 @@ def test_a_damaged_record_is_an_owner_that_nobody_can_see(tmp_path: Path) -> Non
 def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, replaced: bool, tmp_path: Path) -> None:
     """Then the counter need not be watched; here it moves. Restart 0 has no variable."""
     owner = put_elsewhere(tmp_path, {"SLURM_JOB_ID": "7"})
-    beats = heartbeat.Heartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
+    beats = heartbeat.LockHeartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     environ = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
     if replaced:
         take(tmp_path, environ).release()
@@ -294,15 +297,39 @@ def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, rep
     beats.end()
 
 
+@pytest.mark.parametrize("seen_as", [{}, {"folder_inode": 7}, {"folder_device": 7}])
+def test_a_live_run_s_folder_reached_another_way_is_refused(tmp_path: Path, seen_as: dict[str, Any]) -> None:
+    """Through another mount path, inode and device number may all differ; the heartbeat moves there, too."""
+    lock = take(tmp_path, {})
+    owner = current(tmp_path)
+    assert owner is not None
+    (tmp_path / OWNER).write_bytes(encode(dataclasses.replace(owner, **{"folder_path": "1" * 16, **seen_as})))
+    with pytest.raises(UserError, match="another run owns it and is alive"):
+        take(tmp_path, {}, still_s=5.0)
+    lock.release()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_records_in_a_circle_end(tmp_path: Path, length: int) -> None:
+    owners = [dataclasses.replace(myself(tmp_path, {}), pid=0, machine="elsewhere") for _ in range(length)]
+    (tmp_path / OWNER).write_bytes(encode(owners[0]))
+    for number, owner in enumerate(owners):
+        successor(tmp_path, owner.attempt).write_bytes(encode(owners[(number + 1) % length]))
+    lock = take(tmp_path, {}, still_s=0.5)
+    assert lock.still_owns()
+    assert left_in(tmp_path) == [f"owner.{lock.attempt}.heartbeat", OWNER]
+    lock.release()
+
+
 def test_a_copied_folder_is_free_and_a_moved_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    claim = take(tmp_path / "run", {})
+    lock = take(tmp_path / "run", {})
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    take(tmp_path / "copy", {}).release()
-    assert claim.still_owns()
+    take(tmp_path / "copy", {}, still_s=1.0).release()
+    assert lock.still_owns()
     (tmp_path / "run").rename(tmp_path / "moved")
     assert f"pid {os.getpid()}" in refusal(tmp_path / "moved")
-    claim.release()
+    lock.release()
 
 
 def test_a_successor_that_died_or_lives_before_owner_json_names_it(tmp_path: Path) -> None:
@@ -312,19 +339,19 @@ def test_a_successor_that_died_or_lives_before_owner_json_names_it(tmp_path: Pat
     successor(tmp_path, dead.attempt).write_bytes(encode(after))
     assert "host the successor's" in refusal(tmp_path)
     successor(tmp_path, dead.attempt).write_bytes(encode(dataclasses.replace(after, process_start=1)))
-    claim = take(tmp_path, {})
-    assert claim.still_owns()
-    assert left_in(tmp_path) == [f"owner.{claim.attempt}.heartbeat", OWNER]
-    claim.release()
+    lock = take(tmp_path, {})
+    assert lock.still_owns()
+    assert left_in(tmp_path) == [f"owner.{lock.attempt}.heartbeat", OWNER]
+    lock.release()
 
 
 def test_a_newcomer_that_was_slow_replaces_nobody(tmp_path: Path) -> None:
     """It found the owner dead, and wakes after somebody else has taken over."""
     dead, slow = put(tmp_path, process_start=1), myself(tmp_path, {})
-    claim = take(tmp_path, {})
+    lock = take(tmp_path, {})
     _succeed(tmp_path, dead, slow)
-    assert claim.still_owns()
-    claim.release()
+    assert lock.still_owns()
+    lock.release()
 
 
 def test_a_folder_that_refuses_the_record_is_a_users_mistake(tmp_path: Path) -> None:
@@ -341,19 +368,19 @@ def test_but_a_fault_that_passes_where_the_run_has_trained(trained: bool, code: 
     process = start_run(tmp_path, tmp_path)
     out, err = process.communicate(timeout=120)
     assert process.returncode == code, out + err
-    assert err.startswith(f"pretrain_gpt.py: run_dir {tmp_path}: cannot be claimed for this run (owner.json): Is a dir")
+    assert err.startswith(f"pretrain_gpt.py: {tmp_path}/owner.json: expected a file, found a folder")
     assert err.count("\n") == 1
 
 
 # ---- fencing
 
 
-def lose(claim: Claim) -> Claim:
+def lose(lock: RunLock) -> RunLock:
     """Make the owner one of another host that stopped beating, and let a second run take over."""
-    owner = current(claim.folder)
+    owner = current(lock.folder)
     assert owner is not None
-    (claim.folder / OWNER).write_bytes(encode(dataclasses.replace(owner, host="elsewhere", machine="another")))
-    return take(claim.folder, {}, still_s=0.5)
+    (lock.folder / OWNER).write_bytes(encode(dataclasses.replace(owner, host="elsewhere", machine="another")))
+    return take(lock.folder, {}, still_s=0.5)
 
 
 def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
@@ -363,9 +390,9 @@ def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
     assert first._heartbeat is not None
     first._heartbeat.end()
     until(lambda: not beating(tmp_path))
-    with pytest.raises(LostOwnership, match="owned by host"), fenced(first):
+    with pytest.raises(LockLost, match="owned by host"), fenced(first):
         second = lose(first)  # in the middle of the commit
-    with pytest.raises(LostOwnership), fenced(first):
+    with pytest.raises(LockLost), fenced(first):
         pytest.fail("a commit began that may not")
     first.release()
     assert second.still_owns()
@@ -374,19 +401,19 @@ def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
     second.release()
     assert not second.still_owns()
     second.check()  # nobody has taken it since: what was copied before may be committed
-    with pytest.raises(LostOwnership, match="nobody"):
+    with pytest.raises(LockLost, match="is now free"):
         first.check()
     third = take(tmp_path, {})
     third.release()
-    with pytest.raises(LostOwnership, match="nobody"):
+    with pytest.raises(LockLost, match="is now free"):
         second.check()
 
 
 def test_a_successors_link_is_enough_to_lose(tmp_path: Path) -> None:
-    claim = take(tmp_path, {})
-    successor(tmp_path, claim.attempt).write_bytes(encode(myself(tmp_path, {})))
-    assert not claim.still_owns()
-    claim.release()
+    lock = take(tmp_path, {})
+    successor(tmp_path, lock.attempt).write_bytes(encode(myself(tmp_path, {})))
+    assert not lock.still_owns()
+    lock.release()
     assert (tmp_path / OWNER).exists()
 
 
@@ -430,3 +457,11 @@ def test_the_heartbeat_outlives_what_ends_whole_groups_and_a_suspended_owner(tmp
     assert len(beating(tmp_path)) == 1
     holder.kill()
     holder.communicate()
+
+
+def test_a_job_whose_number_is_no_text_can_read_its_own_record(tmp_path: Path) -> None:
+    """Else it would wait a minute for itself, as for an owner of whom nothing is known, and so on for ever."""
+    for job in (os.fsdecode(b"\xff"), "\x1b[31m"):
+        owner = myself(tmp_path, {"SLURM_JOB_ID": job})
+        (tmp_path / OWNER).write_bytes(encode(owner))
+        assert current(tmp_path) == owner

@@ -4,16 +4,27 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from training.owner.processes import machine, start_of
+from parallel.errors import printable
+from parallel.launch import whole_number
+from parallel.schema import JSON, Count, Range, Text
+from parallel.untrusted import InputError, open_regular, parse_json, read_json
+from training.run_lock.processes import machine, start_of
+
+Pid = Annotated[int, Range(0, 1 << 22)]
+"""Linux's PID_MAX_LIMIT."""
 
 OWNER = "owner.json"
+_ATTEMPT = re.compile(r"[0-9a-f]{1,64}")
+"""It is part of files' names."""
 _TAIL_BYTES = 1 << 16  # holds the last line of metrics.jsonl
 
 
@@ -24,12 +35,12 @@ class Owner:
     attempt: str
     """Random, of this start of the run."""
 
-    host: str
+    host: Text
     machine: str
     """See ``processes.machine``."""
 
-    pid: int
-    process_start: int | None
+    pid: Pid
+    process_start: Count | None
     """Clock ticks after boot: with ``pid`` and ``machine``, one process and no other."""
 
     started: float
@@ -38,7 +49,7 @@ class Owner:
     slurm_job: str = ""
     """CLUSTER/JOB_ID, or empty."""
 
-    slurm_restart_count: int = 0
+    slurm_restart_count: Count = 0
     folder_inode: int = 0
     folder_device: int = 0
     folder_path: str = ""
@@ -55,8 +66,8 @@ def myself(folder: Path, environ: Mapping[str, str]) -> Owner:
         pid=os.getpid(),
         process_start=start_of(os.getpid()),
         started=time.time(),
-        slurm_job=f"{environ.get('SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
-        slurm_restart_count=int(environ.get("SLURM_RESTART_COUNT") or 0),
+        slurm_job=printable(f"{environ.get('SLURM_CLUSTER_NAME', '')}/{job}") if job else "",
+        slurm_restart_count=whole_number(environ, "SLURM_RESTART_COUNT", 0, 1 << 31, "0"),
         folder_inode=facts.st_ino,
         folder_device=facts.st_dev,
         folder_path=hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16],
@@ -69,19 +80,23 @@ def encode(owner: Owner) -> bytes:
 
 
 def read(path: Path) -> Owner | None:
-    """The record in ``path``; None where there is none. Keys that another version wrote are passed over.
+    """The record in ``path``; None where there is none. Keys that another version wrote are ignored.
 
-    A damaged one stands for an owner of whose process nobody knows, so that it is dead when nothing moves.
+    A damaged one stands for an owner of whose process nothing is known, so that it is dead when nothing moves.
     """
-    known = {field.name for field in dataclasses.fields(Owner)}
     try:
-        entries = json.loads(path.read_bytes())
-        return Owner(**{name: value for name, value in entries.items() if name in known})
+        owner: Owner = read_json(path, Owner)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError):
-        name = hashlib.sha256(path.name.encode()).hexdigest()[:16]  # a chain of damaged records has an end, too
-        return Owner(attempt=name, host="an unknown host", machine="", pid=0, process_start=None, started=0.0)
+    except InputError:
+        return _unknown(path.name)
+    return owner if _ATTEMPT.fullmatch(owner.attempt) else _unknown(path.name)
+
+
+def _unknown(name: str) -> Owner:
+    """What stands for a record that tells nothing; its attempt follows from ``name``, so that a chain has an end."""
+    attempt = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16]
+    return Owner(attempt=attempt, host="an unknown host", machine="", pid=0, process_start=None, started=0.0)
 
 
 def successor(folder: Path, attempt: str) -> Path:
@@ -90,16 +105,26 @@ def successor(folder: Path, attempt: str) -> Path:
 
 
 def current(folder: Path) -> Owner | None:
-    """Who owns ``folder``: whom ``owner.json`` names, or the last who took over from it; None: it is free."""
-    owner = read(folder / OWNER)
-    while owner is not None and (later := read(successor(folder, owner.attempt))) is not None:
-        owner = later
-    return owner
+    """Who owns ``folder``: whom ``owner.json`` names, or the last who took over from it; None: it is free.
+
+    Records that name each other in a circle, which no run writes, stand for one unknown owner.
+    """
+    owner, seen = read(folder / OWNER), set[str]()
+    while owner is not None:
+        seen.add(owner.attempt)
+        later = read(successor(folder, owner.attempt))
+        if later is None:
+            return owner
+        owner = _unknown(" ".join(sorted(seen))) if later.attempt in seen else later
+    return None
 
 
 def describe(owner: Owner) -> str:
     """Host, pid, job and since when, for messages."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner.started))
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(owner.started))
+    except (OverflowError, OSError, ValueError):  # no time that a calendar has
+        since = "an unknown time"
     job = f", SLURM job {owner.slurm_job.rpartition('/')[2]}" if owner.slurm_job else ""
     return f"host {owner.host}, pid {owner.pid}{job}, since {since}"
 
@@ -107,9 +132,9 @@ def describe(owner: Owner) -> str:
 def progress(folder: Path) -> str:
     """How far the run in ``folder`` is, from the last whole line of its ``metrics.jsonl``."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with open_regular(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             last = file.read().split(b"\n")[-2]
-        return f"at iteration {json.loads(last)['iteration']}"
-    except (OSError, ValueError, LookupError, TypeError):
+        return f"at iteration {parse_json(last, dict[str, JSON])['iteration']}"
+    except (OSError, InputError, LookupError):
         return "before its first logged iteration"

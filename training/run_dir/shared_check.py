@@ -9,8 +9,9 @@ from pathlib import Path
 
 from parallel.groups import Ranks
 from parallel.launch import node_name
+from parallel.untrusted import read_text
 from training.checkpoint.agreement import gathered, on_first_rank
-from training.hindrance import has_trained, hindered_alike
+from training.run_dir.errors import has_trained, shared_run_dir_error
 
 WAIT_S = 10.0
 """How long a node may take to see a new file. NFS answers from what it knows of a folder for some seconds, but a name
@@ -28,7 +29,7 @@ def check_shared(run_dir: Path, ranks: Ranks, wait_s: float = WAIT_S) -> None:
         return
     trained, name, word, problem = on_first_rank(partial(_leave, run_dir), ranks)
     if problem:
-        raise hindered_alike(trained, f"run_dir {run_dir}: cannot be written: {problem}.")
+        raise shared_run_dir_error(trained, f"run_dir {run_dir}: cannot be written: {problem}.")
     blind = []
     if ranks.identity.local_rank == 0 and not _sees(run_dir / name, word, wait_s):
         blind = [node_name(os.environ)]
@@ -37,7 +38,7 @@ def check_shared(run_dir: Path, ranks: Ranks, wait_s: float = WAIT_S) -> None:
         with contextlib.suppress(OSError):
             (run_dir / name).unlink()
     if blind:
-        raise hindered_alike(
+        raise shared_run_dir_error(
             trained,
             f"run_dir {run_dir}: not the same folder on all nodes. What rank 0 wrote there within the last "
             f"{wait_s:.0f} s cannot be read on {', '.join(blind)}. Choose a folder on a file system that all nodes "
@@ -61,7 +62,7 @@ def _sees(path: Path, word: str, wait_s: float) -> bool:
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            if path.read_text() == word:
+            if read_text(path) == word:
                 return True
         except OSError:
             pass

@@ -10,7 +10,7 @@ from parallel.errors import SharedFault, SharedMistake
 from parallel.layout import Layout
 from ranks import run_ranks
 from training.checkpoint.format.manifest import MANIFEST
-from training.shared_folder import check_shared
+from training.run_dir.shared_check import check_shared
 
 
 def look(

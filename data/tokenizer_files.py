@@ -1,0 +1,30 @@
+"""Reading the files of a tokenizer, and what any vocabulary must be like."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from parallel.errors import UserError
+from parallel.untrusted import InputError, read_bytes
+
+MOST_BYTES = 256 << 20
+"""Of a file; the largest published ones have some 35 MB."""
+MOST_IDS = 1 << 24
+"""Of a vocabulary; the largest published ones have some 500,000."""
+
+
+def model_bytes(path: Path, flags: str) -> bytes:
+    """All of a file. flags: what stands before `tokenizer` where a user sets it. Raises UserError."""
+    try:
+        return read_bytes(path, MOST_BYTES)
+    except InputError as error:
+        raise UserError(f"{flags}tokenizer: {error}") from None
+    except OSError as error:
+        raise UserError(f"{flags}tokenizer: {path}: {error.strerror}.") from None
+
+
+def vocabulary_size(ids: Collection[int], path: Path, flags: str) -> int:
+    """One more than the largest id. Raises UserError where there is none, or one is beyond any vocabulary."""
+    if not ids or min(ids) < 0 or max(ids) >= MOST_IDS:
+        found = f"ids from {min(ids)} to {max(ids)}" if ids else "none"
+        raise UserError(f"{flags}tokenizer: {path}: expected ids from 0 to {MOST_IDS - 1:,}, found {found}.")
+    return max(ids) + 1

@@ -1,0 +1,181 @@
+"""The one door for files and texts from outside: recipes, manifests, records, tables, configurations.
+
+Opens regular files only, never waits for one, limits size and depth, and checks what is in it against a type
+(``parallel.schema``). What is wrong with the content is one ``InputError``, which a reader of checkpoints takes for
+damage; what the system says (no such file, no permission, a disk that fails) stays the OSError that it is, since a
+file server that is away for a moment is no bad input. Standard library only: watchdogs run without site-packages.
+"""
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from parallel.errors import UserError
+from parallel.schema import JSON, shown, structured
+
+JSON_BYTES, TOML_BYTES, TEXT_BYTES = 64 << 20, 4 << 20, 16 << 20
+"""Largest file of each kind that is read, but where a reader says otherwise."""
+MOST_PROBLEMS = 20
+_KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+
+
+class InputError(UserError, ValueError):
+    """What ``where`` (a file, or a place in one) holds cannot be used. ``problem``: expected and found."""
+
+    def __init__(self, where: object, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where, self.problem = where, problem
+
+
+def open_regular(path: Path) -> FileIO:
+    """A regular file, open for reading, unbuffered. Raises as ``regular_descriptor``."""
+    return FileIO(regular_descriptor(path), "rb")
+
+
+def append_regular(path: Path) -> FileIO:
+    """A regular file, made where it is not there, open for appending, unbuffered. Raises as ``regular_descriptor``."""
+    return FileIO(regular_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+
+
+def regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A regular file's descriptor. A FIFO, device, socket, folder or circle of links is an InputError, at once.
+
+    Raises OSError where the system refuses it.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise InputError(path, "expected a regular file, found a folder.") from None
+        if error.errno == errno.ELOOP:
+            raise InputError(path, "expected a regular file, found a circle of links.") from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise InputError(path, "expected a regular file, found a socket or a device.") from None
+        raise
+    except ValueError:
+        raise InputError(repr(str(path)), "a name with a NUL character; expected a file's name.") from None
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise InputError(path, f"expected a regular file, found {_KINDS.get(kind, 'something else')}.")
+    return descriptor
+
+
+def read_bytes(path: Path, most_bytes: int = TEXT_BYTES) -> bytes:
+    """All of a regular file of at most ``most_bytes``. Raises InputError, or the system's OSError."""
+    with open_regular(path) as file:
+        pieces, left = [], most_bytes + 1
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            left = 0
+        while left and (piece := file.read(min(left, 1 << 20))):  # in pieces: files of /proc have no size
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
+        raise InputError(path, f"expected at most {most_bytes:,} bytes, found more.")
+    return b"".join(pieces)
+
+
+def read_text(path: Path, most_bytes: int = TEXT_BYTES) -> str:
+    """A regular file as UTF-8 text, without the byte order mark that some editors write."""
+    return _decoded(read_bytes(path, most_bytes), path)
+
+
+def read_json[T](
+    path: Path, kind: type[T] | Any = JSON, most_bytes: int = JSON_BYTES, *, unique_names: bool = False
+) -> Any:
+    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored."""
+    return parse_json(read_bytes(path, most_bytes), kind, path, unique_names=unique_names)
+
+
+def json_value(data: bytes | str, where: object = "a message", *, unique_names: bool = False) -> Any:
+    """JSON as it is, for large tables, whose reader checks each entry itself. Raises InputError for what is no JSON.
+
+    unique_names: an object that has a name twice is none; otherwise its last value counts.
+    """
+    pairs = _unique if unique_names else None
+    try:
+        text = data if isinstance(data, str) else _decoded(data, where)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=pairs)
+    except RecursionError:
+        raise InputError(where, "lists and objects nest too deep.") from None
+    except ValueError as error:  # of the decoder, or of int() for thousands of digits
+        raise InputError(where, f"not JSON: {_first_line(error)}.") from None
+
+
+def parse_json(
+    data: bytes | str,
+    kind: Any = JSON,
+    where: object = "a message",
+    unknown_key: Callable[[str, type], str] | None = None,
+    *,
+    unique_names: bool = False,
+) -> Any:
+    """JSON as ``kind``. Raises InputError with every problem; ``where`` says of what.
+
+    unknown_key: as of read_toml. unique_names: as of json_value.
+    """
+    return _checked(json_value(data, where, unique_names=unique_names), kind, where, unknown_key)
+
+
+def read_toml(path: Path, kind: Any = JSON, unknown_key: Callable[[str, type], str] | None = None) -> Any:
+    """A TOML file as ``kind``. unknown_key: what to say of keys that a dataclass lacks; None: they are ignored."""
+    return parse_toml(read_text(path, TOML_BYTES), kind, path, unknown_key)
+
+
+def parse_toml(
+    text: str, kind: Any = JSON, where: object = "a recipe", unknown_key: Callable[[str, type], str] | None = None
+) -> Any:
+    """TOML as ``kind``. Raises InputError with every problem; ``where`` says of what."""
+    return _checked(toml_table(text, where), kind, where, unknown_key)
+
+
+def toml_table(text: str, where: object) -> dict[str, Any]:
+    """TOML as it is. Raises InputError where it is none, or nests too deep."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(where, "lists and tables nest too deep.") from None
+    except ValueError as error:
+        raise InputError(where, f"not valid TOML: {_first_line(error)}") from None
+
+
+def _checked(value: object, kind: Any, where: object, unknown_key: Callable[[str, type], str] | None) -> Any:
+    found, problems = structured(value, kind, unknown_key)
+    if problems:
+        more = f"\n{where}: and {len(problems) - MOST_PROBLEMS} more." if len(problems) > MOST_PROBLEMS else ""
+        raise InputError(where, f"\n{where}: ".join(problems[:MOST_PROBLEMS]) + more)
+    return found
+
+
+def _decoded(data: bytes, where: object) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"expected UTF-8 text, found {data[error.start]:#04x}"
+        raise InputError(where, f"byte {error.start}: {found}.") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(twice)} is there twice")
+    return found
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

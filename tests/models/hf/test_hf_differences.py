@@ -1,0 +1,87 @@
+"""Where transformers and megatron-core compute different models of the same numbers: refused, read and written.
+
+Found by comparing logits of a thousand random configurations; each case differed by 1% to 60% of the largest logit.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from models.families import SHAPES, TINY
+from models.hf.shapes import read_shape, write_config
+from parallel.errors import UserError
+
+V2, V3 = TINY["deepseek_v2_tiny"], TINY["deepseek_v3_tiny"]
+YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def yarn(**mscales: float) -> dict[str, Any]:
+    """Keys that replace a configuration's rotary positions."""
+    return {"rope_theta": None, "rope_scaling": None, "rope_parameters": YARN | mscales}
+
+
+READ: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "best three of a group": (
+        V3, {"num_experts_per_tok": 3, "n_group": 2, "topk_group": 1},
+        "topk_group = 1: expected half of num_experts_per_tok 3: transformers rates a group by the sum of its best 2",
+    ),
+    "best one of a group": (
+        V3, {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2}, "topk_group = 2: expected"
+    ),
+    "groups left out are 8 and 4": (
+        V3, {"n_group": "absent", "topk_group": "absent", "n_routed_experts": 16, "num_experts_per_tok": 4},
+        "topk_group = 4: expected half of num_experts_per_tok 4",
+    ),
+    "a single expert": (V3, {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}, "num_experts_per_tok = 1"),
+    "norms of latents": (V3, {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05: expected 1e-06: transformers norms"),
+    "norms of latents in V2": (V2, {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05: expected 1e-06"),
+    "mscale alone": (V2, yarn(mscale=0.5), "mscale_all_dim = None: expected a number"),
+    "mscale beside 0": (V2, yarn(mscale=0.5, mscale_all_dim=0.0), "mscale_all_dim = None: expected a number"),
+    "mscale of all dims alone": (V2, yarn(mscale_all_dim=0.5), "mscale = None: expected a number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_configuration_that_means_another_model_to_transformers_is_refused(kind: str) -> None:
+    shape, changes, expected = READ[kind]
+    config = write_config(shape)[1] | changes
+    with pytest.raises(UserError) as error:
+        read_shape({key: value for key, value in config.items() if value != "absent"})
+    assert expected in str(error.value)
+
+
+WRITTEN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "best three of a group": (
+        V3, {"moe_router_topk": 3, "moe_router_num_groups": 2, "moe_router_group_topk": 1}, "of its best 3 (num_"
+    ),
+    "norms of latents": (V2, {"norm_epsilon": 1e-5}, "rms_norm_eps = 1e-05"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_shape_that_transformers_computes_otherwise_is_not_written(kind: str) -> None:
+    shape, changes, expected = WRITTEN[kind]
+    with pytest.raises(UserError) as error:
+        write_config(dataclasses.replace(shape, **changes))
+    assert str(error.value).startswith("transformers' deepseek_v")
+    assert expected in str(error.value)
+
+
+def test_keys_that_are_left_out_mean_what_transformers_says() -> None:
+    config = write_config(SHAPES["deepseek_v3"])[1]
+    for key in ("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts", "q_lora_rank"):
+        del config[key]
+    assert read_shape(config)[1] == read_shape(write_config(SHAPES["deepseek_v3"])[1])[1]
+    config = write_config(TINY["mistral_tiny"])[1]
+    assert read_shape(config | {"sliding_window": None})[1].window_size == (-1, 0)
+    del config["sliding_window"]
+    assert read_shape(config)[1].window_size == (4095, 0)
+    del config["tie_word_embeddings"]
+    assert not read_shape(config)[1].tied
+
+
+def test_all_groups_are_none() -> None:
+    """No expert is out of reach then, whatever rates the groups."""
+    config = write_config(V3)[1] | {"num_experts_per_tok": 3, "n_group": 2, "topk_group": 2}
+    assert read_shape(config)[1].moe_router_num_groups == 0

@@ -1,0 +1,101 @@
+"""A run's folder that cannot take a run is found before step 1, by using it; what was there stays."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import runs
+from data.prepare import Prepared
+from training.checkpoint import room
+from training.run_dir import write_check
+
+
+def dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("checkpoints", dangling, "checkpoints: expected a folder, found a link to nowhere"),
+        ("checkpoints", Path.touch, "checkpoints: expected a folder, found a file"),
+        ("logs", Path.touch, "logs: expected a folder, found a file"),
+        ("logs", os.mkfifo, "logs: expected a folder, found a FIFO"),
+        ("metrics.jsonl", os.mkfifo, "metrics.jsonl: expected a file, found a FIFO"),
+        ("metrics.jsonl", Path.mkdir, "metrics.jsonl: expected a file, found a folder"),
+        ("metrics.jsonl", lambda path: path.symlink_to("/dev/full"), "metrics.jsonl: expected a file, found a device"),
+        ("done", Path.mkdir, "done: expected a file, found a folder"),
+        ("checkpoints/latest", Path.mkdir, "latest: expected a file, found a folder"),
+    ],
+)
+def test_what_lies_in_the_way_is_named(name: str, make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    before = os.lstat(path)
+    assert said in (write_check.problem(tmp_path) or "")
+    assert os.lstat(path).st_mode == before.st_mode
+
+
+def test_a_folder_that_works_is_as_before(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/latest").write_text("iter_0000001\n")
+    assert write_check.problem(tmp_path) is None
+    assert write_check.problem(tmp_path / "new/run") is None
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest"]
+    assert not (tmp_path / "new/run/checkpoints").exists()
+
+
+def in_mounts(script: str) -> str:
+    done = subprocess.run(["unshare", "--mount", "bash", "-ec", script], capture_output=True, text=True, cwd=runs.ROOT)
+    return done.stdout + done.stderr
+
+
+def test_a_read_only_and_a_full_disk_are_named(tmp_path: Path) -> None:
+    imports = "import sys; from pathlib import Path; from training.checkpoint import room"
+    ask = f"{imports}; print(room.save_problem(Path(sys.argv[1])))"
+    full = f"mount -t tmpfs -o size=64k none {tmp_path}; dd if=/dev/zero of={tmp_path}/filler bs=1k 2>&- || true;"
+    assert "No space left on device" in in_mounts(f"{full} {sys.executable} -c '{ask}' {tmp_path}/checkpoints")
+    frozen = f"mount -t tmpfs none {tmp_path}; mkdir {tmp_path}/checkpoints; mount -o remount,ro {tmp_path};"
+    assert "Read-only file system" in in_mounts(f"{frozen} {sys.executable} -c '{ask}' {tmp_path}/checkpoints")
+
+
+def test_limits_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert write_check.file_size_problem(1 << 50) is None
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    assert "ulimit -f unlimited" in (write_check.file_size_problem(1001) or "")
+    assert write_check.file_size_problem(1000) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "said"),
+    [
+        ("ulimit -n 60", 2, "ulimit -n 65536"),
+        ("ulimit -f 100", 2, "ulimit -f unlimited"),
+        ("mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/x", 0, "has no watchdog"),
+    ],
+)
+def test_a_run_under_small_limits_says_so_or_goes_on(
+    limits: str, code: int, said: str, tmp_path: Path, cache_dir: Path, prepared: Prepared
+) -> None:
+    """prepared: the data is in the cache."""
+    flags = (
+        f"--run_dir {tmp_path}/run --data.cache_dir {cache_dir} --nproc 1 --train.train_iters 2 "
+        "--log.tensorboard False --train.generate_tokens 0"
+    )
+    command = f"{sys.executable} pretrain_gpt.py slurm/recipes/debug.toml {flags}"
+    printed = in_mounts(f"{limits}; set +e; {command}; echo code $?")
+    assert f"code {code}\n" in printed, printed
+    assert said in printed
+    assert "Traceback" not in printed
+
+
+def test_a_probe_leaves_nothing_where_it_fails(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to("nowhere/at/all")
+    assert "File exists" in (room.save_problem(tmp_path / "checkpoints") or "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]

@@ -1,0 +1,150 @@
+"""A Hugging Face folder cut down to one block of each kind, for logits that any machine can compute. No torch here.
+
+Its configuration is the folder's own but for the numbers that are cut: blocks, rows of the vocabulary, experts. Its
+weights are the folder's own: of the first block of each kind, of the first ids, of the first experts of each group.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.hf.architectures import ARCHITECTURES
+from models.hf.parts import freq
+from models.hf.shapes import TOKEN_IDS
+from models.hf.tables import TABLES, Entry, entries
+from models.shapes import GPTShape
+from parallel.untrusted import read_text
+from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.checking import names_in
+from tools.convert.headers import SINGLE, encode_header
+from tools.convert.source import Source
+from training.checkpoint.format.pieces import ITEM_BYTES
+
+IDS = 1024
+"""Rows of the vocabulary that stay."""
+SIZES = ("num_layers", "vocab_size", "num_moe_experts")
+DEPENDENT = (
+    "first_k_dense_replace",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "num_experts",
+    "num_nextn_predict_layers",
+)
+"""Keys of several architectures that go by the number of blocks or experts."""
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Cut:
+    """What stays of a model."""
+
+    model_type: str
+    shape: GPTShape
+    blocks: tuple[int, ...]
+    """Their numbers in the whole model."""
+    experts: tuple[int, ...]
+
+    @property
+    def fp32_bytes(self) -> int:
+        """Of all its weights in memory."""
+        found = entries(self.model_type, self.shape)
+        return 4 * sum(math.prod(shape) for entry in found for shape in entry.their_shapes().values())
+
+    def __str__(self) -> str:
+        blocks = " and ".join(map(str, self.blocks))
+        cut = [f"block{'s' if len(self.blocks) > 1 else ''} {blocks}"]
+        cut += [f"{len(self.experts)} experts"] if self.experts else []
+        return ", ".join(cut)
+
+
+def cut_of(model_type: str, shape: GPTShape) -> Cut:
+    """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
+    moe = shape.moe_blocks
+    blocks = tuple(sorted({moe.index(kind) for kind in (False, True) if kind in moe}))
+    experts: tuple[int, ...] = ()
+    if shape.num_moe_experts:
+        groups, chosen = shape.moe_router_num_groups or 1, shape.moe_router_group_topk or 1
+        size = shape.num_moe_experts // groups
+        stay = min(size, -(-shape.moe_router_topk // chosen) + 2)
+        experts = tuple(group * size + expert for group in range(groups) for expert in range(stay))
+    small = dataclasses.replace(
+        shape,
+        num_layers=len(blocks),
+        vocab_size=min(IDS, shape.vocab_size),
+        num_moe_experts=len(experts),
+        moe_layer_freq=freq([moe[block] for block in blocks]) if experts else shape.moe_layer_freq,
+        mtp_num_layers=0,
+    )
+    return Cut(model_type, small, blocks, experts)
+
+
+def write_cut(source: Source, cut: Cut, folder: Path) -> None:
+    """Write ``folder``: config.json and one file of weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(cut_config(source.config, cut)))
+    names = names_in(source, cut.model_type)
+    found = [
+        (entry, name, shape, source.dtype(names[whole_name(name, cut)]))
+        for entry in entries(cut.model_type, cut.shape)
+        for name, shape in entry.their_shapes().items()
+    ]
+    with (folder / SINGLE).open("wb") as file:
+        file.write(encode_header((name, dtype, shape) for _, name, shape, dtype in found))
+        for entry, name, shape, dtype in found:
+            for rows in _rows(entry, shape, cut):
+                file.write(_words(source, names[whole_name(name, cut)], rows, dtype))
+
+
+def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
+    """A folder's configuration with the numbers of the cut model."""
+    architecture = ARCHITECTURES[cut.model_type]
+    changed = {key: getattr(cut.shape, ours) for key, ours in architecture.numbers.items() if ours in SIZES}
+    for _, write in architecture.parts:
+        changed |= {key: value for key, value in write(cut.shape).items() if key in DEPENDENT}
+    if "num_local_experts" in config:
+        changed["num_local_experts"] = cut.shape.num_moe_experts
+    if isinstance(config.get("layer_types"), list):
+        changed["layer_types"] = config["layer_types"][: len(cut.blocks)]
+    gone = {"quantization_config", "auto_map", *TOKEN_IDS}
+    return {key: value for key, value in (config | changed).items() if key not in gone} | dict.fromkeys(TOKEN_IDS)
+
+
+def whole_name(name: str, cut: Cut) -> str:
+    """A tensor's name in the whole model."""
+    prefix = TABLES[cut.model_type].prefix
+    if not name.startswith(prefix):
+        return name
+    block, _, rest = name.removeprefix(prefix).partition(".")
+    before, found, behind = rest.partition(".experts.")
+    if found and not before.endswith("shared"):
+        expert, _, last = behind.partition(".")
+        rest = f"{before}.experts.{cut.experts[int(expert)]}.{last}"
+    return f"{prefix}{cut.blocks[int(block)]}.{rest}"
+
+
+def _rows(entry: Entry, shape: tuple[int, ...], cut: Cut) -> Iterator[range]:
+    """Rows of a tensor that stay, in runs; the first ones of all but routers."""
+    if ".mlp.router." in entry.name:
+        yield from (range(expert, expert + 1) for expert in cut.experts)
+        return
+    step = max(1, BLOCK_BYTES // (8 * math.prod(shape[1:])))
+    for first in range(0, shape[0], step):
+        yield range(first, min(first + step, shape[0]))
+
+
+def _words(source: Source, name: str, rows: range, dtype: str) -> memoryview:
+    words = source.rows(name, rows.start, len(rows), dtype)
+    assert words.itemsize == ITEM_BYTES[dtype]
+    return memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8))
+
+
+def available_bytes() -> int:
+    """Memory of this machine that programs can have."""
+    for line in read_text(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 62  # a kernel that does not say

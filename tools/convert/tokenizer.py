@@ -1,0 +1,120 @@
+"""The tokenizer of a Hugging Face folder, as training opens it. No torch here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.tokenizer_json import JsonTokenizer, TokenizerConfig
+from data.tokenizers import Tokenizer, open_tokenizer
+from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
+from models.hf.keys import MOST_TOKENS
+from parallel.errors import UserError
+from parallel.untrusted import InputError, open_regular, read_bytes, read_json
+
+STAND_IN = "byte"
+DESCRIPTIONS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
+
+
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """What an imported model's ``config.toml`` says of its tokenizer."""
+
+    name: str
+    """Of the file that goes along; STAND_IN where none can be used."""
+    eod_token: str | None = None
+    problem: str = ""
+    """Why none can be used."""
+
+
+def choose(folder: Path, config: dict[str, Any], vocab_size: int) -> Choice:
+    """The first file of a tokenizer that opens, and has no more ids than the model."""
+    problems = []
+    there = present(folder, TOKENIZERS)
+    names = [name for name in TOKENIZERS if name in there]
+    if "tokenizer.tiktoken" in there:  # a tokenizer.json beside it is its description, and nothing that opens alone
+        names = ["tokenizer.tiktoken", *(name for name in names if name == "tokenizer.model")]
+    for name in names:
+        try:
+            opened = opened_as(folder / name, config)
+        except UserError as error:
+            text = str(error).removeprefix("data.tokenizer: ").splitlines()[0]
+            problems.append(text.replace(f"{folder.absolute()}/", "").replace(f"{folder}/", ""))
+            continue
+        if opened.vocab_size <= vocab_size:
+            return Choice(name, opened.eod_text if isinstance(opened, JsonTokenizer) else None)
+        problems.append(f"{name} has {opened.vocab_size} ids, the model {vocab_size}.")
+    return Choice(STAND_IN, problem=" ".join(problems) or f"there is no {' or '.join(TOKENIZERS)}.")
+
+
+def check_beside(folder: Path) -> None:
+    """Raises UserError for a file beside a tokenizer that is not what an export will need."""
+    for name, path in present(folder, DESCRIPTIONS).items():
+        read_json(path, dict[str, Any])
+        if name == "tokenizer_config.json":
+            read_json(path, TokenizerConfig)
+
+
+def opened_as(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """A tokenizer's file, opened. What ends a document is what tokenizer_config.json says, else the eos_token_id of
+    generation_config.json or config.json, else a usual name. Raises UserError."""
+    if path.name == "tokenizer.model" and not is_sentencepiece(path):
+        raise InputError(path, "expected a SentencePiece model, found another kind of file.")
+    if path.suffix != ".json":
+        return open_tokenizer(path, None)
+    first: UserError | None = None
+    for eod_token in _eod_tokens(path, config):
+        try:
+            return open_tokenizer(path, eod_token)
+        except UserError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def is_sentencepiece(path: Path) -> bool:
+    """Whether a file begins as a SentencePiece model does: a protobuf whose first field is a piece. Llama 3's
+    tokenizer.model is text."""
+    if not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return file.read(1) == b"\x0a"
+
+
+def eos_ids(values: dict[str, Any]) -> list[int]:
+    """``eos_token_id`` of a configuration, which may be one, several or none."""
+    found = values.get("eos_token_id")
+    ids = found if isinstance(found, list) else [found]
+    return [one for one in ids if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= MOST_TOKENS]
+
+
+def read_beside(path: Path, name: str) -> dict[str, Any]:
+    """A JSON file beside another; empty where there is none. Raises UserError where it is not an object."""
+    try:
+        return read_json(path.with_name(name), dict[str, Any])
+    except FileNotFoundError:
+        return {}
+
+
+def _eod_tokens(path: Path, config: dict[str, Any]) -> Iterator[str | None]:
+    """What to try, the best first. None: what is beside the file, or usual."""
+    if read_beside(path, "tokenizer_config.json").get("eos_token"):
+        yield None
+    plain = _plain(path)
+    for ids in (eos_ids(read_beside(path, "generation_config.json")), eos_ids(config)):
+        for index in ids if plain is not None else []:
+            if (text := plain.id_to_token(index)) is not None:
+                yield text
+    yield None
+
+
+def _plain(path: Path) -> Any:
+    """The file as the library opens it; None where it cannot, which opening it as a tokenizer explains."""
+    try:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_buffer(read_bytes(path, CARRIED_BYTES))
+    except UserError:
+        raise
+    except Exception:  # the library raises nothing more precise
+        return None

@@ -1,0 +1,68 @@
+"""Which checkpoints a start may continue from, and in which order. One process looks. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import MANIFEST
+from training.checkpoint.lineage import Commit, in_order
+from training.config import CheckpointConfig
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Start:
+    """What rank 0 found."""
+
+    own: bool
+    """The candidates are the run's own checkpoints."""
+    candidates: list[Path]
+    """In the order to try them; empty where the run starts from initial weights."""
+    lost: list[str]
+    """Checkpoints whose manifest is gone, a sentence each."""
+    notes: list[str]
+    """What else is to be said."""
+    loaded: str | None = None
+    """``hash`` of the run's own checkpoint that ``checkpoint.load`` goes back to."""
+
+
+def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = ()) -> Start:
+    """Raises UserError where ``config.load`` leads nowhere. refused: checkpoints not to try again."""
+    notes = [f"{path.name} got its name back: a commit of that iteration was killed" for path in folders.recover(root)]
+    lost = [
+        f"checkpoint {path} is damaged: {path / MANIFEST}: expected, not found" for path in folders.incomplete(root)
+    ]
+    notes += [
+        f"warning: {one.path} holds iteration {one.written}, which its name does not say: it is neither resumed from "
+        "nor deleted. Rename it to what it is, or move it away"
+        for one in folders.misnamed(root)
+    ]
+    found = [path for path in folders.candidates(root) if path not in refused]
+    if not found:
+        had_own = any(path.parent == root for path in refused)  # then config.load is not what the run continues
+        others = folders.find(config.load, notes.append) if config.load is not None and not had_own else []
+        others = [path for path in others if path not in refused]
+        return Start(own=False, candidates=others, lost=lost, notes=notes)
+    commits = {one.path: one for one in folders.commits(root)}
+    chosen = _loaded(root, config.load, commits)
+    if chosen is not None and chosen.path in found:
+        if commits[found[0]].lineage.loaded != chosen.hash:
+            order = [one.path for one in in_order([commits[path] for path in found], chosen)]
+            return Start(own=True, candidates=order, lost=lost, notes=notes, loaded=chosen.hash or None)
+        notes.append(f"checkpoint.load {config.load}: this run went back to it before, and continues its newest since")
+    elif config.load is not None:
+        notes.append(f"checkpoint.load {config.load} is ignored: this run continues its own checkpoint")
+    named, _ = folders.named_latest(root)
+    if named is not None and named != found[0] and named not in refused:
+        notes.append(f"latest names {named.name}; {found[0].name} descends from it and is newer: continuing from that")
+    return Start(own=True, candidates=found, lost=lost, notes=notes)
+
+
+def _loaded(root: Path, load: str | None, commits: dict[Path, Commit]) -> Commit | None:
+    """The run's own checkpoint that ``checkpoint.load`` names; None where it names none of them."""
+    if load is None:
+        return None
+    path = Path(load).expanduser()
+    if folders.iteration_of(path) is None or path.parent.resolve() != root.resolve():
+        return None
+    return commits.get(root / path.name)
