@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from parallel.cpu import adam, cuda_redirect, eager, mcore_spots
 from parallel.errors import SharedMistake, printable
-from parallel.launch import Identity
+from parallel.launch import Identity, await_master
 from parallel.layout import Coordinates, Layout
 
 
@@ -71,10 +71,13 @@ def start(
     device: Literal["cpu", "cuda"],
     seed: int,
     timeout_minutes: float,
+    resolve_s: float = 60.0,
     facts: Mapping[str, str] | None = None,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
+
+    resolve_s: seconds that MASTER_ADDR may take to resolve; UserError after them.
 
     ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
     since ranks with different layouts would wait for each other. On the CPU this installs the CPU backend in this
@@ -89,7 +92,7 @@ def start(
         rank=identity.rank,
         world_size=identity.world_size,
         timeout=timeout,
-        store=_store(identity, timeout),
+        store=_store(identity, timeout, resolve_s),
     )
     try:
         same_everywhere(facts or {}, identity, on)
@@ -166,12 +169,13 @@ def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch
     return torch.device("cuda", index)
 
 
-def _store(identity: Identity, timeout: timedelta) -> dist.Store | None:
+def _store(identity: Identity, timeout: timedelta, resolve_s: float) -> dist.Store | None:
     """Local ranks meet at a socket that their parent has bound already, so no other program can take the port.
 
     None: torch's ``env://``, which torchrun and srun describe.
     """
     if identity.launcher in ("torchrun", "srun"):
+        await_master(os.environ, resolve_s)
         return None
     if identity.launcher == "single":
         return dist.HashStore()

@@ -4,12 +4,14 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from parallel.errors import UserError
+from parallel.errors import UserError, printable
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 20
@@ -116,6 +118,30 @@ def set_rendezvous(environ: dict[str, str], identity: Identity) -> None:
         LOCAL_RANK=str(identity.local_rank),
         LOCAL_WORLD_SIZE=str(identity.local_world_size),
     )
+
+
+def await_master(environ: Mapping[str, str], within_s: float) -> None:
+    """Wait until MASTER_ADDR resolves. A Kubernetes headless service's name does so only once rank 0's pod is ready.
+
+    Raises UserError after ``within_s`` seconds: torch would go on in silence until a watchdog ends the rank.
+    """
+    name, began, said = environ["MASTER_ADDR"], time.monotonic(), False
+    while True:
+        try:
+            socket.getaddrinfo(name, None)
+            return
+        except (OSError, UnicodeError) as error:
+            problem = (
+                f'MASTER_ADDR in the environment: "{name[:100]}" does not resolve on {node_name(environ)} ({error})'
+            )
+        if time.monotonic() - began > within_s:
+            raise UserError(
+                f"{problem} after {within_s:.0f} s. Set it to rank 0's host name or address, or mend the name service."
+            )
+        if not said:
+            print(printable(f"{problem}; retrying for {within_s:.0f} s."), file=sys.stderr, flush=True)
+        said = True
+        time.sleep(1)
 
 
 def _first_node(nodes: str) -> str:

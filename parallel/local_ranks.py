@@ -117,37 +117,35 @@ def fork_ranks(nproc: int, run: Callable[[Identity], int]) -> tuple[int, Failure
 
     The caller must have imported and never computed: a forked thread pool hangs. The first rank that fails ends the
     others within seconds; a killed parent takes its ranks with it. Signals that come while it forks are handed on to
-    the ranks: what a handler raises within os.fork, from what libraries do around it, would be lost.
+    the ranks.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     notes = Path(tempfile.mkdtemp(prefix="triplane-ranks-"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=nproc)
     stopped = mmap.mmap(-1, 1)  # shared with the ranks: 1 once one of them has left on request, before training
     try:
-        ranks = {}
-        for rank in range(nproc):
-            identity = Identity(
-                rank=rank,
-                world_size=nproc,
-                local_rank=rank,
-                local_world_size=nproc,
-                launcher="local",
-                port=listener.getsockname()[1],
-                listen_fd=listener.fileno() if rank == 0 else None,
-            )
-            ranks[_fork(run, identity, notes, os.getpid(), mask, stopped)] = rank
-        listener.close()
-        with _forward_signals(ranks) as received:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with _forwarding() as signals:
+            ranks = {}
+            for rank in range(nproc):
+                identity = Identity(
+                    rank=rank,
+                    world_size=nproc,
+                    local_rank=rank,
+                    local_world_size=nproc,
+                    launcher="local",
+                    port=listener.getsockname()[1],
+                    listen_fd=listener.fileno() if rank == 0 else None,
+                )
+                ranks[_fork(run, identity, notes, os.getpid(), signals, stopped)] = rank
+            listener.close()
+            signals.forward_to(ranks)
             ended = _wait(ranks, stopped=lambda: stopped[0] == 1)
         if stopped[0]:
             _, failure = _verdict(ended, notes)
             if failure is None or failure.echo:
                 return STOPPED, None
         cleanly = all(end.code in (0, STOPPED) for end in ended.values())
-        return _interrupted(received[0]) if received and not cleanly else _verdict(ended, notes)
+        return _interrupted(signals.ending[0]) if signals.ending and not cleanly else _verdict(ended, notes)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         listener.close()
         shutil.rmtree(notes, ignore_errors=True)
 
@@ -157,11 +155,12 @@ def _fork(
     identity: Identity,
     notes: Path,
     parent: int,
-    mask: Collection[int],
+    signals: "_Forwarding",
     stopped: mmap.mmap,
 ) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    of_parent = len(signals.waiting)
     pid = os.fork()
     if pid:
         return pid
@@ -169,7 +168,7 @@ def _fork(
     try:
         die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-        code, failure = guard(partial(_unblocked, run, mask, stopped), identity)
+        code, failure = guard(partial(_run_forked, run, signals, of_parent, stopped), identity)
         if failure is not None:
             note = notes / str(identity.rank)
             note.write_text(json.dumps(dataclasses.asdict(failure)))
@@ -179,9 +178,11 @@ def _fork(
         os._exit(code)
 
 
-def _unblocked(run: Callable[[Identity], int], mask: Collection[int], stopped: mmap.mmap, identity: Identity) -> int:
+def _run_forked(
+    run: Callable[[Identity], int], signals: "_Forwarding", of_parent: int, stopped: mmap.mmap, identity: Identity
+) -> int:
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile is heard here, where ``guard`` sees it
+        signals.leave(of_parent)  # here ``guard`` sees what a handler raises
         return run(identity)
     except SystemExit:
         stopped[0] = 1
@@ -196,30 +197,65 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-@contextlib.contextmanager
-def _forward_signals(ranks: Mapping[int, int]) -> Iterator[list[int]]:
-    """Hand INT and HUP (as TERM), TERM and USR2 on to the ranks; yields the list of those that came to end the run.
+class _Forwarding:
+    """Forwards INT and HUP (as TERM), TERM and USR2 to the ranks, which save and end. A second Ctrl-C kills them.
 
-    They save and end cleanly; a second Ctrl-C does not wait for that.
+    Signals that come while ranks are started wait until all are: what a handler raises within os.fork, from the
+    callbacks of libraries, is printed and lost. A signal mask would not do, since any other thread may take the signal.
     """
-    received: list[int] = []
 
-    def forward(number: int, _frame: object) -> None:
-        again = number == signal.SIGINT and signal.SIGINT in received
-        if number != signal.SIGUSR2:
-            received.append(number)
-        sent = signal.SIGKILL if again else number if number == signal.SIGUSR2 else signal.SIGTERM
-        for pid in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sent)
+    def __init__(self) -> None:
+        self.ending: list[int] = []
+        """Signals to end the run, in the order in which they were handed on."""
+        self.waiting: list[int] = []
+        self.pids: Collection[int] | None = None
+        heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores HUP
+        self.before = {number: signal.signal(number, self._take) for number in heard}
 
-    heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores HUP
-    before = {number: signal.signal(number, forward) for number in heard}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
+    def _take(self, number: int, _frame: object) -> None:
+        self.waiting.append(number)
+        self._send()
+
+    def forward_to(self, pids: Collection[int]) -> None:
+        """From now on, and what waits."""
+        self.pids = pids
+        self._send()
+
+    def _send(self) -> None:
+        while self.pids is not None and self.waiting:
+            number = self.waiting.pop(0)
+            again = number == signal.SIGINT and signal.SIGINT in self.ending
+            if number != signal.SIGUSR2:
+                self.ending.append(number)
+            sent = signal.SIGKILL if again else number if number == signal.SIGUSR2 else signal.SIGTERM
+            for pid in self.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+
+    def restore(self) -> None:
+        """The handlers from before."""
+        for number, handler in self.before.items():
             signal.signal(number, handler)
+
+    def leave(self, of_parent: int) -> None:
+        """In a forked rank: the handlers from before, which then hear what came since the fork.
+
+        of_parent: how many signals waited before the fork; the parent hands them on itself.
+        """
+        self.before.pop(signal.SIGINT, None)  # a rank ignores it
+        self.restore()
+        for number in self.waiting[of_parent:]:
+            if number != signal.SIGINT:
+                os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def _forwarding() -> Iterator[_Forwarding]:
+    signals = _Forwarding()
+    try:
+        yield signals
+    finally:
+        signals.restore()
 
 
 def _interrupted(number: int) -> tuple[int, Failure]:
@@ -297,19 +333,20 @@ def spawn_ranks(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     processes = []  # kept: subprocess itself reaps a child whose Popen is gone
-    for rank in range(nproc):
-        own = dict(
-            environ,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(nproc),
-            LOCAL_WORLD_SIZE=str(nproc),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
-        processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(die_with_parent, os.getpid())))
-    ranks = {process.pid: rank for rank, process in enumerate(processes)}
-    with _forward_signals(ranks):
+    with _forwarding() as signals:
+        for rank in range(nproc):
+            own = dict(
+                environ,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(nproc),
+                LOCAL_WORLD_SIZE=str(nproc),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(die_with_parent, os.getpid())))
+        ranks = {process.pid: rank for rank, process in enumerate(processes)}
+        signals.forward_to(ranks)
         ended = _wait(ranks)
     for process in processes:
         process.returncode = ended[ranks[process.pid]].code

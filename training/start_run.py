@@ -63,7 +63,7 @@ def start(config: RunConfig) -> int:
     nproc = config.nproc or gpus or smallest_world(config.parallel)
     given = identity.world_size if identity else nproc
     if identity is not None and config.nproc not in (None, given) and identity.rank == 0:
-        print(f"nproc = {config.nproc} is ignored: {identity.launcher} started {given} ranks", flush=True)
+        print(f"nproc = {config.nproc} is ignored: WORLD_SIZE is {given} ({identity.launcher})", flush=True)
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = fit(expected, given)
     cli.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -94,6 +96,23 @@ def _kill_itself(identity: Identity) -> int:
     return 0
 
 
+def test_a_master_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(UserError, match=r'MASTER_ADDR.*"no\.such\.host" does not resolve on n7 .* after 0 s'):
+        launch.await_master({"MASTER_ADDR": "no.such.host", "SLURMD_NODENAME": "n7"}, within_s=0)
+
+
+def test_a_master_that_resolves_later_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a headless service of Kubernetes does, once rank 0's pod is ready."""
+    names = iter(["not.yet.example", "127.0.0.1"])
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _name, port: real(next(names), port))
+    launch.await_master({"MASTER_ADDR": "pretrain-0.gpt"}, within_s=30)
+    said = capsys.readouterr().err
+    assert said.startswith("MASTER_ADDR") and "retrying for 30 s" in said and said.count("\n") == 1
+
+
 def test_a_killed_rank_is_named() -> None:
     code, failure = local_ranks.fork_ranks(3, _kill_itself)
     assert code == 128 + signal.SIGKILL
@@ -119,19 +138,26 @@ def _wait_to_be_asked(identity: Identity) -> int:
 
 
 def test_a_request_to_stop_that_comes_while_ranks_are_forked_is_not_lost() -> None:
-    """Python prints what a handler raises in os.fork's callbacks, as logging's, and goes on."""
+    """Python prints what a handler raises in os.fork's callbacks, as logging's, and goes on.
+
+    With a second thread, as libraries start them: it takes a signal that is masked in the first.
+    """
 
     def stop(_number: int, _frame: object) -> None:
         raise SystemExit(local_ranks.STOPPED)
 
     before = signal.signal(signal.SIGTERM, stop)
     ASKED_WHILE_FORKING.append(os.getpid())
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
     try:
         code, failure = local_ranks.fork_ranks(2, _wait_to_be_asked)
     finally:
         signal.signal(signal.SIGTERM, before)
+        done.set()
+        other.join()
     assert (code, failure) == (local_ranks.STOPPED, None)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:

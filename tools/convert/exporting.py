@@ -28,6 +28,7 @@ from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.headers import INDEX, SINGLE, encode_header
 from tools.convert.source import read_configuration
 from tools.convert.words import cast
+from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
@@ -255,7 +256,8 @@ def check(weights: Weights, model_type: str, shape: GPTShape) -> None:
     stored = {key.removeprefix(MASTER) for key in weights.reader.tensors}
     if extra := sorted(key for key in stored - keys if not key.startswith(OTHER)):
         names = ", ".join(shown(key) for key in extra[:5])
-        raise UserError(f"{weights.reader.folder}: transformers' {model_type} has no place for {names}.")
+        file = weights.reader.folder / tables.INDEX
+        raise UserError(f"{file} lists {names}, for which transformers' {model_type} has no place.")
 
 
 def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> Iterator[Target]:
