@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forked from this process
@@ -16,6 +17,12 @@ from parallel.launch import count_gpus
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--write_layouts``: see tests/test_layouts.py."""
     parser.addoption("--write_layouts", action="store_true", help="write docs/layouts.md from what this run proves")
+
+
+def pytest_configure() -> None:
+    """In a shell's background (``make test &``) Ctrl-C is ignored, and so it would be in every program under test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
