@@ -16,8 +16,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from parallel.cpu import adam, cuda_redirect, eager, mcore_spots
-from parallel.errors import SharedMistake, printable
-from parallel.launch import Identity, await_master
+from parallel.errors import SharedMistake, UserError, printable
+from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
 
 
@@ -87,13 +87,22 @@ def start(
     timeout = timedelta(minutes=timeout_minutes)
     # No device_id: bound to a device, torch would make every later group a split of this one on all ranks, members or
     # not, and mcore builds thousands of groups at 1,024 ranks.
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        rank=identity.rank,
-        world_size=identity.world_size,
-        timeout=timeout,
-        store=_store(identity, timeout, resolve_s),
-    )
+    store = _store(identity, timeout, resolve_s)
+    try:
+        dist.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            rank=identity.rank,
+            world_size=identity.world_size,
+            timeout=timeout,
+            store=store,
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"MASTER_PORT {os.environ['MASTER_PORT']}, where the ranks meet, is in use on {node_name(os.environ)}: by "
+            "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks."
+        ) from None
     try:
         same_everywhere(facts or {}, identity, on)
         yield _join(layout, identity, on, seed, timeout_minutes, console_fd)

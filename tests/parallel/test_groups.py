@@ -1,5 +1,6 @@
 """Groups on the grid, the CPU backend, and the comparison of all ranks at the start."""
 
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel import local_ranks
 from parallel.cpu import cuda_redirect, mcore_spots
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
@@ -147,3 +149,21 @@ def test_probes_notice_a_changed_megatron(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(DistributedOptimizer, "_get_main_param_and_optimizer_states", lambda self: None)
     with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, DistributedOptimizer"):
         mcore_spots.check()
+
+
+def _start_as_torchruns_only_rank(identity: Identity) -> int:
+    from parallel import groups
+
+    alone = Identity(launcher="torchrun")
+    with groups.start(Layout(tp=1, pp=1, dp=1), alone, device="cpu", seed=1, timeout_minutes=1):
+        return 0
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other_job:
+        port = str(other_job.getsockname()[1])
+        for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port), ("RANK", "0"), ("WORLD_SIZE", "1")):
+            monkeypatch.setenv(name, value)
+        code, failure = local_ranks.fork_ranks(1, _start_as_torchruns_only_rank)
+    assert code == 2 and failure is not None
+    assert failure.text.startswith(f"MASTER_PORT {port}, where the ranks meet, is in use on ")

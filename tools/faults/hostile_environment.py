@@ -8,6 +8,7 @@ import ctypes
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ VARIABLES = (
 )  # fmt: skip
 TORCHRUN = {
     "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29517", "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RUN_ID": "none",
 }  # fmt: skip
 
 
@@ -177,7 +178,7 @@ def streams(draw: Random) -> Surroundings:
 def variables(draw: Random) -> Surroundings:
     """One of a launcher's, a locale's or ours holds something else; half of the time among whole ones of torchrun."""
     name, value = draw.choice(VARIABLES), word(draw)
-    given = TORCHRUN if draw.random() < 0.5 else {}
+    given = {**TORCHRUN, "MASTER_PORT": str(free_port())} if draw.random() < 0.5 else {}
     if name == "WORLD_SIZE" and value.isdigit() and int(value[:9]) > 1:
         value = "-1"  # others would be waited for
     tells = (name, "nproc", "ranks", "temporary", "No such file", "File name too long")
@@ -187,6 +188,12 @@ def variables(draw: Random) -> Surroundings:
         kind="variables", text=f"{name}={value[:60]!r}", tells=tells, environ={**given, name: value[:100_000]},
         afresh=name in ("LANG", "LC_ALL", "OMP_NUM_THREADS", "HOME"),
     )  # fmt: skip
+
+
+def free_port() -> int:
+    """For this case alone: others run beside it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def mounts(draw: Random) -> Surroundings:
