@@ -23,6 +23,7 @@ setup: $(READY)
 lint: setup
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
+	$(PYTHON) tests/house/wording.py
 
 bench: setup
 	$(PYTHON) -m tools.benchmark

@@ -1,7 +1,7 @@
 """Pretrain a GPT.  python pretrain_gpt.py [RECIPE.toml] [--section.field value ...]
 
 The same command runs under torchrun and srun, which start the ranks themselves, and alone, where it starts
-``nproc`` local ranks: forked on the CPU, started afresh on GPUs.
+``nproc`` local ranks: forked on the CPU, new processes on GPUs.
 """
 
 import os
@@ -19,10 +19,10 @@ def main() -> int:
 
 if __name__ == "__main__":
     command.begin("pretrain_gpt.py")
-    from training.exit_note import exit_note
+    from training.watchdog.exit_code_file import exit_code_file
 
     try:
-        with exit_note(os.environ):
+        with exit_code_file(os.environ):
             sys.exit(command.run("pretrain_gpt.py", main))
     except SystemExit as stopped:
         command.leave(stopped.code)

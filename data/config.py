@@ -55,7 +55,7 @@ class DataConfig:
     require_manifest: bool = False
     """Refuse shards without a manifest, which cannot be checked; they are Megatron's, or of an old version."""
 
-    accept_change: bool = False
+    allow_data_change: bool = False
     """Continue a run although its data is not what it was: other samples, or in another order."""
 
     tokenizer: str = "builtin"
@@ -77,9 +77,11 @@ class DataConfig:
     jsonl_key: str = "text"
     """The field of a .jsonl line that holds its document (Megatron's --json-keys)."""
 
-    reset: Literal["none", "attention"] = "none"
-    """"attention": documents packed into one sample do not see one another, and positions restart with each
-    (Megatron's --reset-attention-mask with --reset-position-ids). The loss stays as it is."""
+    reset_attention_mask: bool = False
+    """Documents packed into one sample do not attend to one another. Needs reset_position_ids."""
+
+    reset_position_ids: bool = False
+    """Positions restart with each document. Needs reset_attention_mask."""
 
     eod_mask_loss: bool = False
     """No loss for what follows an end-of-document token: the next document's first token (Megatron's name)."""
@@ -97,6 +99,8 @@ class DataConfig:
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
         found += stream_problems(self)
+        if self.reset_attention_mask != self.reset_position_ids:
+            found.append("data.reset_attention_mask and data.reset_position_ids: only both or neither. Set them alike.")
         if not all(self.paths):
             found.append("data.paths holds an empty string; name a file, or leave data.paths out.")
         return found

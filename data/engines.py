@@ -127,7 +127,7 @@ def choose(
     own = reference(tokenizer)
     if special_ids:
         if not isinstance(tokenizer, JsonTokenizer):
-            raise UserError(f"special_text special: {own.name} never makes ids of the text of control tokens.")
+            raise UserError(f"special_tokens special: {own.name} never makes ids of the text of control tokens.")
         own = SpecialIdsEngine(tokenizer)
     if begun == own.name and name in ("auto", begun):
         return own
@@ -138,7 +138,7 @@ def choose(
     if name == own.name or (name == "auto" and (special_ids or not isinstance(tokenizer, JsonTokenizer))):
         return own
     if special_ids:
-        raise UserError(f'special_text special: with engine "tokenizers" only, not "{name}".')
+        raise UserError(f'special_tokens special: with engine "tokenizers" only, not "{name}".')
     if name == "auto":
         return _proven_or(own, tokenizer, sample, console)
     engine = _build(tokenizer, name)

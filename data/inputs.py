@@ -89,7 +89,7 @@ def pairs(prefix: Path) -> list[Path]:
 def joined(prefix: Path, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[Path]:
     """The pairs `PREFIX_KEY_document` of which one of these files is there, KEY being what --jsonl_key named.
 
-    Of a name alone it cannot be told whether `web_en_text_document` is the field `en_text` of `web`, or `text` of
+    Of a name alone it is unknown whether `web_en_text_document` is the field `en_text` of `web`, or `text` of
     `web_en`: where a field has a `_`, what tools.preprocess wrote must say that it is this prefix's.
     """
     found = _joined_by_name(prefix, suffixes)

@@ -9,7 +9,8 @@ from torch import Tensor
 from data.config import DataConfig
 from data.order import global_batch_indices, rank_indices
 from data.prefetch import Prefetcher, Ring
-from data.source import Samples, TokenSource, build_source
+from data.prepared import Samples
+from data.source import TokenSource, build_source
 from data.streaming.source import StreamedSource
 
 __all__ = [
@@ -42,7 +43,7 @@ class Packing:
     @classmethod
     def of(cls, config: DataConfig, eod: int) -> Self:
         """What the data section asks for, with the tokenizer's ``eod``."""
-        return cls(eod=eod, reset=config.reset != "none", eod_mask_loss=config.eod_mask_loss)
+        return cls(eod=eod, reset=config.reset_attention_mask, eod_mask_loss=config.eod_mask_loss)
 
 
 class Batch(NamedTuple):

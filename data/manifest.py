@@ -42,7 +42,7 @@ class FileSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class ShardManifest:
     """What `X.json` says."""
 
     format: Annotated[int, Range(1, FORMAT)] = FORMAT
@@ -70,7 +70,7 @@ class Manifest:
     files: dict[str, FileSum] = field(default_factory=dict)
     """`bin` and `idx`."""
 
-    def without_blocks(self) -> "Manifest":
+    def without_blocks(self) -> "ShardManifest":
         """What a start needs, and not more memory for more tokens."""
         files = {name: replace(one, blocks=()) for name, one in self.files.items()}
         return replace(self, source=(), counts={}, rejected=(), files=files)
@@ -120,7 +120,7 @@ class _Format:
     format: Annotated[int, Range(1, INT64 - 1)]
 
 
-def read_manifest(prefix: Path) -> Manifest | None:
+def read_manifest(prefix: Path) -> ShardManifest | None:
     """The manifest of a shard; None where it has none, as Megatron's have none.
 
     Raises UserError for one that cannot be read, or of a later format.
@@ -162,9 +162,11 @@ def is_manifest(path: Path) -> bool:
         return False
 
 
-def _checked(data: bytes, path: Path) -> Manifest:
+def _checked(data: bytes, path: Path) -> ShardManifest:
     """Raises InputError where a field is missing, of another kind or not known: one flipped bit does that."""
-    found: Manifest = parse_json(data, Manifest, path, lambda name, _: f"{name}: not known in format {FORMAT}.")
+    found: ShardManifest = parse_json(
+        data, ShardManifest, path, lambda name, _: f"{name}: not known in format {FORMAT}."
+    )
     if found.files and set(found.files) != {"bin", "idx"}:
         raise InputError(path, f"files are {', '.join(found.files)}, expected bin and idx.")
     return found

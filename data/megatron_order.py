@@ -16,7 +16,7 @@ import numpy as np
 
 from data import cache
 from data.config import DataConfig
-from data.prepare import Prepared
+from data.prepared import Prepared
 from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
@@ -25,7 +25,7 @@ from parallel.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SamplePlan:
     """Samples that each split gives over the whole training, as Megatron counts them."""
 
     train: int
@@ -35,7 +35,7 @@ class Plan:
     @classmethod
     def of(
         cls, train_samples: int, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int
-    ) -> "Plan":
+    ) -> "SamplePlan":
         """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples); none of what is not
         read here: the test split, and validation without eval_interval. What the others give does not depend on it.
         """
@@ -103,7 +103,7 @@ class _Adapter:
 
 
 def open_splits(
-    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan, console: cache.Console
+    prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: SamplePlan, console: cache.Console
 ) -> dict[SplitName, MegatronSource]:
     """megatron-core's datasets of all splits, their index files found in the cache or made. Call it before process
     groups exist. Raises UserError for a blend that Megatron cannot have.
@@ -155,7 +155,7 @@ def _build(
     config: DataConfig,
     seq_length: int,
     seed: int,
-    plan: Plan,
+    plan: SamplePlan,
     blend: tuple[list[str], list[float] | None],
     folder: Path,
 ) -> list[Any]:
@@ -195,7 +195,7 @@ def _check_split(prepared: Prepared, name: SplitName, bounds: tuple[float, float
             )
 
 
-def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: Plan) -> str:
+def _key(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, plan: SamplePlan) -> str:
     """Everything that the index files follow from."""
     parts = [version("megatron-core"), str(plan), str(seq_length), str(seed), config.split, prepared.fingerprint]
     for prefix in prepared.prefixes:

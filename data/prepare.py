@@ -3,90 +3,30 @@
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data import blend, cache, corpus, inputs, shard_writer, tokenizers
-from data.blend import Blend
 from data.config import DataConfig
+from data.prepared import Prepared, PreparedSource
 from data.raw import pieces
 from data.raw.identity import identity
-from data.raw.inputs import Places, Source, file_source
-from data.raw.pieces import Piece
+from data.raw.inputs import InputSource, Places, file_source
+from data.raw.pieces import DocumentPiece
 from data.shards import Shard
 from data.sources import Named, inputs_of, named
-from data.split import SplitName
-from data.streaming.opening import Streams, open_streams
+from data.streaming.opening import open_streams
 from data.tokenizers import Tokenizer
 from parallel.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from data.source import Samples
 
 RECIPE = "2"  # part of the cache key: raise it when the same inputs are to give other tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedSource:
-    """One source of a blend, on this machine's disk."""
-
-    name: str
-    shards: tuple[Shard, ...]
-    """Opened and checked, in the order of their tokens."""
-    units: int
-    """Its weight in units of 2^-20; 0 for what is streamed."""
-    fingerprint: str
-    """Hex digest of its shards, or of what is streamed."""
-    tokens: int
-    """0 where nobody has counted them: of what is streamed."""
-    weight: float = 1.0
-    """As it was given."""
-    each: tuple[str, ...] = ()
-    """The beginning of each shard's own digest: enough to tell which one has changed."""
-
-    @property
-    def prefixes(self) -> tuple[Path, ...]:
-        """Of its shards."""
-        return tuple(shard.prefix for shard in self.shards)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """Everything that batches are read from."""
-
-    tokenizer: Tokenizer
-    shards: tuple[Shard, ...]
-    """Of all sources, opened and checked, in the order of their tokens. Every split reads from these: to open ten
-    thousand of them takes two or three seconds, once."""
-    fingerprint: str
-    """Hex digest of tokenizer, shards and weights, equal on machines that hold the same; made in O(1) a shard."""
-    sources: tuple[PreparedSource, ...] = ()
-    """What `shards` belong to, in the same order; none where they are one source."""
-    plan: Mapping[str, int | float | str] | None = None
-    """What else the order depends on: with data.order = "megatron", the samples that the whole training takes; with
-    data.stream, how many streams there are and what is read of them."""
-    splits: Mapping[SplitName, "Samples"] = field(default_factory=dict)
-    """What is open already; the others are opened by build_source."""
-    blend: Blend | None = None
-    """Which source each sample comes from; None where there is one."""
-    streams: Streams | None = None
-    """What data.stream names, in place of shards."""
-
-    @property
-    def prefixes(self) -> tuple[Path, ...]:
-        """Of the shards."""
-        return tuple(shard.prefix for shard in self.shards)
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """The tokenizer's file; None for bytes."""
-        return self.tokenizer.path
 
 
 def prepare(config: DataConfig, console: cache.Console) -> Prepared:
@@ -184,9 +124,7 @@ def _source(
 def _check_manifests(given: list[Shard], tokenizer: Tokenizer, config: DataConfig, console: cache.Console) -> None:
     """Raises UserError for shards of another tokenizer, for those whose documents nothing ends where they are to be
     kept apart, and for those that do not say where they are to."""
-    apart = next(
-        (f"data.{name}" for name in ("reset", "eod_mask_loss") if getattr(config, name) not in ("none", False)), ""
-    )
+    apart = next((f"data.{name}" for name in ("reset_attention_mask", "eod_mask_loss") if getattr(config, name)), "")
     for shard in given:
         said = shard.manifest
         if said is not None and said.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -249,7 +187,7 @@ def _tokenised(
 
 
 def _tokenise(
-    sources: Sequence[Source], config: DataConfig, tokenizer: Tokenizer, prefix: Path, console: cache.Console
+    sources: Sequence[InputSource], config: DataConfig, tokenizer: Tokenizer, prefix: Path, console: cache.Console
 ) -> None:
     """Write the documents of files, each ended by `eod`, to one shard; one without text leaves nothing."""
     start_s, size_bytes = time.perf_counter(), sum(one.size for one in sources)
@@ -268,7 +206,7 @@ def _tokenise(
     )
 
 
-def _write_piece(piece: Piece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
+def _write_piece(piece: DocumentPiece, tokenizer: Tokenizer, writer: shard_writer.ShardWriter) -> None:
     if piece.text:
         writer.add(tokenizer.encode(piece.text))
     if piece.ends_document and writer.open_document_tokens:
@@ -276,7 +214,7 @@ def _write_piece(piece: Piece, tokenizer: Tokenizer, writer: shard_writer.ShardW
         writer.end_document()
 
 
-def _pieces(sources: Iterable[Source], config: DataConfig) -> Iterator[Piece]:
+def _pieces(sources: Iterable[InputSource], config: DataConfig) -> Iterator[DocumentPiece]:
     for source in sources:
         yield from pieces.read(source, config.jsonl_key, config.max_expansion)
 
@@ -285,10 +223,10 @@ def _progress(size_bytes: int) -> "tqdm":
     """A bar on stderr with MB/s and time left; nothing where stderr is no terminal."""
     from tqdm import tqdm
 
-    class Bar(tqdm):
+    class ByteBar(tqdm):
         monitor_interval = 0  # no watching thread: ranks are forked from this process later
 
-    return Bar(total=size_bytes, desc="tokenising", unit="B", unit_scale=True, disable=None, leave=False)
+    return ByteBar(total=size_bytes, desc="tokenising", unit="B", unit_scale=True, disable=None, leave=False)
 
 
 def _named(files: tuple[Path, ...]) -> str:

@@ -19,7 +19,7 @@ APART = "\ue000"
 """For private use, so that normalising keeps it and no model has a piece of it: it keeps a word from its surroundings,
 such as the blank that a model sets before a text."""
 MOST_WORDS = 400_000
-"""Words remembered, some 150 MB; then all are forgotten and collected anew."""
+"""Words remembered, some 150 MB; then the cache is emptied."""
 
 
 class WordsEngine:

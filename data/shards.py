@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from data.manifest import END_BYTES, Manifest, has_its_ends, manifest_path, read_manifest
+from data.manifest import END_BYTES, ShardManifest, has_its_ends, manifest_path, read_manifest
 from parallel.errors import UserError
 from parallel.untrusted import InputError, open_regular
 
@@ -57,7 +57,7 @@ class Shard:
 
     def __init__(self, prefix: Path, check_ends: bool = True) -> None:
         self.prefix = prefix
-        self.manifest: Manifest | None = None
+        self.manifest: ShardManifest | None = None
         try:
             with _opened(idx_path(prefix)) as index, _opened(bin_path(prefix)) as tokens:
                 self._read_index(index, os.fstat(tokens).st_size)
@@ -192,7 +192,7 @@ class Shard:
             self._sequence_start(index, sequence)
         self.document_count = self._checked_document_count(index)
 
-    def _check_manifest(self, manifest: Manifest) -> None:
+    def _check_manifest(self, manifest: ShardManifest) -> None:
         """The sizes and the kind of the files against what was written about them."""
         sizes = {"bin": self.token_count * self.dtype.itemsize, "idx": self._index_bytes}
         said = {"dtype": manifest.dtype, "tokens": manifest.tokens, "documents": manifest.documents}
@@ -210,7 +210,7 @@ class Shard:
                 f"{'; '.join(wrong)}. Copy the three again, or tokenise again."
             )
 
-    def _check_ends(self, manifest: Manifest) -> None:
+    def _check_ends(self, manifest: ShardManifest) -> None:
         for name, path in (("bin", bin_path(self.prefix)), ("idx", idx_path(self.prefix))):
             if name in manifest.files and not has_its_ends(path, manifest.files[name]):
                 raise UserError(

@@ -1,14 +1,13 @@
 """Samples of one split: windows of the token stream, fetched by global sample index."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from data import order
 from data.blend import Blend
 from data.config import DataConfig
-from data.prepare import Prepared
+from data.prepared import Prepared, Samples
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
@@ -20,24 +19,12 @@ UNSIGNED = {4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SplitSegment:
     """The tokens that one shard gives to a split: positions `start` to `stop` of its stream."""
 
     shard: Shard
     start: int
     stop: int
-
-
-class Samples(Protocol):
-    """Where batches are read from."""
-
-    seq_length: int
-
-    def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64."""
-
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
-        """How often each source has been gone through after the first `consumed_samples` samples, by its name."""
 
 
 def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: int, split: SplitName) -> Samples:
@@ -62,14 +49,14 @@ def build_source(prepared: Prepared, config: DataConfig, seq_length: int, seed: 
 
 def _segments(
     shards: tuple[Shard, ...], config: DataConfig, seq_length: int, split: SplitName, whose: str
-) -> list[Segment]:
+) -> list[SplitSegment]:
     segments, document_count = [], 0
     dealt = split_shards([shard.document_count for shard in shards], config.split)
     for shard, splits in zip(shards, dealt, strict=True):
         documents = splits[split]
         document_count += len(documents)
         bounds = shard.document_start(documents.start), shard.document_start(documents.stop)
-        segments.append(Segment(shard, *bounds))
+        segments.append(SplitSegment(shard, *bounds))
     token_count = sum(segment.stop - segment.start for segment in segments)
     if token_count < seq_length + 1:
         raise UserError(
@@ -112,7 +99,7 @@ class TokenSource:
     out.
     """
 
-    def __init__(self, segments: list[Segment], seq_length: int, seed: int | str, vocab_size: int) -> None:
+    def __init__(self, segments: list[SplitSegment], seq_length: int, seed: int | str, vocab_size: int) -> None:
         self.segments = [segment for segment in segments if segment.stop > segment.start]
         self.seq_length = seq_length
         self.seed = seed
@@ -183,7 +170,7 @@ class TokenSource:
             sample[filled : filled + len(tokens)] = tokens
             filled += len(tokens)
 
-    def _locate(self, position: int) -> tuple[Segment, int]:
+    def _locate(self, position: int) -> tuple[SplitSegment, int]:
         """The segment of a stream position, and the position in its shard."""
         number = int(np.searchsorted(self._ends, position, side="right"))
         return self.segments[number], position + int(self._shifts[number])

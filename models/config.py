@@ -1,4 +1,4 @@
-"""The ``model`` section of a recipe. No torch here."""
+"""The ``model`` section of a recipe."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ OWNED = frozenset(
         "cross_entropy_fusion_impl",
     }
 )
-"""Fields of mcore's TransformerConfig that fields of ours set, whose change our own initial weights, schedule
+"""Fields of mcore's TransformerConfig that Triplane's own fields set, whose change our own initial weights, schedule
 or checkpoints would not follow, or that would be silently wrong: integer frequencies count sublayers, the
 native fused cross entropy rounds its gradient to bf16."""
 

@@ -1,4 +1,4 @@
-"""Layer frequencies, as Megatron writes them: "N", or a list with a 0 or 1 for each layer. Imports no torch."""
+"""Layer frequencies, as Megatron writes them: "N", or a list with a 0 or 1 for each layer."""
 
 import ast
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every parameter of a model, by canonical name and full shape. Imports no torch.
+"""Every parameter of a model, by canonical name and full shape.
 
 Shape letters: h = hidden_size, f = ffn_hidden_size (of the MLP, an expert, or the shared experts), E = experts,
 n = num_attention_heads, g = num_query_groups, d = kv_channels. A gated ``linear_fc1`` holds the gate's f rows, then

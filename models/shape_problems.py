@@ -1,18 +1,15 @@
-"""What does not fit together within one architecture; how it divides over ranks is checked elsewhere. Imports no torch.
+"""What does not fit together within one architecture; how it divides over ranks is checked elsewhere.
 
-Every sentence says the field, its value, what was expected, and the way out.
+Every sentence says the field, its value, what was expected, and the fix.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from models.shapes import GPTShape
 from parallel.errors import UserError
 
-if TYPE_CHECKING:  # GPTShape.problems calls this module, so the import at run time goes one way only
-    from models.shapes import GPTShape
 
-
-def shape_problems(shape: "GPTShape") -> list[str]:
+def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
     parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window]
     if shape.multi_latent_attention:
@@ -24,7 +21,7 @@ def shape_problems(shape: "GPTShape") -> list[str]:
     return [problem for part in parts for problem in part(shape)]
 
 
-def _heads(shape: "GPTShape") -> Iterator[str]:
+def _heads(shape: GPTShape) -> Iterator[str]:
     heads, groups = shape.num_attention_heads, shape.num_query_groups
     if heads % groups:
         fits = [size for size in range(1, heads + 1) if heads % size == 0]
@@ -34,7 +31,7 @@ def _heads(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _positions(shape: "GPTShape") -> Iterator[str]:
+def _positions(shape: GPTShape) -> Iterator[str]:
     if shape.multi_latent_attention or shape.position_embedding_type != "rope":
         return
     if shape.rotary_dim % 2 or not shape.rotary_dim:
@@ -44,7 +41,7 @@ def _positions(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _rope_scaling(shape: "GPTShape") -> Iterator[str]:
+def _rope_scaling(shape: GPTShape) -> Iterator[str]:
     if shape.rope_scaling != "none" and shape.position_embedding_type != "rope":
         yield (
             f'model.rope_scaling "{shape.rope_scaling}" needs model.position_embedding_type = "rope", '
@@ -61,7 +58,7 @@ def _rope_scaling(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _frequencies(shape: "GPTShape") -> Iterator[str]:
+def _frequencies(shape: GPTShape) -> Iterator[str]:
     """Of those fields that have a meaning here: a frequency left over from a named shape does no harm."""
     try:
         if any(shape.no_rope_blocks) and (shape.multi_latent_attention or shape.position_embedding_type != "rope"):
@@ -85,7 +82,7 @@ def _frequencies(shape: "GPTShape") -> Iterator[str]:
         yield f"model.moe_layer_freq: {error}"
 
 
-def _window(shape: "GPTShape") -> Iterator[str]:
+def _window(shape: GPTShape) -> Iterator[str]:
     before, after = shape.window_size
     if before < -1 or after != 0:
         yield (
@@ -94,7 +91,7 @@ def _window(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _latent_attention(shape: "GPTShape") -> Iterator[str]:
+def _latent_attention(shape: GPTShape) -> Iterator[str]:
     where = "model.multi_latent_attention"
     if shape.position_embedding_type != "rope" or shape.rotary_percent != 1.0:
         yield (
@@ -116,7 +113,7 @@ def _latent_attention(shape: "GPTShape") -> Iterator[str]:
         yield f"{where} has no biases on queries, keys and values. Set model.add_qkv_bias = false."
 
 
-def _experts(shape: "GPTShape") -> Iterator[str]:
+def _experts(shape: GPTShape) -> Iterator[str]:
     experts, topk = shape.num_moe_experts, shape.moe_router_topk
     if topk > experts:
         yield f"model.moe_router_topk {topk} exceeds model.num_moe_experts {experts}. Use {experts} or less."
@@ -132,7 +129,7 @@ def _experts(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _expert_groups(shape: "GPTShape") -> Iterator[str]:
+def _expert_groups(shape: GPTShape) -> Iterator[str]:
     """Group-limited routing: the best ``moe_router_group_topk`` groups, and within them the best experts."""
     experts, topk = shape.num_moe_experts, shape.moe_router_topk
     groups, chosen = shape.moe_router_num_groups, shape.moe_router_group_topk
@@ -163,7 +160,7 @@ def _expert_groups(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _balance(shape: "GPTShape") -> Iterator[str]:
+def _balance(shape: GPTShape) -> Iterator[str]:
     if shape.moe_router_load_balancing_type == "none" and shape.moe_aux_loss_coeff > 0:
         yield (
             f"model.moe_aux_loss_coeff {shape.moe_aux_loss_coeff} weighs no loss: model.moe_router_load_balancing_type "
@@ -176,7 +173,7 @@ def _balance(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _capacity(shape: "GPTShape") -> Iterator[str]:
+def _capacity(shape: GPTShape) -> Iterator[str]:
     if shape.moe_pad_expert_input_to_capacity and not shape.moe_expert_capacity_factor:
         yield (
             "model.moe_pad_expert_input_to_capacity fills experts up to a capacity, but "
@@ -184,7 +181,7 @@ def _capacity(shape: "GPTShape") -> Iterator[str]:
         )
 
 
-def _multi_token_prediction(shape: "GPTShape") -> Iterator[str]:
+def _multi_token_prediction(shape: GPTShape) -> Iterator[str]:
     if shape.position_embedding_type == "learned_absolute":
         yield (
             "model.mtp_num_layers embeds tokens on the last pipeline stage too, where learned positions are not: "

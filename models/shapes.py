@@ -1,4 +1,4 @@
-"""An architecture with nothing left open, and what follows from its numbers. Imports no torch.
+"""An architecture with nothing left open, and what follows from its numbers.
 
 A *block* is attention + MLP and carries a global number from 0.
 """
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.frequencies import per_block
-from models.shape_problems import shape_problems
 
 Normalization = Literal["RMSNorm", "LayerNorm"]
 Activation = Literal["swiglu", "geglu", "gelu", "squared_relu"]
@@ -141,10 +140,6 @@ class GPTShape:
     def tied(self) -> bool:
         """Whether the word embeddings are also the output layer's weight."""
         return not self.untie_embeddings_and_output_weights
-
-    def problems(self) -> list[str]:
-        """What does not fit together within the architecture; layouts are checked elsewhere."""
-        return shape_problems(self)
 
 
 def _mixture(number: int, n: int) -> bool:

@@ -1,4 +1,4 @@
-"""A shape as the numbers that time and memory are computed from. No torch here."""
+"""A shape as the numbers that time and memory are computed from."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

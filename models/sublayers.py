@@ -1,4 +1,4 @@
-"""Sublayers: mcore's HybridModel makes two layers of each block. Only this file translates. Imports no torch."""
+"""Sublayers: mcore's HybridModel makes two layers of each block. Only this file translates."""
 
 import itertools
 from collections.abc import Sequence

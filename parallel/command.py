@@ -1,4 +1,4 @@
-"""How every program begins and ends: streams that exist, Ctrl-C as one line, no traceback on the screen. No torch here.
+"""How every program begins and ends: streams that exist, Ctrl-C as one line, no traceback on the screen.
 
 A user's mistake is its message and exit code 2. Any other uncaught exception is a short line with the path of
 the saved traceback, and exit code 1: a screen full of frames hides the one sentence that counts.

@@ -1,4 +1,4 @@
-"""The ``parallel`` and ``precision`` sections of a recipe. No torch here."""
+"""The ``parallel`` and ``precision`` sections of a recipe."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -62,7 +62,7 @@ class ParallelConfig:
 
     cp_comm_type: Literal["p2p", "a2a", "all_gather"] = "p2p"
     """How Transformer Engine's attention exchanges keys and values over CP. Without it, and with packed documents
-    (data.reset), they are all-gathered."""
+    (data.reset_attention_mask), they are all-gathered."""
 
     use_distributed_optimizer: bool = True
     """Split the optimizer's fp32 state over the DP ranks (ZeRO-1)."""
@@ -76,7 +76,7 @@ class ParallelConfig:
     ddp_bucket_size: int | None = None
     """Gradient elements per bucket of an overlapped reduction. None: Megatron's max(40M, 1M x DP)."""
 
-    fit: bool = False
+    elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else
     another PP, then a smaller TP, and say so. Global batch and data order stay."""
 

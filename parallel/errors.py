@@ -28,7 +28,7 @@ class SharedFault(Exception):
     """A fault of program, data or machine that every rank finds alike: its text says it all, and the exit code is 1.
 
     rank: where it began, where that is known. host: the node that is to blame, by ``launch.node_name``; None where no
-    machine is, or nobody knows.
+    machine is, or it is unknown.
     """
 
     def __init__(self, text: str, rank: int | None = None, host: str | None = None) -> None:

@@ -207,13 +207,13 @@ def same_everywhere(facts: Mapping[str, str], identity: Identity, device: torch.
     differing = [key for key, same in zip(facts, (lowest == highest).tolist(), strict=True) if not same]
     if not differing:
         return
-    told: list[tuple[str, str]] = [("", "")] * identity.world_size
-    dist.all_gather_object(told, (os.uname().nodename, facts[differing[0]]))
-    other = next(rank for rank, (_, value) in enumerate(told) if value != told[0][1])
-    ours, theirs = different_lines(told[0][1], told[other][1])
+    gathered: list[tuple[str, str]] = [("", "")] * identity.world_size
+    dist.all_gather_object(gathered, (os.uname().nodename, facts[differing[0]]))
+    other = next(rank for rank, (_, value) in enumerate(gathered) if value != gathered[0][1])
+    ours, theirs = different_lines(gathered[0][1], gathered[other][1])
     raise SharedMistake(
-        f"ranks do not agree on {differing[0]}: rank 0 ({told[0][0]}) has {ours}, but rank {other} ({told[other][0]}) "
-        f"has {theirs}. All ranks must run the same code and configuration."
+        f"ranks do not agree on {differing[0]}: rank 0 ({gathered[0][0]}) has {ours}, but rank {other} "
+        f"({gathered[other][0]}) has {theirs}. All ranks must run the same code and configuration."
     )
 
 

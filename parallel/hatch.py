@@ -1,6 +1,6 @@
 """Checked hatches: ``section.megatron = ["field=value"]`` sets a field of one of mcore's config classes.
 
-Only what we have no field for goes through a hatch, so that each value has exactly one place. No torch here:
+Only what we have no field for goes through a hatch, so that each value has exactly one place. The
 names are checked against the mcore class by ``checked``, where a rank builds what the class configures.
 """
 

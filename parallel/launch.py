@@ -34,7 +34,7 @@ def detect(environ: Mapping[str, str]) -> Identity | None:
     """This rank as torchrun's or srun's environment describes it; None when nothing has started ranks yet.
 
     A one-task step (an interactive shell under srun) is not a launcher of ranks. Raises UserError for variables that
-    are no numbers, out of range, or there in part: to train alone instead would be another run than was meant.
+    are not numbers, out of range, or incomplete: to train alone instead would be another run than was meant.
     """
     given = [name for name in RENDEZVOUS if name in environ]
     if len(given) == len(RENDEZVOUS):
@@ -75,7 +75,7 @@ def _under_torchrun(environ: Mapping[str, str]) -> Identity:
 
 
 def whole_number(environ: Mapping[str, str], name: str, least: int, most: int, default: str | None = None) -> int:
-    """A variable of the environment. Raises UserError where it is missing, no number, or out of range."""
+    """A variable of the environment. Raises UserError where it is missing, not a number, or out of range."""
     text = environ.get(name) or default
     if text is not None and re.fullmatch(r"\s*\d{1,18}\s*", text) and least <= int(text) <= most:
         return int(text)
@@ -153,7 +153,7 @@ def _first_node(nodes: str) -> str:
         names, problem = [], str(error)
     if not names:
         raise UserError(
-            f'the first of the nodes "{nodes[:60]}" (SLURM_STEP_NODELIST) cannot be told: scontrol: {problem[:200]}. '
+            f'the first of the nodes "{nodes[:60]}" (SLURM_STEP_NODELIST) is unknown: scontrol: {problem[:200]}. '
             "Set MASTER_ADDR to rank 0's host name or address."
         )
     return names[0]

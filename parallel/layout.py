@@ -1,4 +1,4 @@
-"""Sizes -> a checked ``Layout``: rank numbers and their coordinates on the process grid. No torch here.
+"""Sizes -> a checked ``Layout``: rank numbers and their coordinates on the process grid.
 
 The grid is one array of ranks with Megatron's axis order (fastest first: TP, CP, DP, PP), so a rank is
 

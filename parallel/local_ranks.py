@@ -1,7 +1,7 @@
 """Start local ranks, end them together, and tell which one failed first.
 
 CPU ranks are forked from a parent that has imported torch and megatron but never computed: eight ranks start in the
-time of one import. GPU ranks are started anew, since a forked child cannot use CUDA safely.
+time of one import. GPU ranks are new processes, since a forked child cannot use CUDA safely.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ def of_all(fault: SharedFault, identity: Identity) -> Failure:
 
 
 def shows(error: Exception, identity: Identity | None) -> bool:
-    """Whether this process is the one to show a user's mistake. Under torchrun and srun nobody else can tell."""
+    """Whether this process is the one to show a user's mistake. Under torchrun and srun each rank decides alone."""
     return identity is None or identity.rank == 0 or not isinstance(error, SharedMistake)
 
 
@@ -323,11 +323,11 @@ def _how(end: Ended) -> str:
 
 
 def spawn_ranks(
-    nproc: int, command: Sequence[str], environ: Mapping[str, str], told: Callable[[], bool] = lambda: False
+    nproc: int, command: Sequence[str], environ: Mapping[str, str], reported: Callable[[], bool] = lambda: False
 ) -> int:
     """Start ``nproc`` fresh processes of ``command`` with torchrun's environment; the first failure ends the others.
 
-    Each rank shows its own failure (see ``report``); returns the exit code of the first that failed. told: whether
+    Each rank shows its own failure (see ``report``); returns the exit code of the first that failed. reported: whether
     somebody else has said already which rank that was, and why.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -354,7 +354,7 @@ def spawn_ranks(
     if not failed:
         return max(end.code for end in ended.values())
     first = failed[0][1]
-    if ended[first].code != 2 and not told():  # a user's mistake has been shown, and says all there is to say
+    if ended[first].code != 2 and not reported():  # a user's mistake has been shown, and says all there is to say
         print(f"rank {first} of {nproc} failed first: {_how(ended[first])}", file=sys.stderr, flush=True)
     return ended[first].code if ended[first].code > 0 else 128 - ended[first].code
 

@@ -81,7 +81,7 @@ class GradientWitness:
             param.register_post_accumulate_grad_hook(self.seen.add)
 
     def check(self) -> None:
-        """Raises RuntimeError with the names of parameters without a gradient; starts anew otherwise."""
+        """Raises RuntimeError with the names of parameters without a gradient; resets otherwise."""
         missing = [name for param, name in self.names.items() if param not in self.seen]
         if missing:
             raise RuntimeError(f"{len(missing)} parameter(s) got no gradient in this step: {', '.join(missing[:8])}")

@@ -46,7 +46,7 @@ Count = Annotated[int, Range(0, 1 << 62)]
 
 
 @dataclass(slots=True)
-class Reading:
+class SchemaWalk:
     """What a walk through a value knows, and what it found."""
 
     unknown_key: Callable[[str, type], str] | None
@@ -62,7 +62,7 @@ def structured(
     value: object, kind: Any, unknown_key: Callable[[str, type], str] | None = None
 ) -> tuple[Any, list[str]]:
     """``value`` as ``kind``, and every problem with it; the first means nothing where there are any."""
-    reading = Reading(unknown_key)
+    reading = SchemaWalk(unknown_key)
     if problem := too_deep(value):
         return None, [problem]
     return _read(value, kind, "", reading), reading.problems
@@ -87,7 +87,7 @@ def _items(value: dict[str, Any] | list[Any]) -> Iterator[object]:
     yield from value.values() if isinstance(value, dict) else value
 
 
-def _read(value: object, kind: Any, place: str, reading: Reading) -> Any:
+def _read(value: object, kind: Any, place: str, reading: SchemaWalk) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return _annotated(value, arguments[0], arguments[1:], place, reading)
@@ -112,7 +112,7 @@ def _read(value: object, kind: Any, place: str, reading: Reading) -> Any:
     return _scalar(value, kind, place, reading)
 
 
-def _annotated(value: object, kind: Any, notes: tuple[Any, ...], place: str, reading: Reading) -> Any:
+def _annotated(value: object, kind: Any, notes: tuple[Any, ...], place: str, reading: SchemaWalk) -> Any:
     if kind is float and Infinite in notes and value in (math.inf, -math.inf):
         return value
     if kind is str and Unchecked in notes and isinstance(value, str):
@@ -125,7 +125,7 @@ def _annotated(value: object, kind: Any, notes: tuple[Any, ...], place: str, rea
     return found
 
 
-def _scalar(value: object, kind: Any, place: str, reading: Reading) -> Any:
+def _scalar(value: object, kind: Any, place: str, reading: SchemaWalk) -> Any:
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if abs(value) < float("inf") and (isinstance(value, float) or abs(value) < INT64):
             return float(value)
@@ -141,11 +141,11 @@ def _scalar(value: object, kind: Any, place: str, reading: Reading) -> Any:
     return value
 
 
-def _union(value: object, choices: tuple[Any, ...], place: str, reading: Reading) -> Any:
+def _union(value: object, choices: tuple[Any, ...], place: str, reading: SchemaWalk) -> Any:
     """The first choice that fits. Where only one is not None, its own problems say more than the union's."""
     tries = []
     for choice in choices:
-        own = Reading(reading.unknown_key)
+        own = SchemaWalk(reading.unknown_key)
         found = _read(value, choice, place, own)
         if not own.problems:
             return found
@@ -158,7 +158,7 @@ def _union(value: object, choices: tuple[Any, ...], place: str, reading: Reading
     return None
 
 
-def _list(value: object, kind: Any, place: str, reading: Reading) -> Any:
+def _list(value: object, kind: Any, place: str, reading: SchemaWalk) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     endless = origin is list or arguments[-1] is Ellipsis
     if not isinstance(value, (list, tuple)) or not (endless or len(value) == len(arguments)):
@@ -176,7 +176,7 @@ def _list(value: object, kind: Any, place: str, reading: Reading) -> Any:
     return found if origin is list else tuple(found)
 
 
-def _mapping(value: object, item_kind: Any, kind: Any, place: str, reading: Reading) -> Any:
+def _mapping(value: object, item_kind: Any, kind: Any, place: str, reading: SchemaWalk) -> Any:
     if not isinstance(value, dict):
         reading.expected(place, type_name(kind), shown(value))
         return None
@@ -188,7 +188,7 @@ def _mapping(value: object, item_kind: Any, kind: Any, place: str, reading: Read
     return found
 
 
-def _dataclass(value: object, kind: type, place: str, reading: Reading) -> Any:
+def _dataclass(value: object, kind: type, place: str, reading: SchemaWalk) -> Any:
     if not isinstance(value, dict):
         what = f"a table [{place}]" if reading.unknown_key else "an object"
         reading.expected(place, what, shown(value))
@@ -212,7 +212,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _check_anything(value: object, place: str, reading: Reading) -> None:
+def _check_anything(value: object, place: str, reading: SchemaWalk) -> None:
     """Numbers in 64 bits and finite, and text; within lists and objects, too."""
     waiting = [value]
     while waiting:

@@ -1,4 +1,4 @@
-"""Which layers live on which pipeline stage and chunk. No torch here.
+"""Which layers live on which pipeline stage and chunk.
 
 Chunks are numbered in the order activations pass through them: chunk ``v * PP + p`` is virtual stage ``v`` of
 pipeline rank ``p`` (the interleaved order of arXiv:2104.04473, section 2.2).
@@ -65,7 +65,7 @@ def layout_chunks(layout: str) -> list[str]:
 
 
 def layout_string(chunks: Sequence[int]) -> str:
-    """Megatron's layout string of so many layers in each chunk, of which equal neighbours are told once:
+    """Megatron's layout string of so many layers in each chunk, with equal neighbours written once:
     ``[3, 2, 2, 1]`` -> ``"Ettt|(tt|)*2tL"``. Raises ValueError for fewer than two chunks."""
     first, *middle, last = (_layers(count) for count in chunks)
     between = [(word, len(list(same))) for word, same in groupby(middle)]

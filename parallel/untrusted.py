@@ -127,9 +127,18 @@ def parse_json(
     return _checked(json_value(data, where, unique_names=unique_names), kind, where, unknown_key)
 
 
-def read_toml(path: Path, kind: Any = JSON, unknown_key: Callable[[str, type], str] | None = None) -> Any:
-    """A TOML file as ``kind``. unknown_key: what to say of keys that a dataclass lacks; None: they are ignored."""
-    return parse_toml(read_text(path, TOML_BYTES), kind, path, unknown_key)
+def read_toml(
+    path: Path,
+    kind: Any = JSON,
+    unknown_key: Callable[[str, type], str] | None = None,
+    prepare: Callable[[dict[str, Any], Path], dict[str, Any]] | None = None,
+) -> Any:
+    """A TOML file as ``kind``. unknown_key: what to say of keys that a dataclass lacks; None: they are ignored.
+
+    prepare: changes the table before it is checked.
+    """
+    table = toml_table(read_text(path, TOML_BYTES), path)
+    return _checked(prepare(table, path) if prepare else table, kind, path, unknown_key)
 
 
 def parse_toml(

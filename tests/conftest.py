@@ -10,7 +10,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forke
 import pytest
 
 from data.config import DataConfig
-from data.prepare import Prepared, prepare
+from data.prepare import prepare
+from data.prepared import Prepared
 from parallel.launch import count_gpus
 
 

@@ -27,12 +27,12 @@ class Outcome:
     code: int
     text: str
     errors: str
-    told: dict[str, Any]
+    printed: dict[str, Any]
     bad: list[str]
 
     def checks(self, group: str, status: str) -> list[dict[str, Any]]:
         """The findings of a group."""
-        return [one for one in self.told["checks"] if (one["group"], one["status"]) == (group, status)]
+        return [one for one in self.printed["checks"] if (one["group"], one["status"]) == (group, status)]
 
     def words(self, group: str, status: str) -> str:
         """What they say, in one text."""
@@ -121,15 +121,15 @@ def examine(
     """
     run_dir = run_dir or folder / "run"
     port = port or free_port()
-    files = ["--json", str(folder / "told.json"), "--bad_nodes", str(folder / "bad")]
+    files = ["--json", str(folder / "report.json"), "--bad_nodes", str(folder / "bad")]
     given = ["--nodes", "--run_dir", str(run_dir), *files, *flags]
     processes: dict[int, subprocess.Popen[str]] = {}
     for rank in sorted(set(range(nodes)) - set(absent), reverse=first_comes_last):
         if first_comes_last and rank == 0:
             wait_for_files(run_dir / "doctor", len(processes))
         environ = {**srun(rank, nodes, port, address), **(more or {}).get(rank, {})}
-        told = (clocks or {}).get(rank, "time.time")
-        processes[rank] = start(environ, given, (before or {}).get(rank, ()), told)
+        printed = (clocks or {}).get(rank, "time.time")
+        processes[rank] = start(environ, given, (before or {}).get(rank, ()), printed)
     try:
         texts = {rank: process.communicate(timeout=LIMIT_S) for rank, process in processes.items()}
     finally:
@@ -137,12 +137,12 @@ def examine(
             process.kill()
             process.wait()
     errors = "".join(texts[rank][1] for rank in texts)
-    assert (folder / "told.json").exists(), errors
+    assert (folder / "report.json").exists(), errors
     return Outcome(
         code=processes[0].returncode,
         text=texts[0][0],
         errors=errors,
-        told=json.loads((folder / "told.json").read_text()),
+        printed=json.loads((folder / "report.json").read_text()),
         bad=(folder / "bad").read_text().splitlines(),
     )
 

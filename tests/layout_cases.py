@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.parity.layouts import shrink
-from training import cli
-from training.config import RunConfig
+from training.cli import parse
+from training.config.run_config import RunConfig
 
 RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
 MOE: dict[str, Any] = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
@@ -31,17 +31,16 @@ class Model:
     num_layers: int = 4
     global_batch_size: int = 4
     overrides: tuple[tuple[str, Any], ...] = ()
-    reset: str = "none"
+    documents_apart: bool = False
 
     def config(self) -> RunConfig:
         """Laptop-sized, one rank."""
-        config = shrink(cli.load(RECIPE), num_layers=self.num_layers)
+        config = shrink(parse.load(RECIPE), num_layers=self.num_layers)
         model = dataclasses.replace(config.model, shape=self.shape, **dict(self.overrides))
         train = dataclasses.replace(config.train, global_batch_size=self.global_batch_size)
         changed = dataclasses.replace(config, model=model, train=train)
-        if self.reset == "none":
-            return changed
-        return dataclasses.replace(changed, data=dataclasses.replace(config.data, reset=self.reset))
+        apart = dict.fromkeys(("reset_attention_mask", "reset_position_ids"), self.documents_apart)
+        return dataclasses.replace(changed, data=dataclasses.replace(config.data, **apart))
 
 
 def model(name: str, layouts: str, *, num_layers: int = 2, **rest: Any) -> Model:
@@ -65,8 +64,8 @@ MODELS = [
     model("Llama of 6 layers: uneven stages", "pp4first1last1 pp4account", num_layers=6),
     model("GPT-2: LayerNorm, biases, learned positions, tied", "tp2 pp2 cp2 tp2sppp2dp2", shape="gpt2_tiny"),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
-    model("packed documents", "tp2sp pp2 cp2", reset="attention"),
-    model("packed documents and a window", "cp2tp2", reset="attention", window_size=(10, 0)),
+    model("packed documents", "tp2sp pp2 cp2", documents_apart=True),
+    model("packed documents and a window", "cp2tp2", documents_apart=True, window_size=(10, 0)),
     model("no RoPE in every other block", "pp2", no_rope_freq="2"),
     model("MoE: all-gather dispatcher", "dp2ep2allgather tp2spep2etp2allgather", **MOE),
     model(
@@ -256,8 +255,8 @@ REFUSED = [
     Refused(
         "MTP and packed documents",
         1,
-        "--model.mtp_num_layers 1 --data.reset attention",
-        "model.mtp_num_layers cannot be combined with data.reset",
+        "--model.mtp_num_layers 1 --data.reset_attention_mask --data.reset_position_ids",
+        "model.mtp_num_layers cannot be combined with data.reset_attention_mask",
     ),
     Refused(
         "MTP and windows that differ between the first and the last block",

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 import runs
-import training.job  # noqa: F401
-from training.watch.heartbeat import STACKS_SIGNAL
+import training.train  # noqa: F401
+from training.watchdog.heartbeat import STACKS_SIGNAL
 
 ENDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 

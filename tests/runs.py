@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-from data.prepare import Prepared
+from data.prepared import Prepared
 from parallel import launch, local_ranks, output
-from training import cli, job
-from training.config import RunConfig
+from training import train as one_run
+from training.cli import parse
+from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
 from training.run_lock.lock import RunLock
 
@@ -19,7 +20,7 @@ DEBUG = ROOT / "slurm/recipes/debug.toml"
 def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig:
     """The debug recipe with flags over it."""
     plain = ("--log.tensorboard", "False", "--checkpoint.async_save", "False")  # no helper process in each test
-    return cli.parse([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
+    return parse.parse_config([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
 
 
 def train(prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None) -> list[dict[str, Any]]:
@@ -34,13 +35,13 @@ def train_or_fail(
     prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None
 ) -> tuple[int, local_ranks.Failure | None]:
     """Train; the exit code, and the failure that came first."""
-    cli.check(config, world_size)
+    parse.check(config, world_size)
     run_dir = Path(config.run_dir or "")
     output.make_run_dir(run_dir)
 
     def rank(identity: launch.Identity) -> int:
         with output.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
-            return job.train(config, prepared, identity, "cpu", run_dir, console_fd, lock)
+            return one_run.train(config, prepared, identity, "cpu", run_dir, console_fd, lock)
 
     return local_ranks.fork_ranks(world_size, rank)
 

@@ -25,23 +25,47 @@ NO_TORCH = """
     parallel.local_ranks parallel.output
     models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
     data.config
-    training.config training.batch_size training.schedule training.divisions training.recipe training.flags
-    training.help training.cli training.footprint training.advice training.describe pretrain_gpt
-    training.watch.watchdog training.watch.watched
-    models.sizes training.memory.predicted training.memory.changes training.memory.way_out
+    training.config.run_config training.config.batch_schedule training.config.lr_schedule
+    training.config.divisibility training.config.recipe training.cli.flags training.cli.help training.cli.parse
+    training.memory.static training.cli.warnings training.cli.dry_run pretrain_gpt
+    training.watchdog.watchdog training.watchdog.rank_monitor
+    models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
     tools.plan.run tools.plan.backtest.command
 """
-STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config"
+TORCH = """
+    parallel: groups precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
+    models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
+    data: loader prefetch
+    training: batches evaluation generate loop loss_scale optimizer step train
+    training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_clock
+    save_interval saving storage stream_position    training.checkpoint.background: copying saver
+    training.health: checksums finite_check health memory_growth names nonfinite nonfinite_probe overflows replay
+    replicas skipped_batches stopwatch stragglers update_policy    training.memory: counted measured out_of_memory
+    training.metrics: depths experts log_disk meters recorder    training.run_dir: contents resume_report shared_check
+    training.watchdog: heartbeat_callback hosts stop_callback
+    tools.benchmark: one_rank reference tokens    tools.benchmark_data: __main__ loading
+    tools.benchmark_checkpoint: __main__ megatron ours rounds scale trainer
+    tools.doctor: worker    tools.parity: compare probe    tools.reshard: megatron_blobs
+    tools.plan.calibrate: cluster_file collectives command fit measure    tools.plan.trace: balance ledger meta spots
+"""
+"""Modules that import torch, directly or through another one, when they are imported. No other module may: it answers
+on a login node, or before torch has loaded."""
+CAMPAIGNS = ("tools.faults", "tools.prove_gpu")
+STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config.run_config"
 
 
 def imports(path: Path) -> Iterator[str]:
     """Dotted names that a file imports, wherever in it; ``from a import b`` gives a.b."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert not getattr(node, "level", 0), f"{path}:{node.lineno}: a relative import"
+            yield from imports_of(node)
+
+
+def imports_of(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """Dotted names of one statement."""
+    for alias in node.names:
+        yield alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
 
 
 def test_the_walk_found_the_house() -> None:
@@ -62,13 +86,13 @@ def test_only_groups_touches_parallel_state() -> None:
     assert {str(path.relative_to(ROOT)) for path in users} == {"parallel/groups.py"}
 
 
-def test_nobody_imports_megatron_training() -> None:
+def test_megatron_training_is_not_imported() -> None:
     users = [path for path in MODULES if any(name.startswith("megatron.training") for name in imports(path))]
     assert users == []
 
 
 def test_step_and_loop_know_no_sink_watcher_or_checkpoint_internals() -> None:
-    forbidden = ("training.metrics", "training.watch", "training.checkpoint")
+    forbidden = ("training.metrics", "training.health", "training.watchdog", "training.checkpoint")
     for name in ("step", "loop"):
         known = set(imports(ROOT / f"training/{name}.py")) - {"training.checkpoint.progress.Progress"}
         assert not [module for module in known if module.startswith(forbidden)]
@@ -84,6 +108,58 @@ def test_every_package_begins_with_a_docstring() -> None:
 def test_no_module_in_tools_has_a_name_of_the_standard_library() -> None:
     names = {path.stem for path in (ROOT / "tools").glob("*.py")}
     assert not names & sys.stdlib_module_names
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports within functions and for types alone count, too."""
+    paths = {name_of(path): path for path in MODULES}
+    left = {
+        name: {
+            target for each in imports(path) if (target := each if each in paths else each.rpartition(".")[0]) in paths
+        }
+        for name, path in paths.items()
+    }
+    size = len(left) + 1
+    while len(left) < size:  # what imports none of the rest, or is imported by none of it, is in no circle
+        size = len(left)
+        imported = {target for name, targets in left.items() for target in targets - {name}}
+        left = {name: targets & left.keys() for name, targets in left.items() if targets & left.keys() - {name}}
+        left = {name: targets for name, targets in left.items() if name in imported}
+    circles = {name: sorted(targets & left.keys()) for name, targets in left.items()}
+    assert not circles, f"each of these imports another one of them: {circles}"
+
+
+def test_torch_is_imported_where_it_is_listed_and_nowhere_else() -> None:
+    listed, package = set[str](), ""
+    for word in TORCH.split():
+        package = word[:-1] if word.endswith(":") else package
+        listed |= set() if word.endswith(":") else {f"{package}.{word}"}
+    paths = {name_of(path): path for path in MODULES}
+    needs = {name: set(at_import(ast.parse(path.read_text()))) for name, path in paths.items()}
+    found = {"torch", "megatron", "transformer_engine"}
+    while more := {name for name, modules in needs.items() if modules & found} - found:
+        found |= more
+    found = {name for name in found if "." in name and not name.startswith(CAMPAIGNS)}
+    assert not found - listed, f"{found - listed} must not import torch, or belong into TORCH"
+    assert not listed - found, f"{listed - found} import no torch: remove them from TORCH"
+
+
+def name_of(path: Path) -> str:
+    """``training.run_lock`` for its ``__init__.py``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def at_import(node: ast.AST) -> Iterator[str]:
+    """Modules, and the packages that they are in, that are imported as soon as the file is; classes' bodies count."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for name in imports_of(child):
+                parts = name.split(".")
+                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from at_import(ast.Module(child.orelse, []))
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from at_import(child)
 
 
 def run(code: str) -> str:

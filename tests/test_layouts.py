@@ -1,6 +1,6 @@
 """Every layout of ``layout_cases`` trains as one rank does, every impossible one is refused; docs/layouts.md says so.
 
-``python -m pytest tests/test_layouts.py --write_layouts`` writes the table anew from what the run proved.
+``python -m pytest tests/test_layouts.py --write_layouts`` writes the table from what the run proved.
 """
 
 import functools
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-from data.prepare import Prepared
+from data.prepared import Prepared
 from layout_cases import GPU_ONLY, MODELS, REFUSED, Model, Refused
 from tools.parity.compare import Observed, compare, observe
-from training import cli
+from training.cli import parse
 
 TABLE = Path(__file__).resolve().parent.parent / "docs/layouts.md"
 CASES = [(model, layout) for model in MODELS for layout in model.layouts]
@@ -47,7 +47,7 @@ def test_layout_trains_as_one_rank(
 
 @pytest.mark.parametrize("case", REFUSED, ids=[case.what for case in REFUSED])
 def test_impossible_is_refused_before_start(case: Refused, proven: dict) -> None:  # type: ignore[type-arg]
-    config = cli.parse(["slurm/recipes/debug.toml", *case.flags.split()])
+    config = parse.parse_config(["slurm/recipes/debug.toml", *case.flags.split()])
     answer = "\n".join(config.problems(case.world_size))
     assert case.words in answer
     proven["refused", case.what] = answer

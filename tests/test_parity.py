@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-from data.prepare import Prepared
-from models.families import resolve
+from data.prepared import Prepared
+from models.resolve import resolve
 from parallel.errors import UserError
 from tools.parity.compare import TOLERANCE, Observed, furthest, observe, worst_gradient
 from tools.parity.layouts import shrink, with_layout
-from training import cli
-from training.config import RunConfig
+from training.cli import parse
+from training.config.run_config import RunConfig
 
 RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
 
 
 def shrunk(shape: str = "debug") -> RunConfig:
-    config = cli.load(RECIPE)
+    config = parse.load(RECIPE)
     return shrink(dataclasses.replace(config, model=dataclasses.replace(config.model, shape=shape)))
 
 

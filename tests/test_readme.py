@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.families import SHAPES
-from training import cli
+from training.cli import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "docs/layouts.md"]
@@ -33,7 +33,7 @@ def test_commands_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(command)
     script = next(index for index, word in enumerate(words) if word.endswith(("pretrain_gpt.py", "pretrain.sbatch")))
     assert (ROOT / words[script]).exists()
-    cli.parse(words[script + 1 :])
+    parse.parse_config(words[script + 1 :])
 
 
 def test_every_family_is_listed() -> None:

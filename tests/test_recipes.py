@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from training.config import RunConfig
-from training.recipe import dump, load, sections
+from training.config.recipe import dump, load, sections
+from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "slurm/recipes").glob("*.toml"))

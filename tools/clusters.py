@@ -1,4 +1,4 @@
-"""Clusters, one TOML file each: node, fabric, price, and the environment that NCCL and torch need there. No torch here.
+"""Clusters, one TOML file each: node, fabric, price, and the environment that NCCL and torch need there.
 
     eval "$(python -m tools.clusters h100_ib)"        what slurm/pretrain.sbatch does for CLUSTER=h100_ib
     sbatch $(python -m tools.clusters gb200 --sbatch) --nodes 18 slurm/pretrain.sbatch RECIPE.toml
@@ -24,8 +24,8 @@ from parallel import command
 from parallel.errors import UserError
 from parallel.schema import fits, structured
 from parallel.untrusted import read_toml
-from tools import variables
-from training.recipe import did_you_mean
+from tools import nccl_env
+from training.config.recipe import did_you_mean
 
 FOLDER = Path(__file__).parent.parent / "slurm" / "clusters"
 DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32")
@@ -45,7 +45,7 @@ class Gpu:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Node:
+class NodeHardware:
     """One node: what runs one operating system."""
 
     gpus_per_node: int
@@ -94,7 +94,7 @@ class Cluster:
 
     name: str
     gpu: Gpu
-    node: Node
+    node: NodeHardware
     fabric: Fabric
     price: Price
     slurm: Slurm = Slurm()
@@ -169,7 +169,7 @@ def exports(cluster: Cluster, already: Mapping[str, str]) -> list[str]:
 
 
 def sbatch_flags(cluster: Cluster) -> list[str]:
-    """What sbatch must be told of this cluster: ranks and GPUs of a node, and the flags of ``[slurm]``."""
+    """What sbatch must know of this cluster: ranks and GPUs of a node, and the flags of ``[slurm]``."""
     gpus = cluster.node.gpus_per_node
     return [f"--ntasks-per-node={gpus}", f"--gpus-per-node={gpus}", *cluster.slurm.flags]
 
@@ -195,17 +195,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job.sbatch:
         print(" ".join(sbatch_flags(cluster)) if cluster else "")
         return 0
-    for text in variables.warnings(environ, "the environment"):
+    for text in nccl_env.warnings(environ, "the environment"):
         print(f"warning: {text}", file=sys.stderr)
     if cluster:
-        for text in variables.warnings(cluster.env, f"cluster {cluster.name}, [env]"):
+        for text in nccl_env.warnings(cluster.env, f"cluster {cluster.name}, [env]"):
             print(f"warning: {text}", file=sys.stderr)
         print("\n".join(exports(cluster, environ)))
     return 0
 
 
 def _sections() -> dict[str, type]:
-    return {"gpu": Gpu, "node": Node, "fabric": Fabric, "price": Price, "slurm": Slurm}
+    return {"gpu": Gpu, "node": NodeHardware, "fabric": Fabric, "price": Price, "slurm": Slurm}
 
 
 def _unknown_key(name: str, kind: type) -> str:

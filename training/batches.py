@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data.loader import Batch, Packing, Prefetcher, Ring, Samples, needs_batch, rank_indices, to_batch
 from parallel.groups import Ranks
-from training.batch_size import BatchSchedule
+from training.config.batch_schedule import BatchSchedule
 
 DEPTH = 2
 """Iterations that are read ahead."""

@@ -7,14 +7,14 @@ import torch.distributed as dist
 
 from data.loader import Batch, Packing, Samples
 from parallel.groups import Ranks
-from training.batch_size import BatchSchedule
 from training.batches import BatchStream
 from training.checkpoint import settled
 from training.checkpoint.progress import Progress
-from training.config import TrainConfig
-from training.loop import Attachment
+from training.config.batch_schedule import BatchSchedule
+from training.config.run_config import TrainConfig
+from training.loop import Callback
 from training.step import Chunks, StepResult, evaluate
-from training.watch.heartbeat import Heartbeat
+from training.watchdog.heartbeat import Heartbeat
 
 
 class BrokenOff(Exception):
@@ -48,7 +48,7 @@ class Asked:
         return bool(self._flag)
 
 
-class Evaluation(Attachment):
+class Evaluation(Callback):
     """Measures after every ``eval_interval``-th iteration and after the last one, and tells ``record``.
 
     It starts at the split's first sample every time, so that two figures differ by the weights alone. One that is

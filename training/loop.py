@@ -5,24 +5,24 @@ from pathlib import Path
 from typing import Literal
 
 from training.checkpoint.progress import Progress
-from training.config import CheckpointConfig, TrainConfig
-from training.step import StepResult, Wishes
+from training.config.run_config import CheckpointConfig, TrainConfig
+from training.step import StepRequests, StepResult
 
 Reason = Literal["done", "exit_interval", "requested"]
 
 
-class Attachment:
+class Callback:
     """Something that watches or accompanies training. Every method is a moment; the default does nothing.
 
-    All ranks hold the same attachments and call them at the same moments, so one may use collectives.
+    All ranks hold the same callbacks and call them at the same moments, so one may use collectives.
     """
 
     def start(self, progress: Progress) -> None:
         """Before the first step of this process."""
 
-    def wishes(self) -> Wishes:
-        """What this rank would like after the coming step; all ranks' wishes travel in the loss's reduction."""
-        return Wishes()
+    def requests(self) -> StepRequests:
+        """What this rank would like after the coming step; all ranks' requests travel in the loss's reduction."""
+        return StepRequests()
 
     def before_step(self, progress: Progress) -> None:
         """Before an iteration reads its data."""
@@ -41,34 +41,34 @@ def run(
     train: TrainConfig,
     checkpoint: CheckpointConfig,
     progress: Progress,
-    step: Callable[[Progress, Wishes], tuple[Progress, StepResult]],
+    step: Callable[[Progress, StepRequests], tuple[Progress, StepResult]],
     save: Callable[[Progress], tuple[Path, float]],
-    attachments: Sequence[Attachment],
+    callbacks: Sequence[Callback],
 ) -> tuple[Progress, Reason]:
     """Train from ``progress`` to ``train_iters``, to a multiple of ``exit_interval``, or until a rank asks to stop.
 
-    The last state is always saved. Every rank decides alike: from counts, or from wishes that the step united.
+    The last state is always saved. Every rank decides alike: from counts, or from requests that the step merged.
     """
     saved = progress.iteration
-    for attachment in attachments:
-        attachment.start(progress)
+    for callback in callbacks:
+        callback.start(progress)
     reason: Reason | None = "done" if progress.iteration >= train.train_iters else None
     while reason is None:
-        for attachment in attachments:
-            attachment.before_step(progress)
-        progress, result = step(progress, united(attachment.wishes() for attachment in attachments))
-        for attachment in attachments:
-            attachment.after_step(progress, result)
+        for callback in callbacks:
+            callback.before_step(progress)
+        progress, result = step(progress, merge(callback.requests() for callback in callbacks))
+        for callback in callbacks:
+            callback.after_step(progress, result)
         reason = why_stop(train, progress, result)
         interval = checkpoint.save_interval
-        due = result.wishes.save or (interval is not None and progress.iteration % interval == 0)
+        due = result.requests.save or (interval is not None and progress.iteration % interval == 0)
         if due or (reason is not None and saved != progress.iteration):
             path, stall_s = save(progress)
             saved = progress.iteration
-            for attachment in attachments:
-                attachment.after_save(progress, path, stall_s)
-    for attachment in attachments:
-        attachment.stop(progress, reason)
+            for callback in callbacks:
+                callback.after_save(progress, path, stall_s)
+    for callback in callbacks:
+        callback.stop(progress, reason)
     return progress, reason
 
 
@@ -76,14 +76,14 @@ def why_stop(train: TrainConfig, progress: Progress, result: StepResult) -> Reas
     """Whether the step that led to ``progress`` was this process's last, and why."""
     if progress.iteration >= train.train_iters:
         return "done"
-    if result.wishes.stop:
+    if result.requests.stop:
         return "requested"
     if train.exit_interval is not None and progress.iteration % train.exit_interval == 0:
         return "exit_interval"
     return None
 
 
-def united(wishes: Iterable[Wishes]) -> Wishes:
+def merge(requests: Iterable[StepRequests]) -> StepRequests:
     """What at least one of them asks for."""
-    all_wishes = list(wishes)
-    return Wishes(stop=any(wish.stop for wish in all_wishes), save=any(wish.save for wish in all_wishes))
+    asked = list(requests)
+    return StepRequests(stop=any(one.stop for one in asked), save=any(one.save for one in asked))

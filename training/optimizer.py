@@ -13,7 +13,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.hatch import checked
 from parallel.precision import optimizer_settings
-from training.config import OptimizerConfig
+from training.config.run_config import OptimizerConfig
 
 
 def build(

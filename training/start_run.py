@@ -1,4 +1,4 @@
-"""Start a run: find out who starts the ranks, check the configuration, take the run's folder, and train. No torch."""
+"""Start a run: find out who starts the ranks, check the configuration, take the run's folder, and train."""
 
 import os
 import signal
@@ -11,27 +11,29 @@ from pathlib import Path
 from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.layout import smallest_world
-from training import cli
-from training.config import RunConfig
-from training.fitting import fit
-from training.rank import prepared_run
+from training.cli import parse
+from training.cli.elastic import elastic_layout
+from training.config.run_config import RunConfig
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
-from training.run_lock.lock import ATTEMPT, RunLock, owned
-from training.watch import record, starts
-from training.watch.request import StopRequest
-from training.watch.watched import Watch, watched
+from training.run_lock.lock import ATTEMPT, RunLock, held_lock
+from training.start_rank import prepared_run
+from training.watchdog import starts, verdict_file
+from training.watchdog.rank_monitor import RankMonitor, monitored
+from training.watchdog.stop_signal import StopSignal
 
 
 def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     """The exit code of a run, or of ``--help`` and ``--dry_run``."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # asks a watched rank for its stacks; nobody else must die of it
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # asks a monitored rank for its stacks; no other process must die of it
     try:
-        config = cli.parse(argv)
+        config = parse.parse_config(argv)
         if config.dry_run:
-            from training import describe
+            from training.cli import dry_run
 
-            print(describe.describe(config))
+            print(dry_run.describe(config))
             return 0
         return start(config)
     except UserError as error:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         quiet = identity is not None and (identity.local_rank > 0 or not local_ranks.shows(error, identity))
         if not quiet:
             local_ranks.ignore_termination()
-        cli.fail(error, quiet)
+        parse.fail(error, quiet)
 
 
 def _identity_if_known(environ: Mapping[str, str]) -> launch.Identity | None:
@@ -56,7 +58,7 @@ def start(config: RunConfig) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
         local_ranks.die_with_parent(os.getppid())
     identity = launch.detect(os.environ)
-    request = StopRequest(speaks=identity is None or identity.rank == 0)
+    request = StopSignal(speaks=identity is None or identity.rank == 0)
     request.listen()
     run_dir = Path(config.run_dir or "runs/run")
     gpus = launch.count_gpus(os.environ) if config.device != "cpu" else 0
@@ -65,8 +67,8 @@ def start(config: RunConfig) -> int:
     if identity is not None and config.nproc not in (None, given) and identity.rank == 0:
         print(f"nproc = {config.nproc} is ignored: WORLD_SIZE is {given} ({identity.launcher})", flush=True)
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
-    fitted = fit(expected, given)
-    cli.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
+    fitted = elastic_layout(expected, given)
+    parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)
     if fitted.words:
         config, nproc = replace(config, parallel=fitted.config.parallel), fitted.world_size
         if identity is None or identity.rank == 0:
@@ -80,7 +82,7 @@ def start(config: RunConfig) -> int:
             raise run_dir_error(run_dir, text)
     else:
         output.make_run_dir(run_dir)
-    with owned(run_dir, identity, os.environ) as lock:
+    with held_lock(run_dir, identity, os.environ) as lock:
         return train_ranks(config, run_dir, identity, nproc, lock, request)
 
 
@@ -90,16 +92,16 @@ def train_ranks(
     identity: launch.Identity | None,
     nproc: int,
     lock: RunLock | None,
-    request: StopRequest,
+    request: StopSignal,
 ) -> int:
-    """Prepare the data and train: on this rank, or, when nobody has started ranks yet, on ``nproc`` local ones.
+    """Prepare the data and train: on this rank, or, when no launcher has started ranks yet, on ``nproc`` local ones.
 
     A rank that somebody else has started is watched from here on, through imports and data; local ones once they exist.
     """
     cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
     attempt = lock.attempt if lock and (identity is None or ATTEMPT in os.environ) else None
     start_dir = starts.folder_of(run_dir, identity, os.environ, attempt)
-    watch = partial(watched, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
+    watch = partial(monitored, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
     me = identity or launch.Identity(world_size=nproc)
     if lock is not None and ATTEMPT not in os.environ:
         starts.begin(start_dir)
@@ -111,8 +113,8 @@ def train_ranks(
             watching.heartbeat.code = code
     elif cuda and launch.choose_device(config.device, os.environ) == "cuda":
         environ = {**os.environ, ATTEMPT: lock.attempt} if lock else os.environ
-        verdict = partial(record.read, start_dir)
-        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, told=lambda: bool(verdict()))
+        verdict = partial(verdict_file.read, start_dir)
+        return local_ranks.spawn_ranks(nproc, [sys.executable, *sys.argv], environ, reported=lambda: bool(verdict()))
     else:
         run = prepared_run(config, run_dir, None, lock, request)
 
@@ -122,7 +124,9 @@ def train_ranks(
             return watching.heartbeat.code
 
         code, failure = local_ranks.fork_ranks(nproc, watched_run)
-        failure = Watch(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(failure)
+        failure = RankMonitor(folder=start_dir, identity=me, host=launch.node_name(os.environ), launches=True).settle(
+            failure
+        )
     if failure is not None:
         local_ranks.report(failure, run_dir / "logs", me.world_size)
     return code

@@ -26,8 +26,8 @@ Chunks = Sequence[DistributedDataParallel]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Wishes:
-    """What a rank would like to happen after this step; the ranks' wishes are united, so that all act alike."""
+class StepRequests:
+    """What a rank would like to happen after this step; all ranks' requests are merged, so that all act alike."""
 
     stop: bool = False
     save: bool = False
@@ -44,19 +44,19 @@ class StepResult:
     grad_norm: float | None
     """L2 norm of the whole model's gradient, before clipping; None where it overflowed."""
     skipped: bool
-    """The weights were left as they were: fp16 gradients overflowed (the loss scale went down), or the gate said so."""
+    """No update: fp16 gradients overflowed (the loss scale went down), or the update policy decided so."""
     loss_scale: float
     learning_rate: float
-    wishes: Wishes
+    requests: StepRequests
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Attempt:
+class GradientResult:
     """What forward and backward over a global batch came to, before any weight has changed."""
 
     loss: float
     tokens: int
-    wishes: Wishes
+    requests: StepRequests
     grad_norm: float | None
     """As this rank has it; None where fp16 gradients overflowed."""
     overflowed: bool
@@ -73,16 +73,16 @@ class Attempt:
     """Of the global batch."""
 
 
-class Gate(Protocol):
+class UpdatePolicy(Protocol):
     """Stands before the update."""
 
     def before(self) -> None:
         """Before the first microbatch of an iteration."""
         ...
 
-    def judge(
-        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
-    ) -> tuple[Attempt, bool]:
+    def decide(
+        self, attempt: GradientResult, microbatches: Sequence[Batch | None], again: Callable[[], GradientResult]
+    ) -> tuple[GradientResult, bool]:
         """Which attempt counts, and whether weights are updated with its gradients. Collective: all ranks decide alike.
 
         again: runs the same microbatches once more, in place of the gradients that there are.
@@ -90,15 +90,15 @@ class Gate(Protocol):
         ...
 
 
-class OpenGate(Gate):
+class SkipOverflows(UpdatePolicy):
     """Lets every update pass, as mcore does."""
 
     def before(self) -> None:
         """Nothing to remember."""
 
-    def judge(
-        self, attempt: Attempt, microbatches: Sequence[Batch | None], again: Callable[[], Attempt]
-    ) -> tuple[Attempt, bool]:
+    def decide(
+        self, attempt: GradientResult, microbatches: Sequence[Batch | None], again: Callable[[], GradientResult]
+    ) -> tuple[GradientResult, bool]:
         return attempt, not attempt.overflowed
 
 
@@ -112,31 +112,31 @@ def train_step(
     micro_batch_size: int,
     learning_rate: float,
     weight_decay: float,
-    wishes: Wishes,
+    requests: StepRequests,
     before_update: Callable[[], None] = lambda: None,
-    gate: Gate | None = None,
+    policy: UpdatePolicy | None = None,
 ) -> StepResult:
     """Forward and backward over all microbatches, one reduction of gradients, clipping, one AdamW update.
 
     The schedule (no pipeline, 1F1B or interleaved 1F1B) is Megatron's; gradients are reduced once, after the last
-    microbatch, and divided by the number of unmasked tokens of the global batch. gate: decides, knowing loss and
+    microbatch, and divided by the number of unmasked tokens of the global batch. policy: decides, knowing loss and
     gradient norm, whether there is an update. before_update: called when weights and optimizer are about to change.
     """
-    gate = gate or OpenGate()
-    gate.before()
+    policy = policy or SkipOverflows()
+    policy.before()
     set_schedule(optimizer, learning_rate, weight_decay)
     scale = LossScale(optimizer)
     samples = own_samples(microbatches, ranks)
 
-    def accumulate() -> Attempt:
+    def accumulate() -> GradientResult:
         for chunk in chunks:
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         scale.restore()
         sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
-        return weigh(sums, optimizer, ranks, wishes, scale, samples)
+        return measure_gradients(sums, optimizer, ranks, requests, scale, samples)
 
-    attempt, update = gate.judge(accumulate(), microbatches, accumulate)
+    attempt, update = policy.decide(accumulate(), microbatches, accumulate)
     if update:
         before_update()
         optimizer.step_with_ready_grads()
@@ -147,7 +147,7 @@ def train_step(
         skipped=not update,
         loss_scale=scale.value,
         learning_rate=learning_rate,
-        wishes=attempt.wishes,
+        requests=attempt.requests,
     )
 
 
@@ -158,19 +158,19 @@ def own_samples(microbatches: Sequence[Batch | None], ranks: Ranks) -> int:
     return sum(len(batch.tokens) for batch in microbatches if batch is not None)
 
 
-def weigh(
-    sums: Tensor, optimizer: MegatronOptimizer, ranks: Ranks, wishes: Wishes, scale: LossScale, samples: int
-) -> Attempt:
+def measure_gradients(
+    sums: Tensor, optimizer: MegatronOptimizer, ranks: Ranks, requests: StepRequests, scale: LossScale, samples: int
+) -> GradientResult:
     """Reduced gradients made ready for the update, their norm, and what all ranks know of them; one reduction."""
     ready, grad_norm = ready_gradients(optimizer)
     norm = 0.0 if grad_norm is None else grad_norm
-    loss, tokens, (stop, save, overflowed, bad, norms, all_samples) = unite(
-        sums, ranks, wishes.stop, wishes.save, not ready, not math.isfinite(norm), norm, samples
+    loss, tokens, (stop, save, overflowed, bad, norms, all_samples) = all_reduce_stats(
+        sums, ranks, requests.stop, requests.save, not ready, not math.isfinite(norm), norm, samples
     )
-    return Attempt(
+    return GradientResult(
         loss=loss,
         tokens=tokens,
-        wishes=Wishes(stop=stop > 0, save=save > 0),
+        requests=StepRequests(stop=stop > 0, save=save > 0),
         grad_norm=grad_norm,
         overflowed=overflowed > 0,
         finite=math.isfinite(loss) and bad == 0,
@@ -215,7 +215,7 @@ def evaluate(
         sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
     for chunk in chunks:
         chunk.train()
-    loss, _, _ = unite(sums, ranks)
+    loss, _, _ = all_reduce_stats(sums, ranks)
     return loss
 
 
@@ -277,7 +277,7 @@ def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor,
     return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
 
 
-def unite(sums: Tensor, ranks: Ranks, *numbers: float) -> tuple[float, int, list[float]]:
+def all_reduce_stats(sums: Tensor, ranks: Ranks, *numbers: float) -> tuple[float, int, list[float]]:
     """The global batch's mean loss and tokens, and the sums over all ranks of ``numbers``, by one small reduction.
 
     Only TP rank 0 of the last stage counts, so that TP peers, which hold the same loss, are not counted twice.
@@ -285,5 +285,5 @@ def unite(sums: Tensor, ranks: Ranks, *numbers: float) -> tuple[float, int, list
     counts = sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
     packed = torch.cat([counts, torch.tensor(numbers, dtype=torch.float64)]).to(ranks.device)
     dist.all_reduce(packed)
-    total, tokens, *united = packed.tolist()
-    return total / max(tokens, 1.0), int(tokens), united
+    total, tokens, *totals = packed.tolist()
+    return total / max(tokens, 1.0), int(tokens), totals

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 from data.raw.compressed import Unpacked
 from data.raw.files import check_is_same, decoded, opened
-from data.raw.units import Part, Unit
+from data.raw.units import SourcePart, Unit
 from parallel.errors import UserError, printable
 from parallel.untrusted import open_regular
 
@@ -28,7 +28,7 @@ SHOWN = 3
 """Rejected documents that a unit describes; the others are counted."""
 
 
-class Place(NamedTuple):
+class DocumentOffset(NamedTuple):
     """Where in a unit a batch begins."""
 
     part: int = 0
@@ -36,22 +36,22 @@ class Place(NamedTuple):
     """Byte of the file, byte of what it unpacks to, or row."""
 
 
-BEGIN = Place()
+BEGIN = DocumentOffset()
 
 
-class Batch(NamedTuple):
+class DocumentBatch(NamedTuple):
     """Some documents, and how far reading went on by them."""
 
     texts: list[str]
     source_bytes: int
     """On disk; of a dataset, which does not say how large it is, the bytes of these texts."""
-    place: Place = BEGIN
+    place: DocumentOffset = BEGIN
     positions: Sequence[int] = ()
     """Of each text: byte where its line begins, or row; see `where`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How documents are read."""
 
     jsonl_key: str
@@ -85,7 +85,7 @@ class Rejects:
             self.shown.append(printable(describe()))
 
 
-def read(unit: Unit, reading: Reading, rejects: Rejects, start: Place = BEGIN) -> Iterator[Batch]:
+def read(unit: Unit, reading: ReadOptions, rejects: Rejects, start: DocumentOffset = BEGIN) -> Iterator[DocumentBatch]:
     """A unit's documents, all of them or those from the batch on that began at `start`: it and those after it are
     the same then. What lies before is found by seeking in a plain file, and unpacked, but not parsed, in another.
 
@@ -96,12 +96,12 @@ def read(unit: Unit, reading: Reading, rejects: Rejects, start: Place = BEGIN) -
         at = start.at if number == start.part else 0
         try:
             for batch in readers[part.source.kind](part, at, reading, rejects):
-                yield batch._replace(place=Place(number, batch.place.at))
+                yield batch._replace(place=DocumentOffset(number, batch.place.at))
         except FileNotFoundError:
             raise UserError(f"{part.source.path} was removed meanwhile.") from None
 
 
-def where(unit: Unit, batch: Batch, number: int, reading: Reading) -> str:
+def where(unit: Unit, batch: DocumentBatch, number: int, reading: ReadOptions) -> str:
     """The place of a batch's text, for messages. It may be read up to there."""
     part, position = unit.parts[batch.place.part], batch.positions[number]
     if part.source.kind == "jsonl":
@@ -109,7 +109,7 @@ def where(unit: Unit, batch: Batch, number: int, reading: Reading) -> str:
     return part.source.path if part.source.kind == "text" else _row(part, position)
 
 
-def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _jsonl(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
     """The lines that begin within the part."""
     with opened(part.source, reading.max_expansion, reading.flags) as file:
         packed = file.raw if isinstance(file.raw, Unpacked) else None
@@ -119,7 +119,7 @@ def _jsonl(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[
             texts, positions = _parse(block, offset, part, reading, rejects)
             size = packed.packed_bytes - before if packed else len(block)
             before += size
-            yield Batch(texts, size, Place(0, offset), positions)
+            yield DocumentBatch(texts, size, DocumentOffset(0, offset), positions)
 
 
 def _go_to(file: io.BufferedReader, start: int) -> int:
@@ -136,7 +136,7 @@ def _go_to(file: io.BufferedReader, start: int) -> int:
 
 
 def _blocks(
-    file: BinaryIO, start: int, stop: int | None, part: Part, reading: Reading, rejects: Rejects
+    file: BinaryIO, start: int, stop: int | None, part: SourcePart, reading: ReadOptions, rejects: Rejects
 ) -> Iterator[tuple[int, bytes]]:
     """Offset and content of stretches of whole lines, which all begin in [start, stop); the file is at `start`."""
     while stop is None or start < stop:
@@ -166,7 +166,9 @@ def _skip_line(file: BinaryIO) -> int:
     return skipped
 
 
-def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rejects) -> tuple[list[str], list[int]]:
+def _parse(
+    block: bytes, offset: int, part: SourcePart, reading: ReadOptions, rejects: Rejects
+) -> tuple[list[str], list[int]]:
     """The documents of a stretch of lines, and where their lines begin."""
     key, limit, position = reading.jsonl_key, reading.max_document_bytes, offset
     texts: list[str] = []
@@ -189,7 +191,7 @@ def _parse(block: bytes, offset: int, part: Part, reading: Reading, rejects: Rej
     return texts, positions
 
 
-def _parse_again(line: bytes, position: int, part: Part, reading: Reading, rejects: Rejects) -> str | None:
+def _parse_again(line: bytes, position: int, part: SourcePart, reading: ReadOptions, rejects: Rejects) -> str | None:
     """What the fast way does not take: a document that is right all the same; None where it is not, for a reason."""
     text, reason = field_of(line, reading)
     if text is None:
@@ -197,7 +199,7 @@ def _parse_again(line: bytes, position: int, part: Part, reading: Reading, rejec
     return text
 
 
-def field_of(line: bytes, reading: Reading) -> tuple[str | None, str]:
+def field_of(line: bytes, reading: ReadOptions) -> tuple[str | None, str]:
     """The document on a line; or None, and what is wrong with it."""
     key = reading.jsonl_key
     if len(line) > reading.max_document_bytes:
@@ -214,7 +216,7 @@ def field_of(line: bytes, reading: Reading) -> tuple[str | None, str]:
     return _checked(value[key], f'field "{key}"', reading)
 
 
-def _checked(value: Any, name: str, reading: Reading) -> tuple[str | None, str]:
+def _checked(value: Any, name: str, reading: ReadOptions) -> tuple[str | None, str]:
     if not isinstance(value, str):
         return None, f"{name} is a {type(value).__name__}, expected text."
     try:
@@ -224,12 +226,12 @@ def _checked(value: Any, name: str, reading: Reading) -> tuple[str | None, str]:
     return (None, _too_long(reading)) if size > reading.max_document_bytes else (value, "")
 
 
-def _too_long(reading: Reading) -> str:
+def _too_long(reading: ReadOptions) -> str:
     limit = f"{reading.max_document_bytes / 1e6:g} MB"
     return f"a document of more than {limit}; raise {reading.flags}max_document_mb if it is right."
 
 
-def _line(part: Part, offset: int, reading: Reading) -> str:
+def _line(part: SourcePart, offset: int, reading: ReadOptions) -> str:
     """`FILE:LINE (byte OFFSET)`; of a compressed file, in what it unpacks to. Reads the file up to there."""
     number, left = 1, offset
     with opened(part.source, reading.max_expansion, reading.flags) as file:
@@ -240,12 +242,12 @@ def _line(part: Part, offset: int, reading: Reading) -> str:
     return f"{part.source.path}:{number} (byte {offset}{unpacked})"
 
 
-def _row(part: Part, number: int) -> str:
+def _row(part: SourcePart, number: int) -> str:
     group = "step" if part.source.kind == "dataset" else "row group"
     return f"{part.source.path}: {group} {part.start}, row {number}"
 
 
-def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _text(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
     """One document, the whole file."""
     with opened(part.source, reading.max_expansion, reading.flags) as file:
         raw = file.read(reading.max_document_bytes + 1)
@@ -258,10 +260,10 @@ def _text(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[B
         except UserError as error:
             reason = str(error)
             rejects.reject(lambda: reason)
-    yield Batch(texts, part.size, positions=[0] * len(texts))
+    yield DocumentBatch(texts, part.size, positions=[0] * len(texts))
 
 
-def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
     """The rows of row groups."""
     import pyarrow.parquet
 
@@ -292,7 +294,7 @@ def _parquet(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
                         positions.append(row)
                     row += 1
                 size = part.size * row // max(1, rows) - part.size * before // max(1, rows)
-                yield Batch(texts, size, Place(0, before), positions)
+                yield DocumentBatch(texts, size, DocumentOffset(0, before), positions)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
 
@@ -312,7 +314,7 @@ def _value(one: Any) -> Any:
         return one.as_buffer().to_pybytes()
 
 
-def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterator[Batch]:
+def _dataset(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
     """The rows of a dataset's steps, some at a time."""
     from data.raw import hub
 
@@ -334,6 +336,6 @@ def _dataset(part: Part, at: int, reading: Reading, rejects: Rejects) -> Iterato
             size += len(text.encode())
         number += 1
         if len(texts) >= BATCH_ROWS:
-            yield Batch(texts, size, Place(0, begin), positions)
+            yield DocumentBatch(texts, size, DocumentOffset(0, begin), positions)
             texts, positions, size, begin = [], [], 0, number
-    yield Batch(texts, size, Place(0, begin), positions)
+    yield DocumentBatch(texts, size, DocumentOffset(0, begin), positions)

@@ -8,12 +8,12 @@ from typing import BinaryIO
 
 from data.raw.compressed import Unpacked
 from data.raw.identity import ends_digest
-from data.raw.inputs import Source
+from data.raw.inputs import InputSource
 from parallel.errors import UserError
 from parallel.untrusted import open_regular
 
 
-def opened(source: Source, max_expansion: float, flags: str) -> io.BufferedReader:
+def opened(source: InputSource, max_expansion: float, flags: str) -> io.BufferedReader:
     """The content of a file, unpacked. flags: what stands before max_expansion where a user sets it.
 
     Raises UserError where it is not the file that was found.
@@ -31,7 +31,7 @@ def opened(source: Source, max_expansion: float, flags: str) -> io.BufferedReade
     return io.BufferedReader(unpacked, 1 << 20)
 
 
-def check_is_same(file: BinaryIO, source: Source) -> None:
+def check_is_same(file: BinaryIO, source: InputSource) -> None:
     """By size, time of change, beginning and end: of another file, offsets lead anywhere."""
     status = os.fstat(file.fileno())
     found = status.st_size, status.st_mtime_ns, ends_digest(file.fileno(), status.st_size)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.raw.identity import ends_digest
-from data.raw.inputs import is_saved_dataset
 from parallel.errors import UserError
 from parallel.untrusted import open_regular, read_json
 
@@ -20,6 +19,11 @@ if TYPE_CHECKING:
 
 ROWS = 10_000
 """Rows of a saved dataset that are one step of the work."""
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """What `Dataset.save_to_disk` leaves."""
+    return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,5 +175,5 @@ def _cause(error: Exception) -> Exception:
 
 
 def _first_line(error: Exception) -> str:
-    told = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"{type(error).__name__}: {told}"
+    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {cause}"

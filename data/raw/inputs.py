@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from data.config import path_of
-from data.raw import compressed
+from data.raw import compressed, hub
 from data.raw.format import ENDINGS, format_in
 from data.raw.identity import ends_digest
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
@@ -27,7 +27,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputSource:
     """One input file, or one dataset."""
 
     path: str
@@ -45,18 +45,18 @@ class Source:
     """Of a dataset; what is read stays that one."""
 
 
-def find(inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None) -> list[Source]:
+def find(inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None) -> list[InputSource]:
     """Everything that `inputs` name, in the order given; folders and globs sorted by name.
 
-    field: what the user gave them as, for messages. say: hears what is left out. Raises UserError for what is not
-    there, is empty, or is given twice.
+    field: what the user gave them as, for messages. say: gets what is skipped, as lines. Raises UserError for what is
+    missing, is empty, or is given twice.
     """
     return [source for sources in find_each(inputs, field, say).values() for source in sources]
 
 
 def find_each(
     inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None
-) -> dict[str, list[Source]]:
+) -> dict[str, list[InputSource]]:
     """The same, input by input, by their names."""
     left_out: Counter[str] = Counter()
     places = Places()
@@ -80,7 +80,7 @@ def find_each(
 def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) -> tuple[str, ...]:
     """Where a shell's glob names the inputs, it names the shards that are there when the command is given again.
 
-    Raises UserError where nothing else is named, or where nobody would hear of it.
+    Raises UserError where nothing else is named, or where there is no ``say`` to report it to.
     """
     shards = [one for one in inputs if is_made(path_of(one))]
     if shards and (say is None or len(shards) == len(inputs)):
@@ -98,7 +98,7 @@ class Places:
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
 
-    def of(self, source: Source) -> str:
+    def of(self, source: InputSource) -> str:
         """Of a dataset of the Hub, its name."""
         is_hubs = source.kind == "dataset" and not Path(source.path).exists()
         return source.path if is_hubs else self.at(source.path)
@@ -113,15 +113,15 @@ class Places:
         return f"{self._folders[folder]}/{name}"
 
 
-def _once(found: Iterable[Source], places: Places) -> list[Source]:
+def _once(found: Iterable[InputSource], places: Places) -> list[InputSource]:
     """What links within a folder lead to as well is read once, under the name that comes first."""
-    by_place: dict[str, Source] = {}
+    by_place: dict[str, InputSource] = {}
     for source in found:
         by_place.setdefault(places.of(source), source)
     return list(by_place.values())
 
 
-def _check(inputs: tuple[str, ...], found: list[Source], places: Places) -> None:
+def _check(inputs: tuple[str, ...], found: list[InputSource], places: Places) -> None:
     _check_each_is_another((os.path.realpath(path_of(name)), name) for name in inputs)
     _check_each_is_another((places.of(source), source.path) for source in found)
     if not any(source.size for source in found):
@@ -138,7 +138,7 @@ def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
         names[place] = name
 
 
-def _find(name: str, left_out: Counter[str]) -> Iterator[Source]:
+def _find(name: str, left_out: Counter[str]) -> Iterator[InputSource]:
     """left_out: gets the endings of the files that a folder holds beside those that are found."""
     path = path_of(name)
     if not name:
@@ -175,7 +175,7 @@ def _globbed(name: str, path: Path) -> list[Path]:
 
 
 def _check_leads_somewhere(path: Path) -> None:
-    """Of a link that leads nowhere nobody can tell how much is missing: it may have been a folder."""
+    """It is unknown how much is missing behind a dangling link: it may have been a folder."""
     if not path.is_symlink():
         return
     try:
@@ -193,12 +193,12 @@ def _is_known(path: Path) -> bool:
     return Path(inner).suffix.lower() in KNOWN
 
 
-def file_source(path: Path) -> Source:
+def file_source(path: Path) -> InputSource:
     """A file, known by its content. Raises UserError for what holds no documents that can be read."""
     if not os.access(path, os.R_OK):
         _check_leads_somewhere(path)
         raise UserError(f"no permission to read {path}.")
-    if path.name in SAVED_MARKS and (is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
+    if path.name in SAVED_MARKS and (hub.is_saved_dataset(path.parent) or _is_saved_dict(path.parent)):
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
     with open_regular(path) as file:
         found, status = format_in(file, path), os.fstat(file.fileno())
@@ -207,16 +207,16 @@ def file_source(path: Path) -> Source:
         if found.kind == "parquet" and found.compression:
             raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
         ends = ends_digest(file.fileno(), status.st_size)
-    return Source(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
+    return InputSource(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
 
 
-def _folder(folder: Path, left_out: Counter[str]) -> Iterator[Source]:
+def _folder(folder: Path, left_out: Counter[str]) -> Iterator[InputSource]:
     """The files of known endings and the saved datasets below a folder; where other programs hide theirs (names with
     a dot) are none, nor are token shards, as those of a preprocessing that writes there.
     """
     found = list(_walk(folder))
     files = [one for one in found if isinstance(one, Path)]
-    known = [one for one in found if isinstance(one, Source) or _is_known(one)]
+    known = [one for one in found if isinstance(one, InputSource) or _is_known(one)]
     others = [path for path in files if not _is_known(path)]
     for path in others:
         _check_leads_somewhere(path)
@@ -230,7 +230,7 @@ def _folder(folder: Path, left_out: Counter[str]) -> Iterator[Source]:
         )
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:
-        yield one if isinstance(one, Source) else file_source(one)
+        yield one if isinstance(one, InputSource) else file_source(one)
 
 
 def _ending(path: Path) -> str:
@@ -238,7 +238,7 @@ def _ending(path: Path) -> str:
     return Path(path.stem).suffix + path.suffix if _is_known(Path(path.stem)) else path.suffix
 
 
-def _walk(folder: Path) -> Iterator[Path | Source]:
+def _walk(folder: Path) -> Iterator[Path | InputSource]:
     """Files, and in the place of its files what is a saved dataset. A folder's files come before its folders."""
     seen = {os.path.realpath(folder)}
     for parent, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
@@ -283,13 +283,13 @@ def _unreadable(error: OSError) -> None:
     raise UserError(f"{error.filename}: {error.strerror}.")
 
 
-def _saved(name: str, folder: Path) -> list[Source]:
+def _saved(name: str, folder: Path) -> list[InputSource]:
     """What `save_to_disk` left in a folder: a dataset, or several of which only one can be taken; else nothing."""
-    if is_saved_dataset(folder):
+    if hub.is_saved_dataset(folder):
         return [_dataset(name)]
     if not _is_saved_dict(folder):
         return []
-    splits = sorted(one.name for one in folder.iterdir() if is_saved_dataset(one))
+    splits = sorted(one.name for one in folder.iterdir() if hub.is_saved_dataset(one))
     if splits == ["train"]:
         return [_dataset(str(folder / "train"))]
     raise UserError(
@@ -303,18 +303,11 @@ def _unpinned(name: str) -> str:
     return name if Path(name).exists() else name.partition("#")[0]
 
 
-def is_saved_dataset(folder: Path) -> bool:
-    """What `Dataset.save_to_disk` leaves."""
-    return (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
-
-
 def _is_saved_dict(folder: Path) -> bool:
     """What `DatasetDict.save_to_disk` leaves; its datasets are in folders there."""
     return (folder / "dataset_dict.json").is_file()
 
 
-def _dataset(name: str) -> Source:
-    from data.raw import hub
-
+def _dataset(name: str) -> InputSource:
     steps, revision = hub.look(name)
-    return Source(_unpinned(name), "dataset", "", steps, revision=revision)
+    return InputSource(_unpinned(name), "dataset", "", steps, revision=revision)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.raw import documents, units
-from data.raw.documents import Reading, Rejects
+from data.raw.documents import ReadOptions, Rejects
 from data.raw.files import decoded, opened
-from data.raw.inputs import Source
+from data.raw.inputs import InputSource
 
 READ_BYTES = 1 << 20
 WHOLE = 1 << 62
@@ -15,7 +15,7 @@ WHOLE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentPiece:
     """Part of a document."""
 
     text: str
@@ -24,12 +24,12 @@ class Piece:
     """Bytes of the file that this piece used up; for progress."""
 
 
-def read(source: Source, jsonl_key: str, max_expansion: float) -> Iterator[Piece]:
+def read(source: InputSource, jsonl_key: str, max_expansion: float) -> Iterator[DocumentPiece]:
     """Documents of a file: a line, a row, or the whole file of text.
 
     Raises UserError for what is not as expected, with its place.
     """
-    reading = Reading(
+    reading = ReadOptions(
         jsonl_key=jsonl_key,
         on_bad_document="stop",
         max_document_bytes=sys.maxsize,
@@ -43,11 +43,11 @@ def read(source: Source, jsonl_key: str, max_expansion: float) -> Iterator[Piece
         for batch in documents.read(unit, reading, Rejects("stop", flags="")):
             used = batch.source_bytes
             for text in batch.texts:
-                yield Piece(text, True, used)
+                yield DocumentPiece(text, True, used)
                 used = 0
 
 
-def _text(source: Source, reading: Reading) -> Iterator[Piece]:
+def _text(source: InputSource, reading: ReadOptions) -> Iterator[DocumentPiece]:
     """One document, in pieces of about 1 MB cut at line ends.
 
     Pieces bound memory and keep encoding linear. A model that adds a leading blank to what it encodes adds
@@ -57,6 +57,6 @@ def _text(source: Source, reading: Reading) -> Iterator[Piece]:
     with opened(source, reading.max_expansion, reading.flags) as file:
         while lines := file.readlines(READ_BYTES):
             raw = b"".join(lines)
-            yield Piece(decoded(raw, position, source.path), False, 0 if source.compression else len(raw))
+            yield DocumentPiece(decoded(raw, position, source.path), False, 0 if source.compression else len(raw))
             position += len(raw)
-    yield Piece("", True, source.size if source.compression else 0)
+    yield DocumentPiece("", True, source.size if source.compression else 0)

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data.raw.inputs import Source
+from data.raw.inputs import InputSource
 from parallel.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A stretch of a source: bytes of a file (the lines that begin there), row groups, or a dataset's steps."""
 
-    source: Source
+    source: InputSource
     start: int
     stop: int
     size: int
@@ -26,7 +26,7 @@ class Unit:
     """The parts whose documents become one shard, in this order."""
 
     index: int
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
 
     @property
     def size(self) -> int:
@@ -34,10 +34,10 @@ class Unit:
         return sum(part.size for part in self.parts)
 
 
-def divide(sources: list[Source], unit_bytes: int) -> list[Unit]:
+def divide(sources: list[InputSource], unit_bytes: int) -> list[Unit]:
     """Units of about `unit_bytes`: large files are cut, small ones put together. What is compressed stays whole."""
     units: list[Unit] = []
-    gathered: list[Part] = []
+    gathered: list[SourcePart] = []
     size = 0
     for source in sources:
         for part in _parts(source, unit_bytes):
@@ -51,21 +51,21 @@ def divide(sources: list[Source], unit_bytes: int) -> list[Unit]:
     return [*units, Unit(len(units), tuple(gathered))]
 
 
-def _parts(source: Source, unit_bytes: int) -> Iterator[Part]:
+def _parts(source: InputSource, unit_bytes: int) -> Iterator[SourcePart]:
     if source.kind == "dataset":
         for step in range(source.size):
-            yield Part(source, step, step + 1, unit_bytes)
+            yield SourcePart(source, step, step + 1, unit_bytes)
     elif source.kind == "parquet":
         yield from _row_groups(source)
     elif source.kind == "jsonl" and not source.compression:
         for start in range(0, source.size, unit_bytes):
             stop = min(start + unit_bytes, source.size)
-            yield Part(source, start, stop, stop - start)
+            yield SourcePart(source, start, stop, stop - start)
     elif source.size:
-        yield Part(source, 0, source.size, source.size)
+        yield SourcePart(source, 0, source.size, source.size)
 
 
-def _row_groups(source: Source) -> Iterator[Part]:
+def _row_groups(source: InputSource) -> Iterator[SourcePart]:
     try:
         import pyarrow.parquet
     except ImportError:
@@ -77,4 +77,4 @@ def _row_groups(source: Source) -> Iterator[Part]:
     total = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)) or 1
     for group in range(metadata.num_row_groups):
         share = metadata.row_group(group).total_byte_size / total
-        yield Part(source, group, group + 1, round(share * source.size))
+        yield SourcePart(source, group, group + 1, round(share * source.size))

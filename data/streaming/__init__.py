@@ -4,13 +4,13 @@ The inputs are cut into units (data/raw), and these are dealt to `data.stream_co
 inputs, S and seed alone. Global sample i is sample i div S of stream i mod S, and that is window i div S of the
 stream's own endless text. So which sample comes when is a function of (inputs, S, seed, i): not of the layout, the
 batch sizes or the length of training. A stream walks through its share in an order that the seed gives each epoch, and
-begins anew at its end.
+starts over at its end.
 
 Within a unit documents come as they stand: what mixes them is that S streams take turns, and the order of units.
 Documents that are to be mixed thoroughly are shuffled beforehand, or preprocessed (tools.preprocess --shuffle_docs).
 
 A data rank opens the streams that its samples fall in; S / DP of them where S is a multiple of DP x micro-batch size.
-Else several ranks read one stream, and each tokenises the others' samples only to pass over them: the same samples, at
+Else several ranks read one stream, and each tokenises the others' samples only to skip them: the same samples, at
 a cost that is said at the start. The first and the last pipeline stage, and context ranks, each read for themselves.
 
 Validation takes the documents that a hash of their text gives it, by the weights of data.split: no document is in two

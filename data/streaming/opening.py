@@ -8,9 +8,9 @@ from pathlib import Path
 from data import engines
 from data.config import DataConfig
 from data.engines import Engine
-from data.raw import inputs, units
-from data.raw.documents import Reading, Rejects, read
-from data.raw.inputs import Source
+from data.raw import hub, inputs, units
+from data.raw.documents import ReadOptions, Rejects, read
+from data.raw.inputs import InputSource
 from data.raw.units import Unit
 from data.streaming import shares
 from data.tokenizers import Tokenizer
@@ -28,7 +28,7 @@ class Streams:
 
     units: tuple[Unit, ...]
     count: int
-    reading: Reading
+    reading: ReadOptions
     engine: Engine
     eod: int
     fingerprints: dict[str, str]
@@ -43,7 +43,7 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
 
     Raises UserError for inputs that are missing, empty, unreadable or not as expected where they are tried.
     """
-    reading = Reading(
+    reading = ReadOptions(
         jsonl_key=config.jsonl_key,
         on_bad_document=config.on_bad_document,
         max_document_bytes=int(config.max_document_mb * 1e6),
@@ -79,11 +79,11 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
     )
 
 
-def fingerprint(sources: Sequence[Source]) -> str:
+def fingerprint(sources: Sequence[InputSource]) -> str:
     """Hex digest of files by name, size, time of change, beginning and end, wherever they lie; of a dataset, its name
     on the Hub and its revision."""
     if len(sources) == 1 and sources[0].revision:
-        where = "" if inputs.is_saved_dataset(Path(sources[0].path)) else f"{sources[0].path}, "
+        where = "" if hub.is_saved_dataset(Path(sources[0].path)) else f"{sources[0].path}, "
         return f"{where}revision {sources[0].revision}"
     digest = hashlib.blake2b(digest_size=16)
     for one in sources:
@@ -92,7 +92,7 @@ def fingerprint(sources: Sequence[Source]) -> str:
     return digest.hexdigest()
 
 
-def _sample(divided: Sequence[Unit], reading: Reading, names: Sequence[str]) -> list[str]:
+def _sample(divided: Sequence[Unit], reading: ReadOptions, names: Sequence[str]) -> list[str]:
     """Documents of some units that are spread over all, the same in every process."""
     spread = divided[:: max(1, len(divided) // SAMPLED_UNITS)][:SAMPLED_UNITS]
     texts = [text for unit in spread for text in _first(unit, reading)]
@@ -103,11 +103,11 @@ def _sample(divided: Sequence[Unit], reading: Reading, names: Sequence[str]) -> 
     return texts
 
 
-def _first(unit: Unit, reading: Reading) -> list[str]:
+def _first(unit: Unit, reading: ReadOptions) -> list[str]:
     """Beginnings of the documents with text of a unit's first batch that has any."""
     return next(filter(None, _batches(unit, reading)), [])
 
 
-def _batches(unit: Unit, reading: Reading) -> Iterator[list[str]]:
+def _batches(unit: Unit, reading: ReadOptions) -> Iterator[list[str]]:
     for batch in read(unit, reading, Rejects(reading.on_bad_document, reading.flags)):
         yield [text[:SAMPLED_CHARACTERS] for text in batch.texts if text][:SAMPLED_DOCUMENTS]

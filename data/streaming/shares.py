@@ -21,7 +21,7 @@ HELD_OUT_BYTES, HELD_OUT_BYTES_PER_TOKEN = 1 << 20, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UnitShare:
     """The documents of a unit whose number in it is `take` modulo `of`."""
 
     unit: Unit
@@ -39,7 +39,7 @@ class Share:
     """What one stream reads, once each epoch."""
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UnitShare, ...]
     seed: int | str
 
     @property
@@ -73,7 +73,7 @@ def deal(units: Sequence[Unit], count: int, seed: int | str) -> list[Share]:
         )
     mixed = permute(np.arange(len(pieces)), len(pieces), f"triplane shares {seed}").tolist()
     smallest = [(0.0, number) for number in range(count)]
-    held: list[list[Piece]] = [[] for _ in range(count)]
+    held: list[list[UnitShare]] = [[] for _ in range(count)]
     for piece in sorted((pieces[index] for index in mixed), key=lambda piece: -piece.size):
         size, number = smallest[0]
         heapq.heapreplace(smallest, (size + piece.size, number))
@@ -90,7 +90,7 @@ def held_out_count(units: Sequence[Unit], count: int, part: float, seq_length: i
     return max(1, min(count, int(size * part) // max(HELD_OUT_BYTES, HELD_OUT_BYTES_PER_TOKEN * seq_length)))
 
 
-def _pieces(units: Sequence[Unit], count: int) -> list[Piece]:
+def _pieces(units: Sequence[Unit], count: int) -> list[UnitShare]:
     """At least `count`, where that can be: one a unit, and more of those that are larger than a share."""
     sizes = [max(1, unit.size) for unit in units]
     most = [_most_pieces(unit) for unit in units]
@@ -107,7 +107,7 @@ def _pieces(units: Sequence[Unit], count: int) -> list[Piece]:
             heapq.heapreplace(largest, (-sizes[index] / of[index], index))
         else:
             heapq.heappop(largest)
-    return [Piece(unit, take, parts) for unit, parts in zip(units, of, strict=True) for take in range(parts)]
+    return [UnitShare(unit, take, parts) for unit, parts in zip(units, of, strict=True) for take in range(parts)]
 
 
 def _most_pieces(unit: Unit) -> int:

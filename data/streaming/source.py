@@ -19,7 +19,7 @@ class StreamedSource:
     """Global sample i is window i div S of stream i mod S, of S streams; a stream is opened when it is asked for.
 
     Fetching is quick for samples that follow the ones before, stream by stream; what lies between is tokenised and
-    passed over. One thread fetches; another may ask for the position.
+    skipped. One thread fetches; another may ask for the position.
     """
 
     def __init__(self, streams: Streams, split: SplitName, weights: str, seq_length: int, seed: int) -> None:
@@ -102,5 +102,5 @@ class StreamedSource:
         if cursor.epoch > self._said:
             self._said = cursor.epoch
             which = f"stream {stream.share.number} of {self.count}"
-            self._say(f"data: {which} has gone through its share {cursor.epoch} time(s), and begins anew")
+            self._say(f"data: {which} has gone through its share {cursor.epoch} time(s), and starts over")
         return window

@@ -11,9 +11,9 @@ import xxhash
 
 from data.config import split_weights
 from data.engines import Engine
-from data.raw.documents import Place, Reading, Rejects, read
+from data.raw.documents import DocumentOffset, ReadOptions, Rejects, read
 from data.split import SPLITS, SplitName
-from data.streaming.shares import Piece, Share
+from data.streaming.shares import Share, UnitShare
 from parallel.errors import UserError
 
 GROUP = 16
@@ -62,7 +62,7 @@ def part_of(split: SplitName, weights: str) -> tuple[float, float]:
 class Tokenising:
     """How documents become tokens, and which are wanted."""
 
-    reading: Reading
+    reading: ReadOptions
     engine: Engine
     eod: int
     """Ends every document."""
@@ -168,9 +168,9 @@ def documents(share: Share, how: Tokenising, start: Cursor) -> Iterator[tuple[Cu
         first = 0
 
 
-def _piece(piece: Piece, how: Tokenising, start: Cursor) -> Iterator[tuple[Cursor, np.ndarray]]:
+def _piece(piece: UnitShare, how: Tokenising, start: Cursor) -> Iterator[tuple[Cursor, np.ndarray]]:
     before, first = start.before, start.document
-    for batch in read(piece.unit, how.reading, how.rejects, Place(start.part, start.at)):
+    for batch in read(piece.unit, how.reading, how.rejects, DocumentOffset(start.part, start.at)):
         here = Cursor(start.epoch, start.piece, *batch.place, before)
         own = range(first + (piece.take - before - first) % piece.of, len(batch.texts), piece.of)
         wanted = (number for number in own if how.wants(batch.texts[number]))

@@ -1,11 +1,11 @@
-"""Hugging Face's names of weights and configurations, and ours: one table per architecture, read both ways. No torch.
+"""Hugging Face's names of weights and configurations, and ours: one table per architecture, read both ways.
 
     shapes.py         config.json <-> GPTShape
     architectures.py  the keys of each model_type
-    parts.py          what is not one number for one number; deepseek.py, rope.py: more of it
+    config_parts.py   what is not one number for one number; deepseek.py, rope.py: more of it
     keys.py           what a key may hold, and the bounds of its number
     tables.py         each of our parameters -> the names of theirs that it is made of, and how
-    layouts.py        the hows: which rows of theirs are which rows of ours
+    row_layouts.py    which rows of Hugging Face's tensors are which of our rows
 
 What the tables do not know is refused by name, never dropped: a rope type, a bias, a window, a tensor.
 """

@@ -1,22 +1,9 @@
-"""Each ``model_type`` that is read and written: its numbers, its switches, and what is neither. No torch here."""
+"""Each ``model_type`` that is read and written: its numbers, its switches, and what is neither."""
 
 from typing import Any
 
 from models.hf import rope
-from models.hf.deepseek import (
-    V2_DEFAULTS,
-    V3_DEFAULTS,
-    deepseek_experts,
-    read_latent,
-    read_mtp,
-    read_quantization,
-    read_v2_choice,
-    read_v3_choice,
-    write_latent,
-    write_v2_choice,
-)
-from models.hf.keys import Architecture
-from models.hf.parts import (
+from models.hf.config_parts import (
     heads,
     read_gpt2,
     read_mixtral,
@@ -30,6 +17,19 @@ from models.hf.parts import (
     write_no_window,
     write_qwen3_moe,
 )
+from models.hf.deepseek import (
+    V2_DEFAULTS,
+    V3_DEFAULTS,
+    deepseek_experts,
+    read_latent,
+    read_mtp,
+    read_quantization,
+    read_v2_choice,
+    read_v3_choice,
+    write_latent,
+    write_v2_choice,
+)
+from models.hf.keys import Architecture
 
 _LLAMA_NUMBERS = {
     "vocab_size": "vocab_size",

@@ -1,9 +1,9 @@
-"""DeepSeek-V2 and V3: latent attention, groups of experts, multi-token prediction, fp8. No torch here."""
+"""DeepSeek-V2 and V3: latent attention, groups of experts, multi-token prediction, fp8."""
 
 from typing import Any
 
+from models.hf.config_parts import COUNT, freq
 from models.hf.keys import MOST_WIDTH, SPANS, Config, Read, Span, Unsupported, Write, is_one_of, take, take_bool
-from models.hf.parts import COUNT, freq
 from models.shapes import GPTShape
 
 LATENT_EPSILON = 1e-6

@@ -1,4 +1,4 @@
-"""Files of a Hugging Face folder that go along with its weights, into checkpoints and back. No torch here.
+"""Files of a Hugging Face folder that are carried with its weights, into checkpoints and back.
 
 Nothing that could be executed is among them.
 """

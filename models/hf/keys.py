@@ -1,4 +1,4 @@
-"""What keys of a ``config.json`` hold, and how each kind of model's are read and written. No torch here."""
+"""What keys of a ``config.json`` hold, and how each kind of model's are read and written."""
 
 import math
 from collections.abc import Callable, Mapping

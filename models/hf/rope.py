@@ -1,4 +1,4 @@
-"""RoPE in ``config.json`` <-> fields of ``GPTShape``. No torch here.
+"""RoPE in ``config.json`` <-> fields of ``GPTShape``.
 
 Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
 """

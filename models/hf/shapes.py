@@ -1,6 +1,6 @@
-"""``config.json`` <-> ``GPTShape``. No torch here.
+"""``config.json`` <-> ``GPTShape``.
 
-Every key of a configuration is one of: a number that is a field of ours; a switch whose only supported value is
+Every key of a configuration is one of: a number that is one of our fields; a switch whose only supported value is
 written here; without effect on the model; or refused. Exporting writes a configuration, reads it back, and refuses
 where the two shapes differ: what transformers' model would not compute is not written.
 """
@@ -11,6 +11,7 @@ from typing import Any
 from models.hf import rope
 from models.hf.architectures import ARCHITECTURES
 from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
+from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
@@ -31,7 +32,7 @@ TRAINING_ONLY = frozenset("""
     moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff
     moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy
 """.split())  # fmt: skip
-"""Fields of ours that an exported model has no use for: another value is no other model."""
+"""Our fields that an exported model has no use for: another value is no other model."""
 
 
 def read_shape(config: Config) -> tuple[str, GPTShape]:
@@ -57,7 +58,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:
         shape = GPTShape(**fields)
-        problems = shape.problems()
+        problems = shape_problems(shape)
         if not problems:
             return model_type, shape
     raise UserError(

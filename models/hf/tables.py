@@ -1,4 +1,4 @@
-"""For each architecture, the tensors of theirs that each of our parameters is made of. No torch here.
+"""For each architecture, the tensors of theirs that each of our parameters is made of.
 
 A table has a line for whatever a member of the family may have; which lines count, ``models.parameters`` says. Sources:
 the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the tables of contents of the safetensors
@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from models.hf.layouts import Rule, Strip, by_group, conv1d, conv1d_by_group, experts, row_count, same, stacked
-from models.hf.layouts import vocabulary as vocab
+from models.hf.row_layouts import Rule, Strip, by_group, conv1d, conv1d_by_group, experts, row_count, same, stacked
+from models.hf.row_layouts import vocabulary as vocab
 from models.names import checkpoint_key
 from models.parameters import Parameter, parameters
 from models.shapes import GPTShape
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def rows(self) -> int:
-        """Rows of ours."""
+        """Our rows."""
         return row_count(self.shape)
 
     @property

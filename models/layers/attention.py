@@ -16,7 +16,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from models.layers import packed
-from models.layers.blocks import Sight, attend, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, attend, attend_in_blocks
 from parallel.errors import SharedMistake
 
 
@@ -62,7 +62,7 @@ class SDPAttention(MegatronModule):
 
         kwargs: of all that mcore passes, ``packed_seq_params`` counts: Documents, or None.
         """
-        sight = Sight(left=self.left, documents=kwargs.get("packed_seq_params"))
+        sight = AttentionMask(left=self.left, documents=kwargs.get("packed_seq_params"))
         dropout = self.dropout if self.training else 0.0
         # Heads differ over TP, so must their dropout. Under sequence parallelism the whole stack is in this region.
         own_rng = dropout > 0 and not self.config.sequence_parallel
@@ -71,7 +71,7 @@ class SDPAttention(MegatronModule):
         s, b = query.shape[:2]
         return out.permute(2, 0, 1, 3).reshape(s, b, -1)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, dropout: float) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, dropout: float) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
         s = query.shape[0]
         if self.cp_group is not None:

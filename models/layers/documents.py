@@ -20,8 +20,8 @@ class Documents:
 
     Transformer Engine would want its "thd" format: samples of a microbatch flattened into one row through the whole
     model, which changes the shape of all activations. Nothing here makes that: it would be a second path through the
-    model, which no CPU can run and so no test of ours could hold to one rank. With packed documents, attention is ours
-    among Transformer Engine's other modules too (models/layers/spec.py), and flattens for itself alone.
+    model, which no CPU can run and so no test here could compare with one rank. With packed documents, attention is
+    Triplane's among Transformer Engine's other modules, too (models/layers/spec.py), and flattens for itself alone.
     """
 
     qkv_format: Literal["sbhd"] = "sbhd"

@@ -1,9 +1,9 @@
 """Attention of packed documents by torch's flash kernels for rows of unequal lengths, where they are proved right.
 
 ``torch.nn.attention.varlen.varlen_attn`` takes all documents of a microbatch as one row and ``cu_seqlens``, where each
-begins: it makes no mask and no score that nobody sees. It runs on CUDA alone, in 16 bits. What this program's tests
-hold to the last digit is attention in blocks (models/layers/blocks.py), and so the kernel is compared with that on
-each machine that is to use it, once, on a small example, and left out aloud where it differs or fails.
+begins: it computes no mask, and no score that is masked. It runs on CUDA alone, in 16 bits. What the tests hold
+to the last digit is attention in blocks (models/layers/blockwise_attention.py), so each machine compares the kernel
+with that once, on a small example; where it differs or fails, a line says so and it is not used.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.layers.blocks import Sight, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, attend_in_blocks
 from models.layers.documents import Documents
 from models.shapes import GPTShape
 from parallel.layout import Layout
@@ -105,7 +105,7 @@ def disproof(
     starts = (ends * torch.arange(1, LENGTH + 1)).roll(1, dims=1)
     starts[:, 0] = 0
     documents = Documents(starts.cummax(dim=1).values.to(device))
-    sight = Sight(left=left, documents=documents)
+    sight = AttentionMask(left=left, documents=documents)
     try:
         found = _with_gradients(lambda q, k, v: attend_packed(q, k, v, documents, left, None, kernel), inputs, grad)
     except (ImportError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:

@@ -78,7 +78,7 @@ def provider(device: torch.device, documents: bool = False) -> BackendSpecProvid
     return PortableProvider()
 
 
-class Stack(HybridStack):
+class LayerStack(HybridStack):
     """mcore's stack of layers, with a final norm from our provider and dropout that differs over sequence shards.
 
     HybridStack hard-codes Transformer Engine's final norm (hybrid_block.py:212), and, unlike TransformerBlock, draws
@@ -110,7 +110,7 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> Modul
         moe_layer=_moe_layer(config, backend, norm),
         mtp_block_spec=_mtp_block(backend, norm),
     )
-    return ModuleSpec(module=Stack, params={"final_norm": norm}, submodules=submodules)
+    return ModuleSpec(module=LayerStack, params={"final_norm": norm}, submodules=submodules)
 
 
 def _attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:

@@ -14,7 +14,7 @@ from data.shard_writer import ShardWriter
 from data.source import build_source
 from data.sources import named, read_weights
 from parallel.errors import UserError
-from training.recipe import dump, load
+from training.config.recipe import dump, load
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from data.tokenizers import open_tokenizer
 from parallel.errors import UserError
 from tools.preprocess import verify
 from tools.preprocess.__main__ import main
-from tools.preprocess.card import Totals
+from tools.preprocess.summary import Totals
 
 VALUES = [None, True, -1, 2**62, 10**400, 1.5, float("inf"), "", "x", "\0", "\ud800", "\x1b[2J", [], {}, [None]]
 SPECIAL = ["fifo", "folder", "link to nowhere", "link to itself", "device", "sparse"]

@@ -1,8 +1,7 @@
 import pytest
 
 from data.config import DataConfig, split_weights
-from parallel.errors import UserError
-from training import cli
+from training.cli import parse
 
 
 def test_defaults_have_no_problems():
@@ -37,14 +36,14 @@ def test_bad_fields_are_named(config, field):
 
 
 def test_documents_see_one_another_by_default_and_a_recipe_can_say_otherwise():
-    assert (DataConfig().reset, DataConfig().eod_mask_loss) == ("none", False)
-    config = cli.parse(["--data.reset", "attention", "--data.eod_mask_loss", "True"])
-    assert (config.data.reset, config.data.eod_mask_loss) == ("attention", True)
+    assert not DataConfig().reset_attention_mask and not DataConfig().eod_mask_loss
+    config = parse.parse_config(
+        ["--data.reset_attention_mask", "--data.reset_position_ids", "--data.eod_mask_loss", "True"]
+    )
+    assert config.data.reset_attention_mask and config.data.reset_position_ids and config.data.eod_mask_loss
     assert config.data.problems() == []
 
 
-def test_a_word_that_reset_does_not_have_is_refused(tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[data]\nreset = "positions"\n')
-    with pytest.raises(UserError, match=r"data\.reset.*attention"):
-        cli.load(recipe)
+def test_mask_and_positions_are_reset_together_or_not_at_all():
+    problems = DataConfig(reset_attention_mask=True).problems()
+    assert len(problems) == 1 and "only both or neither" in problems[0]

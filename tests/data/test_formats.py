@@ -12,7 +12,7 @@ import pytest
 from data.config import DataConfig
 from data.prepare import prepare
 from data.raw import documents, format, inputs, pieces, units
-from data.raw.documents import Reading, Rejects
+from data.raw.documents import ReadOptions, Rejects
 from data.shards import Shard
 from parallel.errors import UserError
 from tools.preprocess.__main__ import main
@@ -49,7 +49,7 @@ def of_paths(path, tmp_path):
 
 
 def of_stream(path, tmp_path):
-    reading = Reading(jsonl_key="text", on_bad_document="stop", max_document_bytes=10**6, max_expansion=200)
+    reading = ReadOptions(jsonl_key="text", on_bad_document="stop", max_document_bytes=10**6, max_expansion=200)
     found = units.divide(inputs.find((str(path),), "data.stream"), 1 << 20)
     batches = (documents.read(unit, reading, Rejects("stop")) for unit in found)
     return [text.encode() for batch in batches for one in batch for text in one.texts]
@@ -228,7 +228,7 @@ def test_a_column_of_text_that_is_no_utf8_is_a_bad_document(tmp_path, capsys):
                  "--on_bad_document", "skip"]) == 0  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["~nobody-of-this-name/a.jsonl", "\0", "a\0b.jsonl", "x" * 5000])
+@pytest.mark.parametrize("name", ["~no-user-of-this-name/a.jsonl", "\0", "a\0b.jsonl", "x" * 5000])
 def test_a_name_that_cannot_be_one_is_one_message(tmp_path, capsys, name):
     for found in read_by_all(name, tmp_path, capsys):
         assert isinstance(found, str)

@@ -58,7 +58,7 @@ def test_what_follows_an_end_of_document_has_no_loss_if_so_asked():
 
 def test_packing_is_what_the_data_section_asks_for():
     assert Packing.of(DataConfig(), 3) == Packing(eod=3)
-    assert Packing.of(DataConfig(reset="attention", eod_mask_loss=True), 3) == Packing(
+    assert Packing.of(DataConfig(reset_attention_mask=True, eod_mask_loss=True), 3) == Packing(
         eod=3, reset=True, eod_mask_loss=True
     )
 
@@ -85,7 +85,7 @@ def test_prefetcher_gives_what_fetch_gives_in_order_and_ends():
 
 
 def test_the_wait_for_the_disk_is_measured():
-    """0.3 s for a request that nobody has read ahead; nothing for one that lies there."""
+    """0.3 s for a request that was not read ahead; nothing for one that lies there."""
 
     class Slow(Counting):
         def fetch(self, sample_indices):

@@ -6,14 +6,14 @@ import pytest
 from data import shards
 from data.cache import SEAL
 from data.config import DataConfig
-from data.megatron_order import Plan, open_splits
+from data.megatron_order import SamplePlan, open_splits
 from data.prepare import prepare
 from data.shard_writer import ShardWriter
 from parallel.errors import UserError
-from training.config import RunConfig, TrainConfig, batch_schedule
-from training.preparing import with_megatrons_order
+from training.config.run_config import RunConfig, TrainConfig, batch_schedule
+from training.prepare import with_megatrons_order
 
-PLAN = Plan(train=60, validation=8, test=0)
+PLAN = SamplePlan(train=60, validation=8, test=0)
 
 
 def shard(prefix, seed, documents=200):
@@ -152,8 +152,8 @@ def test_samples_beyond_the_plan_are_refused(tmp_path):
 
 
 def test_the_plan_counts_as_megatron_does():
-    assert Plan.of(790, 100, 8, 30, 5) == Plan(train=790, validation=160, test=0)
-    assert Plan.of(800, 100, 8, None, 5) == Plan(train=800, validation=0, test=0)
+    assert SamplePlan.of(790, 100, 8, 30, 5) == SamplePlan(train=790, validation=160, test=0)
+    assert SamplePlan.of(800, 100, 8, None, 5) == SamplePlan(train=800, validation=0, test=0)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_plan_of_a_run_is_of_all_its_samples(tmp_path, data, ramp, samples):
 def test_fewer_samples_than_the_run_takes_are_refused_at_the_start(tmp_path):
     paths = (shard(tmp_path / "a", 1), shard(tmp_path / "b", 2))
     with pytest.raises(UserError, match=r"2 shards without weights are gone through once, which gives \d+ samples"):
-        opened(tmp_path, Plan(train=5000, validation=0, test=0), paths=paths)
+        opened(tmp_path, SamplePlan(train=5000, validation=0, test=0), paths=paths)
     config = RunConfig(
         train=TrainConfig(train_iters=100, global_batch_size=8),
         data=DataConfig(tokenizer="byte", paths=paths[:1], order="megatron", megatron_train_samples=799),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from data.config import DataConfig
-from data.manifest import Manifest
-from data.prepare import Prepared
+from data.manifest import ShardManifest
+from data.prepared import Prepared
 from data.shard_writer import ShardWriter
 from data.shards import HEADER, Shard, bin_path, idx_path, token_dtype
 from data.source import build_source
@@ -187,7 +187,7 @@ BOUNDARIES = [split_documents(COUNT, SPLIT)[name].start for name in SPLITS[1:]]
 def manifest_of(writer, files):
     """As manifests were before they held the ends of files: those would hide what the index tells by itself."""
     files = {name: replace(one, ends="") for name, one in files.items()}
-    return Manifest(
+    return ShardManifest(
         tokens=writer.token_count, documents=writer.document_count, dtype=writer.dtype.name, vocab_size=257,
         tokenizer="byte", tokenizer_fingerprint="", eod=256, append_eod=True, special_text="plain", files=files,
     )  # fmt: skip

@@ -3,7 +3,8 @@ import pytest
 
 from data.config import DataConfig
 from data.order import rank_indices, sample_windows
-from data.prepare import Prepared, prepare
+from data.prepare import prepare
+from data.prepared import Prepared
 from data.shard_writer import ShardWriter
 from data.shards import Shard
 from data.source import build_source

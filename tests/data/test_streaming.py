@@ -259,7 +259,7 @@ def test_what_a_source_is_does_not_depend_on_where_it_lies(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, told",
+    "content, printed",
     [
         (b"", "data.stream: empty: 1 file(s) with 0 bytes"),
         (b"\n \n", "data.stream: no document with text"),
@@ -268,12 +268,12 @@ def test_what_a_source_is_does_not_depend_on_where_it_lies(tmp_path):
         (b'{"text": "a"}\n{"text": 1\n', ":2 (byte 14): not JSON"),
     ],
 )
-def test_bad_input_is_named_before_ranks_start(tmp_path, content, told):
+def test_bad_input_is_named_before_ranks_start(tmp_path, content, printed):
     path = tmp_path / "x.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         prepare(configured((str(path),)), lambda line: None)
-    assert told in str(caught.value)
+    assert printed in str(caught.value)
     assert str(path) in str(caught.value)
 
 
@@ -312,7 +312,7 @@ def test_too_little_text_for_so_many_streams_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, printed",
     [
         ({"paths": ("x",)}, "data.paths and data.stream each say what to train on"),
         ({"blend": {"x": 1.0}}, "data.blend and data.stream each say what to train on"),
@@ -324,7 +324,7 @@ def test_too_little_text_for_so_many_streams_is_refused(tmp_path):
         ({"max_expansion": 0.0}, "data.max_expansion must be above 0"),
     ],
 )
-def test_what_cannot_go_together_is_one_message(changes, told):
+def test_what_cannot_go_together_is_one_message(changes, printed):
     assert configured(("corpus",)).problems() == []
     [message] = replace(configured(("corpus",)), **changes).problems()
-    assert told in message
+    assert printed in message

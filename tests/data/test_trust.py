@@ -50,7 +50,7 @@ def test_another_tokenizer_is_refused(made, tmp_path):
         opened(made, tmp_path, tokenizer="builtin", builtin_vocab_size=600)
 
 
-@pytest.mark.parametrize("name, value", [("reset", "attention"), ("eod_mask_loss", True)])
+@pytest.mark.parametrize("name, value", [("reset_attention_mask", True), ("eod_mask_loss", True)])
 def test_documents_that_nothing_ends_cannot_be_kept_apart(made, tmp_path, name, value):
     opened(made, tmp_path, **{name: value})
     flags = ["--output", str(tmp_path / "y"), "--tokenizer", "byte", "--no_append_eod"]

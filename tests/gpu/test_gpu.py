@@ -33,7 +33,7 @@ def test_transformer_engine_agrees_with_our_modules() -> None:
 
 @pytest.mark.parametrize("left", ["None", "100"])
 def test_torchs_kernel_for_packed_documents_is_right(left: str) -> None:
-    """Compared with attention in blocks, as every run with data.reset does at its start; 64 and 128 wide, and GQA."""
+    """Compared with attention in blocks, as a run that keeps documents apart does at its start; 64 and 128 wide."""
     look = "import torch; from models.layers.packed import disproof; print([disproof(torch.device('cuda'), dtype, 8, "
     look += f"groups, width, {left}) for dtype in (torch.bfloat16, torch.float16) for groups in (2, 8) "
     look += "for width in (64, 128)])"
@@ -57,4 +57,4 @@ def test_training_on_cuda_follows_training_on_the_cpu() -> None:
 @pytest.mark.skipif(count_gpus(os.environ) < 2, reason="needs 2 GPUs")
 def test_two_ranks_over_nccl_train_as_one() -> None:
     attempt = subjects.Attempt(ranks=2, shared=False)
-    assert subjects.try_layouts(attempt, subjects.Outcome(lines=[], numbers={})).problems == []
+    assert subjects.try_layouts(attempt, subjects.SubjectOutcome(lines=[], numbers={})).problems == []

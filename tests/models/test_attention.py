@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import ModelConfig
-from models.families import resolve
-from models.layers.blocks import Block, Sight, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, QueryBlock, attend_in_blocks
 from models.layers.documents import Documents
+from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
@@ -70,7 +70,7 @@ def test_blocks_are_dense_attention(left: int | None, packed: bool, groups: int)
     for leaf in leaves:
         leaf.requires_grad_()
     starts = starts_of(37) if packed else None
-    sight = Sight(left=left, documents=Documents(starts) if starts is not None else None)
+    sight = AttentionMask(left=left, documents=Documents(starts) if starts is not None else None)
     output = attend_in_blocks(*leaves, sight, block_rows=8)
     assert_same(with_gradients(output, leaves, grad), with_gradients(dense(*leaves, left, starts), leaves, grad))
 
@@ -84,14 +84,14 @@ def test_two_pieces_of_a_sample_see_what_is_before_them(rank: int, left: int | N
     starts = starts_of(44) if packed else None
     pieces = (rank * 11, (3 - rank) * 11)
     rows = torch.cat([torch.arange(start, start + 11) for start in pieces])
-    sight = Sight(left=left, documents=Documents(starts[:, rows], 2) if starts is not None else None)
+    sight = AttentionMask(left=left, documents=Documents(starts[:, rows], 2) if starts is not None else None)
     output = attend_in_blocks(query[rows], key, value, sight, pieces=pieces, block_rows=4)
     assert_same([output], [dense(query, key, value, left, starts)[:, :, rows]])
 
 
 def test_a_scale_of_ones_own() -> None:
     query, key, value, _ = inputs(20)
-    output = attend_in_blocks(query, key, value, Sight(left=5), scale=0.7, block_rows=8)
+    output = attend_in_blocks(query, key, value, AttentionMask(left=5), scale=0.7, block_rows=8)
     assert_same([output], [dense(query * 0.7 * 8**0.5, key, value, 5, None)])
 
 
@@ -100,14 +100,14 @@ def test_a_scale_of_ones_own() -> None:
 
 def test_a_block_gets_the_keys_of_its_window_and_documents_only() -> None:
     starts = torch.tensor([[0] * 10 + [10] * 14, [0] * 3 + [3] * 21])
-    assert list(Sight(left=4).blocks([0], 24, 8)) == [
-        Block(slice(0, 8), 0, slice(0, 8)),
-        Block(slice(8, 16), 8, slice(4, 16)),
-        Block(slice(16, 24), 16, slice(12, 24)),
+    assert list(AttentionMask(left=4).blocks([0], 24, 8)) == [
+        QueryBlock(slice(0, 8), 0, slice(0, 8)),
+        QueryBlock(slice(8, 16), 8, slice(4, 16)),
+        QueryBlock(slice(16, 24), 16, slice(12, 24)),
     ]
-    packed = Sight(documents=Documents(starts))
+    packed = AttentionMask(documents=Documents(starts))
     assert [block.keys for block in packed.blocks([0], 24, 8)] == [slice(0, 8), slice(0, 16), slice(3, 24)]
-    both = Sight(left=15, documents=Documents(starts))
+    both = AttentionMask(left=15, documents=Documents(starts))
     assert [block.keys.start for block in both.blocks([0], 24, 8)] == [0, 0, 3]
 
 
@@ -129,7 +129,9 @@ def test_no_mask_has_as_many_elements_as_the_sequence_squared(window: bool) -> N
     """2,048 tokens, forward and backward; a window of 256 costs masks of 512 x 768. Nor does autograd keep any mask."""
     s = 2048
     leaves = [torch.randn(s, 1, 2, 16, requires_grad=True) for _ in range(3)]
-    sight = Sight(left=256) if window else Sight(documents=Documents(torch.zeros(1, s, dtype=torch.int64)))
+    sight = (
+        AttentionMask(left=256) if window else AttentionMask(documents=Documents(torch.zeros(1, s, dtype=torch.int64)))
+    )
     kept: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped() -> None:
     query, key, value, grad = inputs(37)
     value.requires_grad_()
     torch.manual_seed(1)
-    output = attend_in_blocks(query, key, value, Sight(left=20), dropout=0.5, block_rows=8)
+    output = attend_in_blocks(query, key, value, AttentionMask(left=20), dropout=0.5, block_rows=8)
     after = torch.rand(1)
     torch.manual_seed(2)
     expected = torch.rand(1)

@@ -10,9 +10,10 @@ import torch
 import runs
 from data.config import DataConfig
 from data.loader import Batch, Packing, to_batch
-from data.prepare import Prepared, prepare
+from data.prepare import prepare
+from data.prepared import Prepared
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
@@ -148,7 +149,9 @@ def metrics(short_documents: tuple[DataConfig, Prepared], folder: Path, flags: s
 
 @pytest.fixture(scope="module")
 def apart(short_documents: tuple[DataConfig, Prepared], tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return metrics(short_documents, tmp_path_factory.mktemp("apart"), "--data.reset attention")
+    return metrics(
+        short_documents, tmp_path_factory.mktemp("apart"), "--data.reset_attention_mask --data.reset_position_ids"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,9 +165,9 @@ def test_every_stage_keeps_documents_apart(
     world_size: int, flags: str, short_documents: tuple[DataConfig, Prepared], apart: list[float], tmp_path: Path
 ) -> None:
     """A stage between the first and the last reads tokens only for where documents start."""
-    assert metrics(short_documents, tmp_path, f"--data.reset attention {flags}", world_size) == pytest.approx(
-        apart, rel=1e-5
-    )
+    assert metrics(
+        short_documents, tmp_path, f"--data.reset_attention_mask --data.reset_position_ids {flags}", world_size
+    ) == pytest.approx(apart, rel=1e-5)
 
 
 def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig, Prepared], tmp_path: Path) -> None:
@@ -172,7 +175,11 @@ def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig
     still = "--optimizer.lr 1e-12 --data."
     apart, together, masked = (
         metrics(short_documents, tmp_path / flags.split()[0], still + flags)
-        for flags in ("reset attention", "jsonl_key text", "eod_mask_loss True")
+        for flags in (
+            "reset_attention_mask True --data.reset_position_ids True",
+            "jsonl_key text",
+            "eod_mask_loss True",
+        )
     )
     assert len(together) == len(apart) == len(masked) == 3
     for one, two, three in zip(apart, together, masked, strict=True):

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.families import SHAPES, resolve
+from models.families import SHAPES
 from models.init import fill_normal, global_tensors, std_of
 from models.names import canonical
 from models.parameters import parameters
+from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from parallel.launch import Identity

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.families import TINY, named, resolve
+from models.families import TINY, named
 from models.parameters import num_parameters
+from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity

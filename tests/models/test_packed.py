@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.families import named
 from models.layers import packed
-from models.layers.blocks import Sight, attend_in_blocks
+from models.layers.blockwise_attention import AttentionMask, attend_in_blocks
 from models.layers.documents import Documents
 from parallel.config import ParallelConfig
 from parallel.layout import layout_of
@@ -54,7 +54,7 @@ def test_a_kernel_is_given_what_blocks_are(groups: int, left: int | None) -> Non
     documents = Documents(STARTS)
     for scale in (None, 0.7):
         found = packed.attend_packed(query, key, value, documents, left, scale, each_alone)
-        expected = attend_in_blocks(query, key, value, Sight(left=left, documents=documents), scale=scale)
+        expected = attend_in_blocks(query, key, value, AttentionMask(left=left, documents=documents), scale=scale)
         assert (found - expected).abs().max().item() < 1e-12
 
 

@@ -8,9 +8,11 @@ import pytest
 
 from models import sublayers
 from models.config import OWNED, ModelConfig
-from models.families import named, resolve
+from models.families import named
 from models.frequencies import parse_freq
 from models.parameters import Parameter, parameters
+from models.resolve import resolve
+from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
@@ -214,7 +216,7 @@ def test_section_reports_bad_values(config: ModelConfig, expected: str) -> None:
     ],
 )
 def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], expected: str) -> None:
-    (problem,) = dataclasses.replace(named("debug"), **changes).problems()  # type: ignore[arg-type]
+    (problem,) = shape_problems(dataclasses.replace(named("debug"), **changes))  # type: ignore[arg-type]
     assert expected in problem
 
 
@@ -261,22 +263,22 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
     ],
 )
 def test_shape_reports_what_cannot_be(name: str, changes: dict[str, object], expected: str) -> None:
-    (problem,) = dataclasses.replace(named(name), **changes).problems()  # type: ignore[arg-type]
+    (problem,) = shape_problems(dataclasses.replace(named(name), **changes))  # type: ignore[arg-type]
     assert expected in problem
 
 
 def test_latent_attention_needs_rope() -> None:
     shape = dataclasses.replace(named("deepseek_v3_tiny"), position_embedding_type="none", rope_scaling="none")
-    (problem,) = shape.problems()
+    (problem,) = shape_problems(shape)
     assert 'needs position_embedding_type "rope" and rotary_percent 1.0, found "none"' in problem
 
 
 def test_what_is_left_over_from_a_named_shape_does_no_harm() -> None:
     dense = resolve(ModelConfig(shape="deepseek_v3_tiny", num_moe_experts=0, num_layers=2), None)
-    assert dense.problems() == []
+    assert shape_problems(dense) == []
     assert dense.moe_blocks == (False, False)
     whole = resolve(ModelConfig(shape="mistral_tiny", window_size=(-1, 0), window_attn_skip_freq="[1]"), None)
-    assert whole.problems() == []
+    assert shape_problems(whole) == []
     assert whole.window_blocks == (False,) * 4
 
 
@@ -334,7 +336,8 @@ def test_pattern_and_sublayers() -> None:
 
 def test_numeric_modules_import_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys, models.config, models.sublayers, models.flops, training.schedule, training.batch_size\n"
+        "import sys, models.config, models.sublayers, models.flops\n"
+        "import training.config.lr_schedule, training.config.batch_schedule\n"
         "sys.exit(' '.join({'torch', 'numpy', 'megatron'} & set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -8,7 +8,7 @@ import sys, torch
 from parallel.cpu import adam, eager
 compile = torch.compile
 with eager.eager_imports():
-    import training.job
+    import training.train
     decorated = torch.compile(max), torch.compile(dynamic=True)(max)
 assert torch.compile is compile and decorated == (max, max)
 eager.install()

@@ -71,7 +71,7 @@ def _other_layout(identity: Identity) -> None:
 
 
 def test_ranks_with_different_layouts_do_not_wait_for_each_other() -> None:
-    """What differs is told by its lines, and before any group is built."""
+    """What differs is named by its lines, and before any group is built."""
     expected = r"rank 0 .* has tensor_model_parallel_size = 1, but rank 1 .* has tensor_model_parallel_size = 2"
     with pytest.raises(AssertionError, match=expected):
         run_ranks(2, _other_layout)
@@ -92,7 +92,7 @@ def test_importing_everything_patches_nothing() -> None:
 import torch
 owners = torch, torch.cuda, torch.Tensor, torch.nn.Module
 before = [(owner, name, getattr(owner, name)) for owner in owners for name in dir(owner) if name != "manual_seed"]
-import training.job, tools.parity.probe
+import training.train, tools.parity.probe
 from parallel.cpu.cuda_redirect import FACTORIES
 # torch._dynamo itself wraps torch.manual_seed when it is imported.
 changed = [(owner, name) for owner, name, value in before if getattr(owner, name) is not value]

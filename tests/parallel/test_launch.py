@@ -19,7 +19,7 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "12",
         "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2),2(x2)", "SLURM_JOB_ID": "77"}  # fmt: skip
 
 
-def test_nobody_started_ranks() -> None:
+def test_no_launcher_started_ranks() -> None:
     assert launch.detect({}) is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import together
-from tools.faults.private_cluster import Cluster, missing_programs, running_cluster
+from tools.faults.private_cluster import PrivateCluster, missing_programs, running_cluster
 
 MISSING = missing_programs()
 
@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+def cluster(shared_cluster: PrivateCluster) -> Iterator[PrivateCluster]:
     """The private cluster: what a test that failed leaves running shall not stand in the next one's way."""
     yield shared_cluster
     if jobs := shared_cluster.run("squeue", "--noheader", "--format=%i").stdout.split():
@@ -40,7 +40,7 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateCluster]:
     """Eight nodes with 4 CPUs and 2 stand-ins for GPUs each."""
     assert not MISSING, f"SLURM must be tested here, but there is no {', '.join(MISSING)}"
     with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=8, cpus_per_node=4, gpus_per_node=2) as running:
@@ -49,11 +49,11 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 @pytest.fixture(scope="module")
 def played(
-    request: pytest.FixtureRequest, shared_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, shared_cluster: PrivateCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> together.Played:
     """A module's ``scenario_…(cluster, tmp_path)``: four have the eight nodes, while others wait for SLURM."""
 
-    def run(name: str, scenario: Callable[[Cluster, Path], None]) -> None:
+    def run(name: str, scenario: Callable[[PrivateCluster, Path], None]) -> None:
         folder = tmp_path_factory.mktemp(name)
         try:
             scenario(shared_cluster, folder)

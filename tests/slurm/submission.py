@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tools.faults.private_cluster import Cluster, Job
+from tools.faults.private_cluster import Job, PrivateCluster
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/pretrain.sbatch"
@@ -22,7 +22,9 @@ def checkout(folder: Path, program: str, interpreter: str = ".venv/bin/python") 
     return folder
 
 
-def submit(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str) -> int:
+def submit(
+    cluster: PrivateCluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str
+) -> int:
     """Submit the script from ``folder`` on two nodes with two ranks each, without the doctor: the job's id."""
     environ = {"PYTHONPATH": str(REPO), "DOCTOR": "0", **variables}
     return cluster.submit(
@@ -30,6 +32,8 @@ def submit(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ..
     )
 
 
-def run_job(cluster: Cluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str) -> Job:
+def run_job(
+    cluster: PrivateCluster, folder: Path, *arguments: str, flags: tuple[str, ...] = (), **variables: str
+) -> Job:
     """``submit``, and wait for the end."""
     return cluster.wait(submit(cluster, folder, *arguments, flags=flags, **variables))

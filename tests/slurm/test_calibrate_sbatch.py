@@ -9,14 +9,14 @@ import pytest
 
 from tests.slurm.submission import NO_GPUS, TWO_BY_TWO
 from tools import clusters
-from tools.faults.private_cluster import Cluster
+from tools.faults.private_cluster import PrivateCluster
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/calibrate.sbatch"
 
 
 @pytest.mark.slurm
-def test_two_nodes_become_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_nodes_become_a_cluster(cluster: PrivateCluster, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     around = {"REPO": str(REPO), "PYTHON": sys.executable}
     job = cluster.wait(

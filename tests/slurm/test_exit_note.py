@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.submission import REPO
-from training.exit_note import EXIT_NOTE, exit_note
+from training.watchdog.exit_code_file import EXIT_NOTE, exit_code_file
 
 QUIET_RANK = {
     "SLURM_STEP_ID": "0",
@@ -51,6 +51,6 @@ def test_a_rank_takes_nothing_away_from_the_note_of_another(tmp_path: Path) -> N
     """Ended between emptying the file and writing to it, it would: the batch script found an empty note once."""
     note = tmp_path / "note"
     note.write_text("2\n")
-    with pytest.raises(SystemExit), exit_note({EXIT_NOTE: str(note)}):
+    with pytest.raises(SystemExit), exit_code_file({EXIT_NOTE: str(note)}):
         sys.exit(2)
     assert note.read_text() == "2\n2\n"

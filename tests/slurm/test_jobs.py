@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from tools.faults import jobs
 from tools.faults.job_scene import FLAGS, ITERATIONS, Scene, Undisturbed, digests
-from tools.faults.private_cluster import Cluster
+from tools.faults.private_cluster import PrivateCluster
 from training.checkpoint import folders
 
 SAMPLE = "transient: kill -9 of rank 1|step 6"
@@ -19,7 +19,9 @@ SAMPLE = "transient: kill -9 of rank 1|step 6"
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
-def test_a_killed_rank_costs_nothing(cluster: Cluster, tmp_path: Path, cache_dir: Path, prepared: Prepared) -> None:
+def test_a_killed_rank_costs_nothing(
+    cluster: PrivateCluster, tmp_path: Path, cache_dir: Path, prepared: Prepared
+) -> None:
     runs.train(prepared, runs.configuration(tmp_path / "undisturbed", *FLAGS), 2)
     newest = folders.latest(tmp_path / "undisturbed/checkpoints")
     assert newest is not None and folders.iteration_of(newest) == ITERATIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.faults.private_cluster import Cluster
+from tools.faults.private_cluster import PrivateCluster
 from tools.preprocess.__main__ import main
 
 REPO = Path(__file__).parents[2]
@@ -35,8 +35,8 @@ def results(folder: Path) -> dict[str, bytes]:
 
 def task(number: int, count: int, **more: str) -> dict[str, str]:
     """What SLURM tells a task of an array."""
-    told = {"ID": str(number), "COUNT": str(count), "MIN": "0", "MAX": str(count - 1), "STEP": "1"}
-    environ = {f"SLURM_ARRAY_TASK_{name}": value for name, value in told.items()}
+    printed = {"ID": str(number), "COUNT": str(count), "MIN": "0", "MAX": str(count - 1), "STEP": "1"}
+    environ = {f"SLURM_ARRAY_TASK_{name}": value for name, value in printed.items()}
     return os.environ | environ | {"REPO": str(REPO), "PYTHON": sys.executable} | more
 
 
@@ -72,7 +72,7 @@ def test_the_signal_before_the_time_limit_stops_it_with_75(tmp_path: Path) -> No
 
 
 @pytest.mark.slurm
-def test_an_array_on_slurm(cluster: Cluster, text: Path, tmp_path: Path) -> None:
+def test_an_array_on_slurm(cluster: PrivateCluster, text: Path, tmp_path: Path) -> None:
     for name in ("one", "array"):
         (tmp_path / name).mkdir()
     assert main(flags(text, tmp_path / "one" / "x")) == 0

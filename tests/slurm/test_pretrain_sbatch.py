@@ -9,7 +9,7 @@ import pytest
 
 import together
 from tests.slurm.submission import REPO, SCRIPT, TWO_BY_TWO, checkout, run_job
-from tools.faults.private_cluster import Cluster
+from tools.faults.private_cluster import PrivateCluster
 
 PLACE = """
 import json, os, sys
@@ -40,27 +40,27 @@ def test_missing_recipe_is_a_usage_error() -> None:
 
 
 @pytest.mark.slurm
-def test_sbatch_accepts_the_script(cluster: Cluster) -> None:
+def test_sbatch_accepts_the_script(cluster: PrivateCluster) -> None:
     for gpus in ("0", "2"):
         done = cluster.run("sbatch", "--test-only", *TWO_BY_TWO, "--gpus-per-node", gpus, str(SCRIPT), "recipe.toml")
         assert done.returncode == 0 and "to start at" in done.stdout, done.stdout
 
 
 @pytest.mark.slurm
-def test_sbatch_asks_for_eight_gpus_a_node_by_default(cluster: Cluster) -> None:
+def test_sbatch_asks_for_eight_gpus_a_node_by_default(cluster: PrivateCluster) -> None:
     done = cluster.run("sbatch", "--test-only", *TWO_BY_TWO, str(SCRIPT), "recipe.toml")
     assert done.returncode != 0, "these nodes have 2 GPUs each"
 
 
-def scenario_each_rank_of_srun_knows_its_place(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_each_rank_of_srun_knows_its_place(cluster: PrivateCluster, tmp_path: Path) -> None:
     knows_its_place(cluster, tmp_path, "srun")
 
 
-def scenario_each_rank_of_torchrun_knows_its_place(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_each_rank_of_torchrun_knows_its_place(cluster: PrivateCluster, tmp_path: Path) -> None:
     knows_its_place(cluster, tmp_path, "torchrun")
 
 
-def knows_its_place(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+def knows_its_place(cluster: PrivateCluster, tmp_path: Path, launcher: str) -> None:
     folder = checkout(tmp_path, PLACE)
     arguments = ("recipe.toml", "--data.paths", "a b")
     around = {"PYTHONSAFEPATH": "1", "SLURM_TMPDIR": "/tmp/of-the-job", "CLUSTER": "h100_ib"}
@@ -83,13 +83,13 @@ def knows_its_place(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
         assert rank["hca"] == "mlx5", "of slurm/clusters/h100_ib.toml"
 
 
-def scenario_failing_rank_ends_the_others(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_failing_rank_ends_the_others(cluster: PrivateCluster, tmp_path: Path) -> None:
     program = "import os, time\nif os.environ['SLURM_PROCID'] == '3': raise SystemExit(1)\ntime.sleep(600)"
     job = run_job(cluster, checkout(tmp_path, program), MAX_ATTEMPTS="1")
     assert (job.state, job.restarts) == ("FAILED", 0) and job.exit_code != 0, job.output
 
 
-def scenario_python_and_settings_of_the_site_file_win(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_python_and_settings_of_the_site_file_win(cluster: PrivateCluster, tmp_path: Path) -> None:
     program = "import os\nprint('fabric', os.environ['NCCL_IB_HCA'], os.environ['NCCL_CROSS_NIC'])"
     folder = checkout(tmp_path, program, interpreter="bin/python")
     (folder / "slurm").mkdir()
@@ -120,7 +120,7 @@ def test_mistake_ends_the_job_before_anything_starts(
     assert done.stdout == "" and not (folder / "run").exists()
 
 
-def scenario_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_container_of_apptainer_runs_ranks_and_tools(cluster: PrivateCluster, tmp_path: Path) -> None:
     """A stand-in for apptainer, which is not here: it notes its arguments and runs the command."""
     folder = checkout(tmp_path, "import os\nprint('inside', os.environ['IMAGE'])", interpreter="bin/python")
     fake = folder / "bin/apptainer"
@@ -133,7 +133,7 @@ def scenario_container_of_apptainer_runs_ranks_and_tools(cluster: Cluster, tmp_p
     assert job.state == "COMPLETED" and job.output.count("inside ngc.sif\n") == 4, job.output
 
 
-def scenario_job_that_may_have_one_or_two_nodes_uses_those_that_it_got(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_job_that_may_have_one_or_two_nodes_uses_those_that_it_got(cluster: PrivateCluster, tmp_path: Path) -> None:
     program = "import os\nprint('one of', os.environ['SLURM_STEP_NUM_TASKS'])"
     keep = cluster.submit("--nodelist=n8", "--exclusive", "--wrap", "sleep 600", cwd=tmp_path)
     cluster.until(keep, lambda: cluster.show(keep)["JobState"] == "RUNNING")

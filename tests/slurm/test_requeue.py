@@ -7,7 +7,7 @@ import pytest
 
 import together
 from tests.slurm.submission import checkout, run_job, submit
-from tools.faults.private_cluster import Cluster, ranks_left
+from tools.faults.private_cluster import PrivateCluster, ranks_left
 
 TRAINER = """
 import os, signal, sys, time
@@ -32,7 +32,9 @@ if rank == "0":
 """Stands in for a run that, asked to stop, saves and leaves the marker, and that is done in its second start."""
 
 
-def scenario_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(
+    cluster: PrivateCluster, tmp_path: Path
+) -> None:
     """The doctor is a stand-in that finds n2 bad, then n3, then nothing. The user excluded n4 to n8: n2 must serve."""
     folder = checkout(tmp_path, "import os\nprint('trained on', os.environ['SLURM_JOB_NODELIST'])")
     (folder / "tools").mkdir()
@@ -58,7 +60,7 @@ def scenario_bad_nodes_are_left_out_of_the_next_start_while_there_are_others(clu
     assert ended.output.count("--time_limit_s 81 --cluster h100_ib\n") == 3, "of the doctor, which ends by itself"
 
 
-def scenario_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_scancel_stays_cancelled_with_nothing_left(cluster: PrivateCluster, tmp_path: Path) -> None:
     job = submit(cluster, checkout(tmp_path, TRAINER))
     cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
     assert len(ranks_left(cluster, job)) >= 5
@@ -67,10 +69,10 @@ def scenario_scancel_stays_cancelled_with_nothing_left(cluster: Cluster, tmp_pat
     assert (ended.state, ended.restarts) == ("CANCELLED", 0), ended.output
     assert "heard SIGTERM" in ended.output and "requeue" not in ended.output
     cluster.until(job, lambda: not ranks_left(cluster, job))
-    assert not (tmp_path / "run/attempts.jsonl").exists(), "what SLURM ends is no attempt of ours"
+    assert not (tmp_path / "run/attempts.jsonl").exists(), "what SLURM ends is not our attempt"
 
 
-def scenario_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_near_time_limit_the_job_saves_and_starts_again(cluster: PrivateCluster, tmp_path: Path) -> None:
     """--signal=B:USR2@600 needs a time limit of minutes: the same signal comes from scancel here."""
     job = submit(cluster, checkout(tmp_path, TRAINER))
     cluster.until(job, lambda: cluster.output(job).count("is up in start 1") == 4)
@@ -80,20 +82,20 @@ def scenario_near_time_limit_the_job_saves_and_starts_again(cluster: Cluster, tm
     assert ended.output.count("heard SIGUSR2") == 4 and ended.output.count("is up in start 2") == 4
 
 
-def scenario_bad_input_of_a_rank_of_srun_is_never_retried(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_bad_input_of_a_rank_of_srun_is_never_retried(cluster: PrivateCluster, tmp_path: Path) -> None:
     bad_input(cluster, tmp_path, "srun")
 
 
-def scenario_bad_input_of_a_rank_of_torchrun_is_never_retried(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_bad_input_of_a_rank_of_torchrun_is_never_retried(cluster: PrivateCluster, tmp_path: Path) -> None:
     bad_input(cluster, tmp_path, "torchrun")
 
 
-def bad_input(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
+def bad_input(cluster: PrivateCluster, tmp_path: Path, launcher: str) -> None:
     """Of one rank: its code is hidden by torchrun, and under srun by the end of the others."""
     program = """
 import os, sys, time
-from training.exit_note import exit_note
-with exit_note(os.environ):
+from training.watchdog.exit_code_file import exit_code_file
+with exit_code_file(os.environ):
     if os.environ.get("RANK", os.environ["SLURM_PROCID"]) == "3":
         sys.exit(2)
     time.sleep(600)
@@ -103,14 +105,16 @@ with exit_note(os.environ):
     assert "bad input" in job.output
 
 
-def scenario_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_bad_input_of_another_job_on_the_folder_does_not_stop_this_one(
+    cluster: PrivateCluster, tmp_path: Path
+) -> None:
     """The second job is submitted by mistake: it is refused, and leaves its note. Then the first one crashes."""
     program = """
 import os, sys, time
 from pathlib import Path
-from training.exit_note import exit_note
+from training.watchdog.exit_code_file import exit_code_file
 if "--train.seed" in sys.argv:
-    with exit_note(os.environ):
+    with exit_code_file(os.environ):
         sys.exit(2)
 print("up", flush=True)
 while not os.environ.get("SLURM_RESTART_COUNT") and not Path("crash").exists():
@@ -126,10 +130,10 @@ sys.exit(0 if os.environ.get("SLURM_RESTART_COUNT") else 1)
     ended = cluster.wait(first)
     assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), ended.output
     left = [path.name for path in (folder / "run").iterdir()]
-    assert left == ["attempts.jsonl"], "what a job was told through the folder goes with it"
+    assert left == ["attempts.jsonl"], "what a job is asked through the folder goes with it"
 
 
-def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: PrivateCluster, tmp_path: Path) -> None:
     """Python itself ends with 2 then. The file server is mended by the next start."""
     folder = checkout(tmp_path, "print('trained')")
     (folder / "pretrain_gpt.py").rename(folder / "away.py")
@@ -139,7 +143,7 @@ def scenario_program_that_cannot_be_opened_is_no_bad_input(cluster: Cluster, tmp
     assert "No such file" in job.output
 
 
-def scenario_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_request_just_after_the_start_of_srun_is_heard(cluster: PrivateCluster, tmp_path: Path) -> None:
     """USR2 between two commands of the batch shell: srun has begun, and the shell has not yet noted whom to tell."""
     folder = checkout(tmp_path, TRAINER)
     before = "trap '[[ $BASH_COMMAND != running=\\$1* ]] || kill -USR2 $$' DEBUG"
@@ -150,7 +154,7 @@ def scenario_request_just_after_the_start_of_srun_is_heard(cluster: Cluster, tmp
 
 
 def scenario_request_that_no_rank_could_hear_yet_is_no_failure_and_a_crash_loop_stops(
-    cluster: Cluster, tmp_path: Path
+    cluster: PrivateCluster, tmp_path: Path
 ) -> None:
     """Such ranks die of USR2."""
     program = """
@@ -168,7 +172,7 @@ raise SystemExit(1)
     assert [(attempt["exit_code"], attempt["again"]) for attempt in attempts(tmp_path)] == [(75, True), (1, False)]
 
 
-def scenario_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_doctor_that_hangs_is_not_waited_for(cluster: PrivateCluster, tmp_path: Path) -> None:
     folder = checkout(tmp_path, "print('trained')")
     (folder / "tools").mkdir()
     (folder / "tools/doctor.py").write_text("import time\ntime.sleep(600)\n")
@@ -177,7 +181,7 @@ def scenario_doctor_that_hangs_is_not_waited_for(cluster: Cluster, tmp_path: Pat
     assert "the doctor had not ended after 2 s" in job.output
 
 
-def scenario_chain_of_jobs_continues_the_run(cluster: Cluster, tmp_path: Path) -> None:
+def scenario_chain_of_jobs_continues_the_run(cluster: PrivateCluster, tmp_path: Path) -> None:
     """Where a site forbids requeueing: jobs of one name, one at a time, each goes on where the last one stopped."""
     program = """
 import os, time

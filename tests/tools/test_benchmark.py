@@ -11,8 +11,8 @@ import ranks  # noqa: F401  (imports torch and megatron once)
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark import one_rank, startup
 from tools.benchmark.tokens import RandomTokens
-from training import cli
-from training.config import TrainConfig
+from training.cli import parse
+from training.config.run_config import TrainConfig
 
 
 def test_both_sides_train_the_same_model_on_the_same_tokens() -> None:
@@ -57,7 +57,7 @@ def test_a_failing_command_shows_its_output() -> None:
 
 
 def test_the_16384_ranks_on_paper_are_a_valid_layout() -> None:
-    config = cli.parse(startup.flags_of(startup.PAPER))
+    config = parse.parse_config(startup.flags_of(startup.PAPER))
     assert config.problems(startup.PAPER["world_size"]) == []  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from models.flops import peak_flops
 from parallel.errors import UserError
-from tools import clusters, variables
+from tools import clusters, nccl_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,10 +51,10 @@ def test_every_figure_has_its_source_or_meaning_beside_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", clusters.known_clusters())
 def test_variables_are_read_by_todays_libraries(name: str) -> None:
-    assert variables.warnings(clusters.load(name).env, name) == []
+    assert nccl_env.warnings(clusters.load(name).env, name) == []
     text = (clusters.FOLDER / f"{name}.toml").read_text()
     switched_off = re.findall(r"^# ([A-Z_]+) = ", text, re.MULTILINE)
-    assert variables.warnings(dict.fromkeys(switched_off, ""), name) == []
+    assert nccl_env.warnings(dict.fromkeys(switched_off, ""), name) == []
 
 
 def test_exports_are_read_back_by_a_shell_and_what_is_set_already_wins() -> None:
@@ -153,15 +153,15 @@ def library(package: str, path: str) -> Path:
 
 
 def test_list_of_names_is_that_of_the_installed_nccl() -> None:
-    """tools/variables.txt: where this fails after an update, write it anew from these sets, and VERSIONS with it."""
-    listed = {name for name in variables.read_names() if name.startswith("NCCL_")}
+    """tools/nccl_env.txt: where this fails after an update, write it again from these sets, and VERSIONS with it."""
+    listed = {name for name in nccl_env.read_names() if name.startswith("NCCL_")}
     assert listed == names_in(library("nvidia.nccl", "lib/libnccl.so.2"), rb"NCCL_[A-Z0-9_]+")
     assert not [
-        name for name in variables.TODAY if name in listed and name not in ("NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS")
+        name for name in nccl_env.TODAY if name in listed and name not in ("NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS")
     ]
 
 
 def test_list_of_names_is_that_of_the_installed_torch() -> None:
-    listed = {name for name in variables.read_names() if name.startswith("TORCH_")}
+    listed = {name for name in nccl_env.read_names() if name.startswith("TORCH_")}
     libraries = [library("torch", f"lib/libtorch_{part}.so") for part in ("cuda", "cpu")]
     assert listed == set().union(*(names_in(each, rb"TORCH_(?:NCCL|FR)_[A-Z0-9_]+") for each in libraries))

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
 from ranks import run_ranks
 from tests.models.hf_weights import hf_config, hf_model, randomise
 from tools.convert.__main__ import main
-from tools.convert.source import Source
+from tools.convert.source import HfFolder
 from training.checkpoint.folders import find
 from training.checkpoint.format.verify import damages
-from training.recipe import load
+from training.config.recipe import load
 
 VOCAB, SEQ = 257, 96
 NO_GROUPS = {"moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_router_topk_scaling_factor": 1.0}
@@ -68,7 +68,7 @@ def our_differences(identity: Identity, root: Path, output: Path) -> None:
     from parallel import groups
     from training.checkpoint.model_state import model_boxes
     from training.checkpoint.restoring import read_weights
-    from training.checkpoint.storage import Reader
+    from training.checkpoint.storage import TensorReader
 
     tp = identity.world_size
     parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1)
@@ -78,7 +78,7 @@ def our_differences(identity: Identity, root: Path, output: Path) -> None:
             config = load(root / name / "checkpoint" / "config.toml")
             shape, fp32 = resolve(config.model, None), PrecisionConfig(dtype="fp32")
             chunks = gpt.build(config.model, shape, parallel, fp32, gpt.Recompute(), ranks, seed=1)
-            with Reader(root / name / "checkpoint") as reader:
+            with TensorReader(root / name / "checkpoint") as reader:
                 read_weights(reader, model_boxes(chunks, ranks))
             ours = chunks[0].eval()(some_tokens(), torch.arange(SEQ)[None], None)[0]
             first = ours.shape[-1] * identity.rank
@@ -143,7 +143,7 @@ def test_transformers_loads_what_is_exported(root: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_there_and_back_is_the_same_bytes(root: Path, family: str) -> None:
-    with Source(root / family / "hf") as one, Source(root / family / "again") as other:
+    with HfFolder(root / family / "hf") as one, HfFolder(root / family / "again") as other:
         assert one.places.keys() == other.places.keys()
         assert len({place.file for place in other.places.values()}) > 1
         for name, place in one.places.items():

@@ -9,7 +9,7 @@ from models.families import TINY
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
 from training.checkpoint.format.manifest import read_manifest, write_manifest
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 
 
 def flipped(data: bytes, position: int) -> bytes:
@@ -46,7 +46,7 @@ def test_a_changed_byte_is_not_exported(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], tensor: str, workers: str
 ) -> None:
     """At the start and at the end of the work, when others are done."""
-    with Reader(checkpoint) as reader:
+    with FileReader(checkpoint) as reader:
         piece = reader.pieces(tensor)[-1]
     path = checkpoint / piece.file
     path.write_bytes(flipped(path.read_bytes(), piece.position + 1))

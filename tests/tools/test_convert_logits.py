@@ -13,16 +13,16 @@ import pytest
 
 from models.families import TINY
 from models.hf import tables
-from models.hf.layouts import stacked
+from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
 from tests.tools.hf_folders import write_folder
-from tools.convert import work
+from tools.convert import resumable
 from tools.convert.__main__ import main
 from tools.convert.checking import architecture, check
 from tools.convert.cut import cut_of, write_cut
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
-from tools.convert.source import Source
+from tools.convert.source import HfFolder
 
 SWAPPED = {
     **tables.ATTENTION,
@@ -74,9 +74,9 @@ def test_what_is_rejected_before_it_has_its_name_does_not_stay(tmp_path: Path, d
 
     def reject(folder: Path) -> list[str]:
         assert (folder / ("manifest.json" if direction == "import" else "model.safetensors")).is_file()
-        raise work.Rejected(f"{folder} differs.")
+        raise resumable.Rejected(f"{folder} differs.")
 
-    with pytest.raises(work.Rejected, match=r"/out differs\. .*/out was removed\.$"):
+    with pytest.raises(resumable.Rejected, match=r"/out differs\. .*/out was removed\.$"):
         if direction == "import":
             import_folder(tmp_path / "hf", tmp_path / "out", **SETTINGS, max_file_bytes=1 << 30, accept=reject)
         else:
@@ -92,10 +92,10 @@ def test_a_cut_folder_is_a_folder_of_the_same_weights(name: str, tmp_path: Path)
     """Of every architecture: its configuration and tensors fit together, and rows come from the right places."""
     shape = dataclasses.replace(TINY[name], vocab_size=1500)
     write_folder(tmp_path / "hf", shape)
-    with Source(tmp_path / "hf") as whole:
+    with HfFolder(tmp_path / "hf") as whole:
         cut = cut_of(*architecture(whole))
         write_cut(whole, cut, tmp_path / "cut")
-        with Source(tmp_path / "cut") as source:
+        with HfFolder(tmp_path / "cut") as source:
             assert check(source, *architecture(source)) == []
             found = read_shape(source.config)[1]
             assert (found.num_layers, found.vocab_size) == (len(set(shape.moe_blocks)), 1024)

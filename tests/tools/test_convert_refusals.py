@@ -43,7 +43,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": "two"}},
         "rope_parameters.factor = 'two': expected a number",
     ),
-    "rope base that is no number": (
+    "rope base that is not a number": (
         LLAMA, {"rope_scaling": None, "rope_theta": float("nan"), "rope_parameters": None}, "not JSON: NaN is no"
     ),
     "two rope bases": (LLAMA, {"rope_theta": 7.0}, "rope_theta = 7.0"),

@@ -1,4 +1,4 @@
-"""A conversion that is killed goes on; the number of workers changes no byte; what is in a folder goes along."""
+"""A conversion that is killed goes on; the number of workers changes no byte; a folder's other files are carried."""
 
 import dataclasses
 import hashlib
@@ -20,10 +20,10 @@ from data.sentencepiece_training import builtin_model
 from models.families import TINY
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
-from tools.convert.source import Source
+from tools.convert.source import HfFolder
 from training.checkpoint.format.manifest import write_manifest
-from training.checkpoint.format.pieces import Group
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.pieces import TensorGroup
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import FileWriter
@@ -118,7 +118,7 @@ def test_other_flags_start_over(tmp_path: Path) -> None:
     unfinished.mkdir()
     (unfinished / "part_00000.pieces.json").write_text("left by another job")
     assert main(["import", "--no_logits", str(tmp_path / "hf"), str(target), "--dtype", "float32", "--verify"]) == 0
-    with Reader(target) as reader:
+    with FileReader(target) as reader:
         assert {info.dtype for info in reader.tensors.values()} == {"float32"}
 
 
@@ -146,7 +146,7 @@ def test_tokenizers_go_along_and_back(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "checkpoint"), str(tmp_path / "again")]) == 0
     assert {"tokenizer.json", "tokenizer.model"} <= {path.name for path in (tmp_path / "again").iterdir()}
     assert not list(tmp_path.glob("[ac]*/*.py"))
-    with Source(tmp_path / "again") as source:
+    with HfFolder(tmp_path / "again") as source:
         assert source.config["bos_token_id"] == 7
         assert "auto_map" not in source.config
 
@@ -210,12 +210,14 @@ def test_a_copy_that_differs_is_refused(copy: str, tmp_path: Path, capsys: pytes
 def as_masters(source: Path, target: Path) -> None:
     """A copy of a checkpoint that computes in bf16, whose weights are the optimizer's, with its moments in a group."""
     target.mkdir()
-    with Reader(source) as reader, FileWriter(target, "rank_00000") as file:
+    with FileReader(source) as reader, FileWriter(target, "rank_00000") as file:
         for key, info in reader.tensors.items():
             keys = tuple(f"optimizer.state.{state}.{key}" for state in ("param", "exp_avg", "exp_avg_sq"))
             words = memoryview(reader.whole(key).reshape(-1).view(np.uint8))
             moment = memoryview(bytes(words.nbytes))
-            file.add(Group(keys, info.dtype, info.shape), (0,) * len(info.shape), info.shape, [words, moment, moment])
+            file.add(
+                TensorGroup(keys, info.dtype, info.shape), (0,) * len(info.shape), info.shape, [words, moment, moment]
+            )
     facts = merge(target, ["rank_00000"])
     remove_tables(target, ["rank_00000"])
     (target / "state.json").write_bytes((source / "state.json").read_bytes())
@@ -230,14 +232,14 @@ def test_weights_come_from_the_optimizer_where_there_are_no_others(tmp_path: Pat
     assert main(["import", "--no_logits", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 0
     as_masters(tmp_path / "checkpoint", tmp_path / "run")
     path = tmp_path / "run" / "rank_00000.bin"
-    with Reader(tmp_path / "run") as reader:
+    with FileReader(tmp_path / "run") as reader:
         (piece,) = reader.pieces("optimizer.state.exp_avg.embedding.word_embeddings.weight")
         size = reader.whole("optimizer.state.exp_avg.embedding.word_embeddings.weight").nbytes
     data = bytearray(path.read_bytes())
-    data[piece.position + size] ^= 1  # of a moment, which nobody reads here
+    data[piece.position + size] ^= 1  # of a moment, which is not read here
     path.write_bytes(data)
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "again"), "--verify"]) == 0
-    with Source(tmp_path / "hf") as one, Source(tmp_path / "again") as other:
+    with HfFolder(tmp_path / "hf") as one, HfFolder(tmp_path / "again") as other:
         for name, place in one.places.items():
             assert other.places[name].dtype == "bfloat16"
             rows = [side.rows(name, 0, place.shape[0], "bfloat16") for side in (one, other)]

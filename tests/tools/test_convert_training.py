@@ -17,11 +17,11 @@ from ranks import run_ranks
 from runs import configuration, train
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
-from tools.convert.source import Source
-from training import preparing
+from tools.convert.source import HfFolder
+from training import prepare
 from training.checkpoint.folders import checkpoints, latest
 from training.checkpoint.state import read_state
-from training.recipe import load
+from training.config.recipe import load
 
 BOS, EOS, EOT = "<|begin|>", "<|end|>", "<|turn|>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}"
@@ -72,7 +72,7 @@ def trained(recipe: Path, run_dir: Path, texts: Path, *flags: str) -> Path:
     short = ("--train.train_iters", "1", "--train.global_batch_size", "1", "--model.seq_length", "32", "--nproc", "1")
     data = ("--data.paths", str(texts), "--data.cache_dir", str(run_dir.with_name("cache")), "--data.split", "1")
     config = configuration(run_dir, *short, *data, "--device", "cpu", *flags, recipe=recipe)
-    train(preparing.prepare(config, None), config, 1)
+    train(prepare.prepare(config, None), config, 1)
     found = latest(checkpoints(run_dir))
     assert found is not None
     return found
@@ -121,7 +121,7 @@ def test_a_trained_model_ends_its_texts_as_the_imported_one_did(tmp_path: Path, 
     exported = converted("export", second, tmp_path / "out")
     for name in (*SIDE, "tokenizer.json"):
         assert (exported / name).read_bytes() == (hf / name).read_bytes(), name
-    with Source(exported) as source:
+    with HfFolder(exported) as source:
         assert (source.config["bos_token_id"], source.config["eos_token_id"]) == (0, 1)
     found = in_transformers(exported)
     assert (found["ends"], found["eos"], found["chat"]) == ([1, 2], 1, True)
@@ -140,7 +140,7 @@ def test_a_model_of_our_own_ends_its_texts_as_its_documents(tmp_path: Path, text
     exported = converted("export", checkpoint, tmp_path / "out")
     eod = {"json": 1, "byte": 256}.get(kind, 2)
     generation = json.loads((exported / "generation_config.json").read_text())
-    with Source(exported) as source:
+    with HfFolder(exported) as source:
         assert generation["eos_token_id"] == source.config["eos_token_id"] == eod
     if kind != "byte":
         found = in_transformers(exported)
@@ -208,4 +208,4 @@ def test_imported_weights_do_not_train_on_raw_text_in_other_ids(tmp_path: Path, 
     ):
         flags = (*load_from, str(folder), "--data.tokenizer", tokenizer, *text)
         with pytest.raises(UserError, match=f'data.tokenizer = "{tokenizer}": the weights of {folder} were imported'):
-            preparing.prepare(configuration(tmp_path / "run", *flags), None)
+            prepare.prepare(configuration(tmp_path / "run", *flags), None)

@@ -2,7 +2,7 @@
 
 The samples of nvidia-smi follow its manual page and published outputs (the query of fields, ``nvlink --status``), the
 ones of InfiniBand the kernel's Documentation/ABI/stable/sysfs-class-infiniband, the ones of the kernel's log NVIDIA's
-Xid catalogue. They were not recorded on a machine of ours.
+Xid catalogue. They were not recorded on our machines.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ from doctor_nodes import can_mount, left_out
 from tools import clusters
 from tools.doctor import collectives, gemm, gpus, infiniband, interfaces, nvidia_smi, nvlink, port, space, worker, xid
 from tools.doctor.__main__ import main
+from tools.doctor.context import DoctorContext, situation
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, Looked, Seen, bad_nodes, fold, judged
-from tools.doctor.majority import deciding, shares_of_median
-from tools.doctor.situation import Situation, situation
+from tools.doctor.finding import Finding, Looked, NodeFacts, bad_nodes, fold, judged
+from tools.doctor.outliers import deciding, shares_of_median
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def a_situation(**changes: Any) -> Situation:
+def a_situation(**changes: Any) -> DoctorContext:
     found = situation(False, {}, "cpu", None, 10.0, None)
     assert found is not None
     return dataclasses.replace(found, **changes)
 
 
-def told(findings: list[Finding], status: str) -> list[str]:
+def printed(findings: list[Finding], status: str) -> list[str]:
     return [f"{one.check}: {one.found.format(*one.numbers)}" for one in findings if one.status == status]
 
 
@@ -44,10 +44,10 @@ def told(findings: list[Finding], status: str) -> list[str]:
 
 def test_one_machine_answers_with_a_line_per_check(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.doctor", "--device", "cpu", "--run_dir", str(tmp_path / "run")]
-    files = ["--json", str(tmp_path / "told.json"), "--bad_nodes", str(tmp_path / "bad")]
+    files = ["--json", str(tmp_path / "report.json"), "--bad_nodes", str(tmp_path / "bad")]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    checks = json.loads((tmp_path / "told.json").read_text())["checks"]
+    checks = json.loads((tmp_path / "report.json").read_text())["checks"]
     status = {(one["group"], one["check"]): one["status"] for one in checks}
     assert status["versions", "pins"] == status["run_dir", "operations"] == status["gemm", "result"] == "ok"
     assert status["collectives", "all_reduce"] == "ok"
@@ -133,8 +133,8 @@ def test_who_is_excluded(setting: bool, nodes: list[str], heard: int, bad: list[
 
 def test_what_crosses_the_network_is_the_same_after_it() -> None:
     finding = Finding(group="a", check="b", status="ok", found="{:.0f}", numbers=(1.0,))
-    seen = Seen(rank=1, node="n2", host="h", machine="m", findings=[finding], facts={"a": {"x": [1]}})
-    assert Seen.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    seen = NodeFacts(rank=1, node="n2", host="h", machine="m", findings=[finding], facts={"a": {"x": [1]}})
+    assert NodeFacts.from_json(json.loads(json.dumps(seen.to_json()))) == seen
 
 
 def test_the_majority_decides_else_the_first() -> None:
@@ -173,43 +173,43 @@ def stub_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_ill_card_is_named_with_everything_that_is_wrong() -> None:
     looked = gpus.look(a_situation(device="cuda", gpus=2))
     assert looked.facts == {"count": 2, "name": "NVIDIA H100 80GB HBM3", "driver": "570.86.15", "pcie_width": 8.0}
-    assert told(looked.findings, "ok") == [
+    assert printed(looked.findings, "ok") == [
         "count: 2 x NVIDIA H100 80GB HBM3, driver 570.86.15",
         "health: no uncorrected ECC errors, clocks not held down, 31 C",
     ]
-    assert told(looked.findings, "wrong") == [
+    assert printed(looked.findings, "wrong") == [
         "ECC: GPU 1: 2 uncorrected errors",
         "clocks held down: GPU 1: hardware slow-down",
         "clocks held down: GPU 1: too hot (hardware)",
         "remapped rows: GPU 1: pending",
     ]
-    assert told(looked.findings, "warning") == [
+    assert printed(looked.findings, "warning") == [
         "ECC corrected: GPU 1: 3 corrected errors",
         "temperature: GPU 1: 88 C",
         "PCIe width: GPU 1: x8",
     ]
     looked = gpus.look(a_situation(device="cuda", gpus=8))
-    assert "count: 2 x NVIDIA H100 80GB HBM3, driver 570.86.15" in told(looked.findings, "wrong")
+    assert "count: 2 x NVIDIA H100 80GB HBM3, driver 570.86.15" in printed(looked.findings, "wrong")
 
 
 @pytest.mark.usefixtures("stub_smi")
 def test_links_that_are_down() -> None:
     looked = nvlink.look(a_situation(device="cuda", gpus=2))
-    assert told(looked.findings, "wrong") == ["links: GPU 1: 27 GB/s"]
+    assert printed(looked.findings, "wrong") == ["links: GPU 1: 27 GB/s"]
     assert nvidia_smi.link_speeds("GPU 0: NVIDIA H100 PCIe (UUID: GPU-6)\n") == {0: []}
 
 
 def test_without_nvidia_smi_nothing_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert told(gpus.look(a_situation(device="cuda", gpus=1)).findings, "wrong") == [
+    assert printed(gpus.look(a_situation(device="cuda", gpus=1)).findings, "wrong") == [
         "nvidia-smi: no nvidia-smi on the PATH"
     ]
     assert {one.status for one in gpus.look(a_situation()).findings} == {"not looked at"}
 
 
-def on(group: str, facts: Mapping[str, Any]) -> list[Seen]:
+def on(group: str, facts: Mapping[str, Any]) -> list[NodeFacts]:
     return [
-        Seen(rank=rank, node=node, host=node, machine=node, facts={group: one})
+        NodeFacts(rank=rank, node=node, host=node, machine=node, facts={group: one})
         for rank, (node, one) in enumerate(facts.items())
     ]
 
@@ -231,11 +231,11 @@ def test_hardware_errors_in_the_kernels_log() -> None:
 """
     findings = xid.judge(log, uptime_s=200100.0)
     wrong = "kernel log: Xid 48 (double-bit ECC error) on PCI:0000:5e:00, 2 x, the last within a day"
-    assert told(findings, "wrong") == [wrong]
-    assert told(findings, "warning") == [
+    assert printed(findings, "wrong") == [wrong]
+    assert printed(findings, "warning") == [
         "kernel log: Xid 79 (fell off the bus) on PCI:0000:3b:00, 1 x, the last more than a day ago"
     ]
-    assert told(xid.judge("", 1.0), "ok") == ["kernel log: no Xid of the hardware since boot"]
+    assert printed(xid.judge("", 1.0), "ok") == ["kernel log: no Xid of the hardware since boot"]
 
 
 # Networks
@@ -261,14 +261,14 @@ def test_infiniband_ports(tmp_path: Path) -> None:
         hca(tmp_path / node, "mlx5_1", state, "5: LinkUp" if "ACTIVE" in state else "3: Disabled")
     here = a_situation(environ={"NCCL_IB_HCA": "=mlx5_0,mlx5_7"})
     looked = {node: infiniband.look(here, tmp_path / node) for node in ("n1", "n2", "n3")}
-    assert told(looked["n1"].findings, "ok") == ["ports: 2 of 2 ports active at 400 Gbit/s"]
-    assert told(looked["n1"].findings, "wrong") == ["NCCL_IB_HCA: names mlx5_7, which is not here"]
-    assert told(looked["n3"].findings, "warning") == ["error counters: mlx5_0:1: link_downed 3"]
+    assert printed(looked["n1"].findings, "ok") == ["ports: 2 of 2 ports active at 400 Gbit/s"]
+    assert printed(looked["n1"].findings, "wrong") == ["NCCL_IB_HCA: names mlx5_7, which is not here"]
+    assert printed(looked["n3"].findings, "warning") == ["error counters: mlx5_0:1: link_downed 3"]
     seen = on("infiniband", {node: one.facts for node, one in looked.items()})
     found = infiniband.compare(seen)
     assert [(node, one.check, one.found) for node, one in found] == [("n2", "mlx5_1:1", "DOWN (Disabled)")]
     lacking = infiniband.look(a_situation(cluster=clusters.load("h100_ib")), tmp_path / "n2")
-    assert "active ports: 1" in told(lacking.findings, "wrong")
+    assert "active ports: 1" in printed(lacking.findings, "wrong")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_gemm_tells_wrong_and_slow_cards() -> None:
         ("n3", "speed", "warning", "GPU 1: 600 TFLOP/s, 86% of the median"),
     ]
     slow = gemm.judge([{**good, "tflops": 350.0}], a_situation(device="cuda", cluster=clusters.load("h100_ib")))
-    assert "speed: GPU 0: 350 TFLOP/s" in told(slow.findings, "wrong")
+    assert "speed: GPU 0: 350 TFLOP/s" in printed(slow.findings, "wrong")
 
 
 def test_one_wrong_element_of_a_product_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

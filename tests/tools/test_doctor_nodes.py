@@ -121,7 +121,7 @@ def scenario_clocks_that_differ(tmp_path: Path) -> None:
     assert "n3: between nodes: 5.0 s ahead of the first node" in outcome.words("clocks", "warning")
 
 
-def scenario_a_setting_that_is_wrong_everywhere_excludes_nobody(tmp_path: Path) -> None:
+def scenario_a_setting_that_is_wrong_everywhere_excludes_no_node(tmp_path: Path) -> None:
     everywhere = {rank: {"GLOO_SOCKET_IFNAME": "ib7"} for rank in range(2)}
     outcome = examine(tmp_path, 2, "--only", "interfaces", more=everywhere)
     assert (outcome.code, outcome.bad) == (1, [])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from programs import Program
 from tools.faults import document
-from tools.faults.results import Result, Store
+from tools.faults.results import CaseResult, Store
 
 
-def result(case: str, problem: str = "", seconds: float = 1.0) -> Result:
-    return Result(campaign="damages", case=case, kind="bit flip", outcome="named", seconds=seconds, problem=problem)
+def result(case: str, problem: str = "", seconds: float = 1.0) -> CaseResult:
+    return CaseResult(campaign="damages", case=case, kind="bit flip", outcome="named", seconds=seconds, problem=problem)
 
 
 def test_only_cases_without_a_result_are_left(tmp_path: Path) -> None:

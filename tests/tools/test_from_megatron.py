@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from models.families import named, resolve
+from models.families import named
 from models.parameters import num_parameters
+from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.from_megatron import flags_translated as table
@@ -20,9 +21,9 @@ from tools.from_megatron.convert import check, convert, read_back
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.flags import known
 from tools.from_megatron.translate import translate
-from training.config import RunConfig
-from training.describe import describe
-from training.recipe import names
+from training.cli.dry_run import describe
+from training.config.recipe import names
+from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST = (
@@ -281,7 +282,7 @@ def test_fp8_and_megatron_cores_own_fields() -> None:
 def test_samples_become_the_iterations_that_a_ramp_takes() -> None:
     config = recipe_of(GPT3_175B)
     assert config.train.rampup_batch_size == (16, 16, 5859375)
-    from training.config import learning_schedule
+    from training.config.run_config import learning_schedule
 
     schedule = learning_schedule(config.optimizer, config.train)
     assert abs(schedule.warmup_samples - 183105) < 1536 and abs(schedule.decay_samples - 126953125) < 1536
@@ -374,9 +375,11 @@ def test_key_value_heads_count_only_with_grouped_queries() -> None:
 
 def test_packed_documents_are_kept_apart() -> None:
     both = drafted(f"{SMALLEST} --reset-attention-mask --reset-position-ids --eod-mask-loss")
-    assert (both.values["data.reset"], both.values["data.eod_mask_loss"]) == ("attention", True)
+    assert all(both.values[f"data.{name}"] for name in ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"))
     one = drafted(f"{SMALLEST} --reset-position-ids")
-    assert "data.reset" not in one.values and any("--reset-position-ids" in line for line in one.unsupported)
+    assert "data.reset_position_ids" not in one.values and any(
+        "--reset-position-ids" in line for line in one.unsupported
+    )
 
 
 def test_data_with_weights_is_a_blend() -> None:

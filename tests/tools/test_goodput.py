@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tools.faults import jobs
-from tools.faults.results import Result
+from tools.faults.results import CaseResult
 from tools.goodput import __main__ as goodput
-from tools.goodput.model import CAUSES, Times, closed_form
+from tools.goodput.model import CAUSES, FaultTimes, closed_form
 from tools.goodput.simulation import simulate
-from training.watch.interval import advised_interval_s
+from training.checkpoint.young_daly import advised_interval_s
 
 HOUR_S = 3600.0
-OFTEN = Times(
+OFTEN = FaultTimes(
     mtbf_s=HOUR_S, interval_s=600.0, stall_s=20.0, commit_s=0.0, verdict_s=30.0, queueing_s=50.0, restart_s=240.0
 )
 CASES = {
@@ -31,7 +31,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("times", CASES.values(), ids=CASES.keys())
-def test_the_simulation_agrees_with_the_closed_form(times: Times) -> None:
+def test_the_simulation_agrees_with_the_closed_form(times: FaultTimes) -> None:
     expected = closed_form(times)
     simulated = simulate(times, 20_000 * times.mtbf_s, seed=1)
     for cause in CAUSES:
@@ -94,9 +94,9 @@ def test_a_runs_own_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_times_of_faults_come_from_the_campaign_s_own_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def row(case: str, **facts: str) -> Result:
+    def row(case: str, **facts: str) -> CaseResult:
         columns = {"phase": "step", "printed": "words", "lost": "1", "weights": "equal", **facts}
-        return Result(campaign="jobs", case=case, kind=case, outcome="", seconds=1.0, problem="", facts=columns)
+        return CaseResult(campaign="jobs", case=case, kind=case, outcome="", seconds=1.0, problem="", facts=columns)
 
     results = [
         row("transient: kill -9", verdict_s="0.2", again_s="21.0"),
@@ -144,7 +144,8 @@ def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, tools.goodput.__main__, tools.supervise.__main__, tools.supervise.decide, training.exit_note\n"
+        "import sys, tools.goodput.__main__, tools.supervise.__main__, tools.supervise.decide\n"
+        "import training.watchdog.exit_code_file\n"
         "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules)"
     )
     root = Path(__file__).resolve().parent.parent.parent

@@ -10,7 +10,7 @@ from programs import Program
 from tools.faults import hostile_values
 from tools.faults.hostile_judge import MOST_LINES, Reference, judge
 from tools.faults.hostile_mutations import Mutation, mutate
-from tools.faults.hostile_process import Ended
+from tools.faults.hostile_process import EndedProgram
 from tools.faults.hostile_scenes import RECIPE
 from tools.faults.hostile_targets import Target, ignored, recipe_in_force
 
@@ -38,7 +38,7 @@ def classed(
         honours=(lambda *_: ignored) if ignored else None,
     )  # fmt: skip
     before = {**BEFORE, "run/state.json": b'{"a": 1}'}
-    return judge(target, USUAL, MUTATION, folder / "run/state.json", before, folder, Ended(code, said)).name
+    return judge(target, USUAL, MUTATION, folder / "run/state.json", before, folder, EndedProgram(code, said)).name
 
 
 def without(name: str) -> dict[str, bytes]:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.prepare import Prepared
+from data.prepared import Prepared
 from runs import ROOT, configuration, losses, train
 from tools.convert.__main__ import main as convert
 from tools.inspect_checkpoint import contents
 from tools.inspect_checkpoint.__main__ import main
 from training.checkpoint import optimizer_state, rng
 from training.checkpoint.format.manifest import read_manifest, write_manifest
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages
 
 FLAGS = ("--train.train_iters", "4", "--checkpoint.save_interval", "2", "--precision.dtype", "bf16")
@@ -38,7 +38,7 @@ def copied(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     """What ``--json`` prints."""
     capsys.readouterr()
     main([*map(str, arguments), "--json"])
@@ -77,7 +77,7 @@ def test_a_runs_folder_is_listed_with_what_a_kill_left(copied: Path, capsys: pyt
         f"{root}/iter_0000008 is damaged: {root}/iter_0000008/manifest.json: expected, not found; taking iter_0000004"
     )
     assert expected in capsys.readouterr().err
-    first = told(capsys, copied, "--list")[0]
+    first = printed(capsys, copied, "--list")[0]
     assert (first["iteration"], first["consumed_samples"], first["consumed_tokens"]) == (2, 16, 16 * 64)
     assert first["layout"] == "TP 1 x PP 1 x DP 2"
     assert first["bytes"] == sum(path.stat().st_size for path in (root / "iter_0000002").iterdir())
@@ -117,9 +117,9 @@ def test_the_tree_folds_blocks_that_are_alike(run: Path, capsys: pytest.CaptureF
 
 
 def test_json_has_every_tensor_and_byte(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, run)
+    found = printed(capsys, run)
     states = [state for tensor in found["tensors"] for state in tensor["states"].values()]
-    with Reader(run / "checkpoints/iter_0000004") as reader:
+    with FileReader(run / "checkpoints/iter_0000004") as reader:
         assert {state["key"] for state in states} == reader.tensors.keys()
         stored = sum(reader.whole(key).nbytes for key in reader.tensors)
     assert sum(state["bytes"] for state in states) == stored
@@ -169,13 +169,13 @@ def test_diff_of_two_iterations(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert ["progress.iteration", "4", "2"] in [line.split() for line in text.splitlines()]
     assert "... and 78 more (--top)" in text
     assert "different: weights 0 of 27 equal" in text
-    found = told(capsys, run, "--diff", early)
+    found = printed(capsys, run, "--diff", early)
     one = next(
         tensor for tensor in found["tensors"] if (tensor["name"], tensor["what"]) == ("output_layer.weight", "exp_avg")
     )
     sides = []
     for folder in (run / "checkpoints/iter_0000004", early):
-        with Reader(folder) as reader:
+        with FileReader(folder) as reader:
             sides.append(reader.whole("optimizer.state.exp_avg.output_layer.weight").view(np.float32).astype(float))
     apart = np.linalg.norm(sides[0] - sides[1])
     assert one["max_abs"] == np.abs(sides[0] - sides[1]).max()
@@ -198,7 +198,7 @@ def test_the_mean_is_finetuned_and_exported(
     assert main(["average", str(target), str(first), str(run), "--weights", "1", "3"]) == 0
     assert damages(target, "hashes") == []
     key = "decoder.layers.3.mlp.linear_fc1.weight"
-    with Reader(first) as one, Reader(last) as other, Reader(target) as mean:
+    with FileReader(first) as one, FileReader(last) as other, FileReader(target) as mean:
         sides = [reader.whole(optimizer_state.MASTER + key).view(np.float32) for reader in (one, other)]
         expected = (sides[0].astype(float) + 3 * sides[1].astype(float)) / 4
         assert np.array_equal(mean.whole(key).view(np.float32), expected.astype(np.float32))
@@ -206,7 +206,7 @@ def test_the_mean_is_finetuned_and_exported(
         assert {optimizer_state.MASTER + key for key in mean.tensors} == masters
     for name in ("config.toml", "state.json"):
         assert (target / name).read_bytes() == (last / name).read_bytes()
-    assert told(capsys, target)["iteration"] == 4
+    assert printed(capsys, target)["iteration"] == 4
 
     tuning = ("--train.train_iters", "1", "--checkpoint.load", str(target), "--checkpoint.finetune", "True")
     resumed = train(prepared, configuration(tmp_path / "tuned", *FLAGS[2:], *tuning), 1)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel.layout import Layout
-from tools.convert import work
-from tools.convert.words import from_numbers
+from tools.convert import resumable
+from tools.convert.dtypes import from_numbers
 from tools.inspect_checkpoint import average
 from tools.inspect_checkpoint.__main__ import main
 from tools.inspect_checkpoint.contents import parameters
@@ -22,8 +22,8 @@ from tools.inspect_checkpoint.numbers import Statistics, rectangles, values
 from tools.inspect_checkpoint.tree import groups, ranges
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.manifest import write_manifest
-from training.checkpoint.format.pieces import Group
-from training.checkpoint.format.reader import Reader, TensorInfo
+from training.checkpoint.format.pieces import TensorGroup
+from training.checkpoint.format.reader import FileReader, TensorInfo
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import FileWriter
 from training.checkpoint.progress import Progress
@@ -40,7 +40,10 @@ def written(folder: Path, tensors: Mapping[str, np.ndarray], dtype: str = "float
         for key, tensor in tensors.items():
             words = np.ascontiguousarray(from_numbers(tensor.astype(np.float32), dtype))
             file.add(
-                Group((key,), dtype, tensor.shape), (0,) * tensor.ndim, tensor.shape, [memoryview(words).cast("B")]
+                TensorGroup((key,), dtype, tensor.shape),
+                (0,) * tensor.ndim,
+                tensor.shape,
+                [memoryview(words).cast("B")],
             )
     facts = merge(folder, ["rank_00000"])
     remove_tables(folder, ["rank_00000"])
@@ -55,7 +58,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
     """What ``--json`` prints."""
     capsys.readouterr()
     main([*map(str, arguments), "--json"])
@@ -64,7 +67,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def outcomes(capsys: pytest.CaptureFixture[str], one: Path, other: Path) -> dict[tuple[str, str], str]:
     """(name, what) -> what ``--diff`` finds."""
-    found = told(capsys, one, "--diff", other)["tensors"]
+    found = printed(capsys, one, "--diff", other)["tensors"]
     return {(tensor["name"], tensor["what"]): tensor["outcome"] for tensor in found}
 
 
@@ -103,10 +106,10 @@ def test_tensor_prints_statistics_by_name_and_by_key(tmp_path: Path, capsys: pyt
     fc2[2, 1] = np.nan
     moment = f"optimizer.state.exp_avg.{FC2}"
     folder = written(tmp_path / "a", {FC2: fc2, moment: normal(5, 3, seed=1), NORM: normal(4)})
-    found = told(capsys, folder, "--tensor", "layers.0.*")
+    found = printed(capsys, folder, "--tensor", "layers.0.*")
     assert [(one["state"], one["nan"]) for one in found] == [("weight", 1), ("exp_avg", 0)]
     assert found[0]["max"] == np.nanmax(fc2)
-    assert [one["key"] for one in told(capsys, folder, "--tensor", "*exp_avg.*")] == [moment]
+    assert [one["key"] for one in printed(capsys, folder, "--tensor", "*exp_avg.*")] == [moment]
 
 
 # ---- the tree
@@ -175,7 +178,7 @@ def test_the_same_nan_is_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str
     one, other = written(tmp_path / "a", {NORM: tensor}), written(tmp_path / "b", {NORM: tensor})
     assert main([str(one), "--diff", str(other)]) == 0
     tensor[4] += 1
-    found = told(capsys, one, "--diff", written(tmp_path / "c", {NORM: tensor}))["tensors"]
+    found = printed(capsys, one, "--diff", written(tmp_path / "c", {NORM: tensor}))["tensors"]
     assert found[0]["max_abs"] == pytest.approx(1)
     assert 0 < found[0]["relative"] < 1
 
@@ -204,7 +207,7 @@ def test_masters_are_averaged_where_there_are_both(tmp_path: Path) -> None:
     master = normal(4)
     folder = written(tmp_path / "a", {NORM: normal(4, seed=1), f"optimizer.state.param.{NORM}": master})
     assert main(["average", str(tmp_path / "mean"), str(folder), str(folder)]) == 0
-    with Reader(tmp_path / "mean") as reader:
+    with FileReader(tmp_path / "mean") as reader:
         assert list(reader.tensors) == [NORM]
         assert np.array_equal(reader.whole(NORM).view(np.float32), master)
 
@@ -258,7 +261,7 @@ def test_an_average_that_ended_early_goes_on_to_the_same_bytes(tmp_path: Path, m
     assert main(["average", str(tmp_path / "whole"), str(one), str(other)]) == 0
     done = []
 
-    def run_out_of_power(job: work.Job, *_: object) -> None:
+    def run_out_of_power(job: resumable.ConversionJob, *_: object) -> None:
         def report(count: int) -> None:
             done.append(count)
             if len(done) == 4:
@@ -267,7 +270,7 @@ def test_an_average_that_ended_early_goes_on_to_the_same_bytes(tmp_path: Path, m
         job.do(0, 1, report)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(work, "run", run_out_of_power)
+        patched.setattr(resumable, "run", run_out_of_power)
         main(["average", str(tmp_path / "mean"), str(one), str(other)])
     assert not (tmp_path / "mean").exists()
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "mean.tmp-convert").glob("*.pieces.json")}
@@ -279,5 +282,5 @@ def test_an_average_that_ended_early_goes_on_to_the_same_bytes(tmp_path: Path, m
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "mean").iterdir())
     assert all((tmp_path / "whole" / name).read_bytes() == (tmp_path / "mean" / name).read_bytes() for name in names)
-    with Reader(tmp_path / "mean") as reader:
+    with FileReader(tmp_path / "mean") as reader:
         assert len(reader.tensors) == 6

@@ -12,8 +12,8 @@ from parallel.launch import Identity
 from ranks import run_ranks
 from tools.prove_gpu import __main__ as prove_gpu
 from tools.prove_gpu import machine, observe, specs, subjects, throughput
-from tools.prove_gpu.machine import Machine
-from tools.prove_gpu.subjects import Attempt, Outcome, UnrunError
+from tools.prove_gpu.machine import GpuMachine
+from tools.prove_gpu.subjects import Attempt, SubjectOutcome, UnrunError
 
 TINY = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
@@ -21,8 +21,8 @@ TINY = {
 }  # fmt: skip
 
 
-def gpus(count: int = 1, nccl: tuple[int, ...] = (2, 29, 7), te: str | None = "2.19.0") -> Machine:
-    return Machine(
+def gpus(count: int = 1, nccl: tuple[int, ...] = (2, 29, 7), te: str | None = "2.19.0") -> GpuMachine:
+    return GpuMachine(
         gpus=("NVIDIA H200",) * count, capability=(9, 0), memory_gib=139.0, driver="580", cuda="13.0", nccl=nccl,
         versions={"torch": "2.13.0", "transformer-engine": te},
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_layouts_are_compared_with_one_rank(tmp_path: Path, cache_dir: Path, mon
     monkeypatch.setattr(subjects, "ranks_of", ranks_of)
     monkeypatch.setattr(subjects, "LAYOUTS", {2: ["tp2sp"]})
     attempt = Attempt(ranks=2, shared=True)
-    outcome = subjects.try_layouts(attempt, Outcome(lines=[], numbers={}))
+    outcome = subjects.try_layouts(attempt, SubjectOutcome(lines=[], numbers={}))
     assert outcome.problems == []
     assert 0 < outcome.numbers["tp2sp"]["gradient"] < 1e-5
     (piece,) = seen["tp2sp"][1]["gradients"]["final_layernorm.weight"]
@@ -92,7 +92,7 @@ def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
     assert found[0]["gpus"] == 2
     tokens = throughput.MICROBATCHES * 4 * 32  # of each rank, in microbatches of 4 samples
     assert found[0]["tokens_per_s_per_gpu"] == pytest.approx(tokens / found[0]["step_s"])
-    assert found[0]["mfu"] is None  # nobody publishes this CPU's peak
+    assert found[0]["mfu"] is None  # this CPU's peak is not published
 
 
 def test_a_failing_rank_is_an_error_with_its_traceback() -> None:
@@ -123,7 +123,7 @@ def test_layouts_use_what_there_is(count: int, nccl: tuple[int, ...], expected: 
 
 
 def test_ranks_that_cannot_share_a_gpu_leave_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
+    def try_layouts(attempt: Attempt, outcome: SubjectOutcome) -> SubjectOutcome:
         if attempt.shared:
             raise RuntimeError("exit code 1: log\nncclInvalidUsage")
         return outcome
@@ -156,12 +156,12 @@ def test_what_is_missing_is_unrun_not_passed() -> None:
 def test_one_failing_subject_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_machine: Machine) -> Outcome:
+    def broken(_machine: GpuMachine) -> SubjectOutcome:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(machine, "look", gpus)
     monkeypatch.setattr(prove_gpu, "require_gpu", lambda: None)
-    passing = Outcome(lines=["12 passed"], numbers={"summary": "12 passed"})
+    passing = SubjectOutcome(lines=["12 passed"], numbers={"summary": "12 passed"})
     monkeypatch.setattr(subjects, "SUBJECTS", {"specs": broken, "tests": lambda _: passing})
     assert prove_gpu.main(["--subjects", "specs", "tests", "--output", str(tmp_path)]) == 1
     (path,) = tmp_path.glob("gpu-1x-nvidia-h200-*.json")

@@ -1,4 +1,4 @@
-"""tools.reshard between checkpoints of ours: what training wrote, rewritten, goes on bit by bit."""
+"""tools.reshard between Triplane checkpoints: what training wrote, rewritten, goes on bit by bit."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ import pytest
 
 from ranks import run_ranks  # noqa: F401  (torch and megatron, before anything forks)
 from tests.training.checkpoint.test_checkpoint_ranks import Parts, configuration, on_ranks, sizes
-from tools.convert.words import cast
+from tools.convert.dtypes import cast
 from tools.reshard.__main__ import main
-from training import recipe
 from training.checkpoint.folders import STATE
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages
+from training.config import recipe
 
 EMBEDDING = "embedding.word_embeddings.weight"
 STATES = ("param", "exp_avg", "exp_avg_sq")
@@ -48,12 +48,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tensors(folder: Path) -> dict[str, np.ndarray]:
-    with Reader(folder) as reader:
+    with FileReader(folder) as reader:
         return {key: reader.whole(key) for key in reader.tensors}
 
 
 def dtypes(folder: Path) -> dict[str, str]:
-    with Reader(folder) as reader:
+    with FileReader(folder) as reader:
         return {key: info.dtype for key, info in reader.tensors.items()}
 
 
@@ -135,7 +135,7 @@ def killed(arguments: list[str], unfinished: Path) -> int:
     return len(list(unfinished.rglob("*.pieces.json")))
 
 
-@pytest.mark.parametrize("more", [["--workers", "2"], ["--form", "megatron"]], ids=["ours", "megatron"])
+@pytest.mark.parametrize("more", [["--workers", "2"], ["--format", "megatron"]], ids=["ours", "megatron"])
 def test_what_is_killed_goes_on_to_the_same_bytes(run: Path, tmp_path: Path, more: list[str]) -> None:
     arguments = [str(run), str(tmp_path / "out"), "--max_file_size", "40KB", *more]
     unfinished = tmp_path / "out.tmp-convert"
@@ -193,7 +193,7 @@ def test_nothing_is_overwritten_and_no_damage_is_copied(
 def test_verify_finds_a_changed_number(run: Path, tmp_path: Path) -> None:
     from parallel.errors import UserError
     from tools.reshard.__main__ import compare
-    from tools.reshard.options import Options
+    from tools.reshard.options import ReshardOptions
     from tools.reshard.rewriting import planned
     from tools.reshard.sources import open_source
 
@@ -202,7 +202,7 @@ def test_verify_finds_a_changed_number(run: Path, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
     path.write_bytes(data)
-    options = Options()
+    options = ReshardOptions()
     source: Any = open_source(run, options)
     with pytest.raises(UserError, match=r"differs from .* in optimizer\.state\.param"):
         compare(source, planned(source, options), tmp_path / "copy", options)

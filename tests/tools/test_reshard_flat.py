@@ -19,7 +19,7 @@ from tests.training.checkpoint.test_checkpoint_ranks import Parts, assembled, co
 from tools.reshard.__main__ import main
 from tools.reshard.megatron_files import TorchDist
 from training.checkpoint import optimizer_state
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.state import read_state
 
 STACKED = {"pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight"}
@@ -68,7 +68,7 @@ def check(folder: Path, target: Path) -> None:
     """Every state in the target is the ranks', bit by bit."""
     held = torch.load(folder / "global.pt")
     states = {name for name in held if " of " in name}
-    with Reader(target) as reader:
+    with FileReader(target) as reader:
         for key in reader.tensors:
             if match := re.match(r"optimizer\.state\.(\w+)\.(.+)", key):
                 name = f"{match[1]} of {canonical(match[2])}"
@@ -107,7 +107,7 @@ def test_stacked_blocks_of_experts(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "theirs"), str(tmp_path / "ours"), "--verify", *with_recipe(config, tmp_path)]
     assert main(arguments) == 0
     count = 0
-    with Reader(tmp_path / "ours") as reader:
+    with FileReader(tmp_path / "ours") as reader:
         for key in reader.tensors:
             name = canonical(key.partition("optimizer.state.exp_avg.")[2] or "output_layer.weight")
             if key.startswith("optimizer.state.exp_avg.") and name.startswith("layers."):

@@ -12,9 +12,9 @@ from models.names import checkpoint_key
 from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, train_and_save
 from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
-from training import recipe
-from training.checkpoint.format.reader import Reader
-from training.config import RunConfig
+from training.checkpoint.format.reader import FileReader
+from training.config import recipe
+from training.config.run_config import RunConfig
 
 STATES = ("param", "exp_avg", "exp_avg_sq")
 WORDS = {torch.float32: np.uint32, torch.bfloat16: np.uint16}
@@ -38,7 +38,7 @@ def words(tensor: torch.Tensor) -> np.ndarray:
 def check_states(target: Path, expected: Callable[[str, str], torch.Tensor]) -> int:
     """That the target's optimizer has, for each state and key, what ``expected`` says: how many there are."""
     count = 0
-    with Reader(target) as reader:
+    with FileReader(target) as reader:
         for key in reader.tensors:
             if match := re.match(r"optimizer\.state\.(\w+)\.(.+)", key):
                 assert np.array_equal(reader.whole(key), words(expected(match[1], match[2]))), key
@@ -66,7 +66,7 @@ def test_a_hybrid_models_checkpoint_becomes_ours(hybrid: Path, tmp_path: Path) -
 def test_weights_alone_are_the_saved_ones(hybrid: Path, tmp_path: Path) -> None:
     assert main([str(hybrid), str(tmp_path / "ours"), "--drop_optimizer", *with_recipe(LLAMA, tmp_path)]) == 0
     theirs = as_torch_reads(hybrid / "iter_0000002")
-    with Reader(tmp_path / "ours") as reader:
+    with FileReader(tmp_path / "ours") as reader:
         assert len(reader.tensors) > 20
         for key, info in reader.tensors.items():
             assert info.dtype == "bfloat16"
@@ -114,7 +114,7 @@ def test_blocks_that_differ_have_keys_by_block(tmp_path: Path) -> None:
     assert "decoder.layers.3.mlp.linear_fc1.layer_norm_weight" in theirs
     assert main([str(tmp_path / "theirs"), str(tmp_path / "ours"), "--verify", *with_recipe(MIXED, tmp_path)]) == 0
     of_block_3, of_block_2 = "decoder.layers.3.mlp.linear_fc1.", "decoder.layers.2.mlp.linear_fc1."
-    with Reader(tmp_path / "ours") as reader:
+    with FileReader(tmp_path / "ours") as reader:
         for key, of in (
             ("decoder.layers.7.mlp.linear_fc1.layer_norm_weight", of_block_3 + "layer_norm_weight"),
             ("decoder.layers.5.pre_mlp_layernorm.weight", of_block_2 + "layer_norm_weight"),

@@ -1,4 +1,4 @@
-"""--form megatron: what Megatron-LM's own load_checkpoint makes of it. megatron.training is used in this file alone."""
+"""--format megatron: what Megatron-LM's own load_checkpoint makes of it. The only user of megatron.training."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.families import resolve
+from models.resolve import resolve
 from models.sublayers import hybrid_layer_pattern
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk
@@ -24,8 +24,8 @@ from tests.training.checkpoint.test_checkpoint_ranks import (
     sizes,
 )
 from tools.reshard.__main__ import main
-from training import recipe
-from training.config import RunConfig, learning_schedule
+from training.config import recipe
+from training.config.run_config import RunConfig, learning_schedule
 
 
 def command_line(config: RunConfig, load: Path) -> list[str]:
@@ -91,7 +91,7 @@ def load_and_compare(parts: Parts, config: RunConfig, folder: Path, source: Path
 CASES: dict[str, tuple[dict[str, Any], ParallelConfig, int, list[str]]] = {
     "by weight": ({}, sizes(), 1, []),
     "flat, PP2": ({"dtype": "bf16"}, sizes(pp=2), 2, [
-        "--optimizer_form", "dp_reshardable", "--pipeline_model_parallel_size", "2", "--transformer_impl", "local",
+        "--optimizer_format", "dp_reshardable", "--pipeline_model_parallel_size", "2", "--transformer_impl", "local",
     ]),
 }  # fmt: skip
 
@@ -102,6 +102,6 @@ def test_megatron_lm_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     model, parallel, readers, more = CASES[name]
     config = configuration(sizes(), shape="llama2_tiny", **model)
     on_ranks(1, config, train_and_save, tmp_path / "run", recipe.dump(config))
-    assert main([str(tmp_path / "run"), str(tmp_path / "theirs"), "--form", "megatron", *more]) == 0
+    assert main([str(tmp_path / "run"), str(tmp_path / "theirs"), "--format", "megatron", *more]) == 0
     read = configuration(parallel, shape="llama2_tiny", **model)
     on_ranks(readers, read, load_and_compare, read, tmp_path, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""--form megatron --optimizer_form dp_reshardable: what megatron-core's own loader makes of it, and ours."""
+"""--format megatron --optimizer_format dp_reshardable: what megatron-core's own loader makes of it, and ours."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.families import resolve
+from models.resolve import resolve
 from parallel.config import ParallelConfig
 from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks
 from tests.tools.test_reshard import same, tensors
@@ -15,9 +15,9 @@ from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ra
 from tools.reshard.__main__ import main
 from tools.reshard.megatron_buckets import chunk_sites
 from tools.reshard.megatron_job import MegatronJob
-from training import recipe
+from training.config import recipe
 
-FORM = ["--form", "megatron", "--optimizer_form", "dp_reshardable", "--transformer_impl", "local", "--verify"]
+FORM = ["--format", "megatron", "--optimizer_format", "dp_reshardable", "--transformer_impl", "local", "--verify"]
 TP, PP, EP = "--tensor_model_parallel_size", "--pipeline_model_parallel_size", "--expert_model_parallel_size"
 BUCKETS = ["--overlap_grad_reduce", "--ddp_bucket_size", "20000"]
 OF_BUCKETS: dict[str, Any] = {"overlap_grad_reduce": True, "ddp_bucket_size": 20000}
@@ -107,11 +107,11 @@ def test_transformer_engine_orders_its_own_way() -> None:
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "stages": ([*FORM, PP, "3"], r"num_layers 4 is not a multiple of PP 3"),
-    "slices": ([*FORM, TP, "3"], r"cannot be cut for 3 tensor-parallel ranks"),
+    "slices": ([*FORM, TP, "3"], r"cannot be cut for TP 3"),
     "experts": ([*FORM, EP, "2"], r"the model has 0 experts"),
     "ranks": ([*FORM, EP, "4", "--data_parallel_size", "2"], r"EP 4 x ETP 1 = 4 ranks"),
     "no ranks": ([*FORM, "--data_parallel_size", "0"], r"--data_parallel_size 0: expected 1 or more"),
-    "ours": ([TP, "2"], r"a job's sizes are for --form megatron alone"),
+    "ours": ([TP, "2"], r"a job's sizes are for --format megatron alone"),
 }
 
 

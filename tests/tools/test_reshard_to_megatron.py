@@ -1,4 +1,4 @@
-"""--form megatron: what megatron-core's own loader makes of it, in models and in optimizers of other layouts."""
+"""--format megatron: what megatron-core's own loader makes of it, in models and in optimizers of other layouts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +20,10 @@ from tests.training.checkpoint.test_checkpoint_ranks import (
     sizes,
 )
 from tools.reshard.__main__ import main
-from training import recipe
 from training.checkpoint import optimizer_state
 from training.checkpoint.state import read_state
-from training.config import RunConfig
+from training.config import recipe
+from training.config.run_config import RunConfig
 
 
 def train_and_save(parts: Parts, folder: Path, toml: str) -> None:
@@ -89,13 +89,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], ParallelConfig, int, ParallelConfig, in
 def test_megatron_core_loads_it_whole_in_another_layout(name: str, run_of: RunOf, tmp_path: Path) -> None:
     model, written, writers, read, readers, more = LAYOUTS[name]
     source = run_of(configuration(written, **model), writers)
-    assert main([str(source), str(tmp_path / "theirs"), "--form", "megatron", "--verify", *more]) == 0
+    assert main([str(source), str(tmp_path / "theirs"), "--format", "megatron", "--verify", *more]) == 0
     on_ranks(readers, configuration(read, **model), load_and_go_on, tmp_path / "theirs", source, tmp_path / "pieces")
 
 
 @torch.no_grad()
 def load_gpt(parts: Parts, folder: Path, source: Path) -> None:
-    """Block i of GPTModel has sublayers 2 i and 2 i + 1 of ours."""
+    """Block i of GPTModel has our sublayers 2 i and 2 i + 1."""
     found = load(parts, folder)
     unwrap(parts.chunks[0]).load_state_dict(found["model"])
     parts.optimizer.load_state_dict(found["optimizer"])
@@ -120,7 +120,7 @@ def load_gpt(parts: Parts, folder: Path, source: Path) -> None:
 
 def test_gpt_model_loads_stacked_blocks(run_of: RunOf, tmp_path: Path) -> None:
     source = run_of(configuration(sizes(), shape="llama2_tiny"), 1)
-    assert main([str(source), str(tmp_path / "theirs"), "--form", "megatron", "--keys", "stacked", "--verify"]) == 0
+    assert main([str(source), str(tmp_path / "theirs"), "--format", "megatron", "--keys", "stacked", "--verify"]) == 0
     theirs = as_torch_reads(tmp_path / "theirs" / "iter_0000002")
     assert theirs["decoder.layers.mlp.linear_fc1.weight"].shape == (4, 352, 64)
     gpt_on_ranks(1, configuration(sizes(), shape="llama2_tiny"), load_gpt, tmp_path / "theirs", source)
@@ -130,7 +130,7 @@ def test_the_loss_scale_of_fp16_goes_along_and_back(run_of: RunOf, tmp_path: Pat
     config = configuration(sizes(), shape="llama2_tiny", dtype="fp16")
     source = run_of(config, 1)
     (tmp_path / "recipe.toml").write_text(recipe.dump(config))
-    assert main([str(source), str(tmp_path / "theirs"), "--form", "megatron"]) == 0
+    assert main([str(source), str(tmp_path / "theirs"), "--format", "megatron"]) == 0
     on_ranks(1, config, load_and_go_on, tmp_path / "theirs", source, tmp_path / "pieces")
     assert main([str(tmp_path / "theirs"), str(tmp_path / "back"), "--recipe", str(tmp_path / "recipe.toml")]) == 0
     saved, back = (read_state(folder).optimizer for folder in (source / "checkpoints/iter_0000002", tmp_path / "back"))
@@ -145,7 +145,7 @@ def test_there_and_back_is_the_same(run_of: RunOf, tmp_path: Path) -> None:
     config = configuration(sizes(), shape="qwen3_moe_tiny")
     source = run_of(config, 1)
     (tmp_path / "recipe.toml").write_text(recipe.dump(config))
-    form = ["--form", "megatron", "--keys", "stacked", "--max_file_size", "300KB"]
+    form = ["--format", "megatron", "--keys", "stacked", "--max_file_size", "300KB"]
     assert main([str(source), str(tmp_path / "theirs"), *form, "--verify"]) == 0
     back = [str(tmp_path / "theirs"), str(tmp_path / "back"), "--recipe", str(tmp_path / "recipe.toml"), "--verify"]
     assert main(back) == 0
@@ -156,7 +156,7 @@ def test_there_and_back_is_the_same(run_of: RunOf, tmp_path: Path) -> None:
 def test_blocks_that_differ_are_not_stacked(run_of: RunOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = configuration(sizes(), shape="qwen3_moe_tiny", moe_layer_freq="[0,1,1,0]")
     source = run_of(config, 1)
-    form = [str(source), str(tmp_path / "theirs"), "--form", "megatron"]
+    form = [str(source), str(tmp_path / "theirs"), "--format", "megatron"]
     assert main([*form, "--keys", "stacked"]) == 2
     assert "--keys per_block" in capsys.readouterr().err
     assert main([*form, "--keys", "per_block", "--verify"]) == 0

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import default_planner, filesystem
 from tests.tools.reshard_sources import train_and_save
 from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
-from training import recipe
+from training.config import recipe
 
 CONFIG = configuration(sizes(), shape="llama2_tiny")
 

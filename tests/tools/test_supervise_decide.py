@@ -11,29 +11,29 @@ import pytest
 
 from tools.supervise import decide, evidence, rule
 from tools.supervise.attempts import ATTEMPTS
-from tools.supervise.rule import Attempt
+from tools.supervise.rule import RunAttempt
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 
 Ask = Callable[..., tuple[int, str]]
-CRASH = Attempt(exit_code=1)
-FURTHER = Attempt(exit_code=1, before=10, after=20)
-ASKED = Attempt(exit_code=75)
-NAMED = Attempt(exit_code=143, node="n3", verdict="rank 5 on n3 hangs")
-ALIKE = Attempt(exit_code=1, verdict="no", cause="iteration 9: no")
+CRASH = RunAttempt(exit_code=1)
+FURTHER = RunAttempt(exit_code=1, before=10, after=20)
+ASKED = RunAttempt(exit_code=75)
+NAMED = RunAttempt(exit_code=143, node="n3", verdict="rank 5 on n3 hangs")
+ALIKE = RunAttempt(exit_code=1, verdict="no", cause="iteration 9: no")
 
 
 @pytest.mark.parametrize(
     ("attempt", "earlier", "again", "exit_code", "says"),
     [
-        (Attempt(exit_code=0, done=True, after=30), [], False, 0, "done with a checkpoint of iteration 30"),
-        (Attempt(exit_code=1, done=True), [], False, 0, "done"),  # torchrun, ranks that fail after the end
-        (Attempt(exit_code=0), [], False, 0, "did what was asked"),  # exit_interval
-        (Attempt(exit_code=2), [], False, 2, "bad input"),
-        (Attempt(exit_code=2, requeue=True), [], False, 2, "bad input"),
+        (RunAttempt(exit_code=0, done=True, after=30), [], False, 0, "done with a checkpoint of iteration 30"),
+        (RunAttempt(exit_code=1, done=True), [], False, 0, "done"),  # torchrun, ranks that fail after the end
+        (RunAttempt(exit_code=0), [], False, 0, "did what was asked"),  # exit_interval
+        (RunAttempt(exit_code=2), [], False, 2, "bad input"),
+        (RunAttempt(exit_code=2, requeue=True), [], False, 2, "bad input"),
         (ASKED, [], True, 75, "stopped on request"),
-        (Attempt(exit_code=1, requeue=True), [], True, 75, "stopped on request"),  # torchrun
-        (Attempt(exit_code=0, requeue=True), [], True, 75, "stopped on request"),  # a step that was cancelled
+        (RunAttempt(exit_code=1, requeue=True), [], True, 75, "stopped on request"),  # torchrun
+        (RunAttempt(exit_code=0, requeue=True), [], True, 75, "stopped on request"),  # a step that was cancelled
         (ASKED, [CRASH, CRASH], True, 75, "no failure"),
         (ASKED, [ASKED] * 19, False, 75, "20 times in a row"),
         (ASKED, [ASKED] * 10 + [FURTHER] + [ASKED] * 18, True, 75, "stopped on request"),
@@ -42,11 +42,11 @@ ALIKE = Attempt(exit_code=1, verdict="no", cause="iteration 9: no")
         (CRASH, [CRASH, CRASH], False, 1, "3 failures in a row without a new checkpoint: not started again"),
         (CRASH, [CRASH, ASKED, CRASH, ASKED], False, 1, "3 failures in a row"),  # requests do not reset it
         (CRASH, [CRASH, CRASH, FURTHER], True, 1, "failure 1 of 3"),
-        (CRASH, [CRASH, CRASH, Attempt(exit_code=75, before=1, after=2)], True, 1, "failure 1 of 3"),
+        (CRASH, [CRASH, CRASH, RunAttempt(exit_code=75, before=1, after=2)], True, 1, "failure 1 of 3"),
         (FURTHER, [CRASH, CRASH], True, 1, "iteration 20; there is a new checkpoint: started again"),
-        (Attempt(exit_code=1, before=20, after=20), [CRASH, CRASH], False, 1, "not started again"),
-        (Attempt(exit_code=1, before=20, after=10), [CRASH, CRASH], False, 1, "not started again"),
-        (Attempt(exit_code=137), [], True, 137, "ended by SIGKILL"),
+        (RunAttempt(exit_code=1, before=20, after=20), [CRASH, CRASH], False, 1, "not started again"),
+        (RunAttempt(exit_code=1, before=20, after=10), [CRASH, CRASH], False, 1, "not started again"),
+        (RunAttempt(exit_code=137), [], True, 137, "ended by SIGKILL"),
         (NAMED, [CRASH], True, 143, "ended by SIGTERM (rank 5 on n3 hangs)"),
         (NAMED, [NAMED, ASKED], True, 143, "n3 was named twice in a row"),
         (ALIKE, [], True, 1, "failure 1 of 3"),
@@ -56,7 +56,7 @@ ALIKE = Attempt(exit_code=1, verdict="no", cause="iteration 9: no")
         (ALIKE, [replace(ALIKE, cause="iteration 8: no")], True, 1, "failure 2 of 3"),
     ],
 )  # fmt: skip
-def test_the_rule(attempt: Attempt, earlier: list[Attempt], again: bool, exit_code: int, says: str) -> None:
+def test_the_rule(attempt: RunAttempt, earlier: list[RunAttempt], again: bool, exit_code: int, says: str) -> None:
     decision = rule.decide(attempt, earlier, max_attempts=3)
     assert (decision.again, decision.exit_code) == (again, exit_code)
     assert says in decision.why
@@ -164,7 +164,7 @@ def test_who_is_blamed_for_what(kind: str, line: str, blamed: bool, own: bool, t
     verdict = evidence.read_verdict(tmp_path)
     assert (verdict.node, verdict.cause) == ("n6" if blamed else "", f"iteration 9: {line}" if own else "")
     path.write_text(json.dumps(table | {"host": "", "phase": "start"}))
-    assert evidence.read_verdict(tmp_path) == evidence.Verdict(text=line)
+    assert evidence.read_verdict(tmp_path) == evidence.EndEvidence(text=line)
 
 
 def test_a_fault_that_names_no_host_is_of_program_or_data(ended: Ask, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from training.metrics.jsonl import read_jsonl
 
 FLAGS = ("--train.train_iters", "16", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
@@ -56,7 +56,7 @@ def kill_a_rank_behind_a_checkpoint(supervisor: subprocess.Popen[str], run_dir: 
 
 
 def check_unchanged(run_dir: Path, prepared: Prepared, tmp_path: Path) -> None:
-    """The losses are those of a run that nobody disturbed, and the records tell what happened."""
+    """The losses are those of an undisturbed run, and the records tell what happened."""
     straight = runs.train(prepared, runs.configuration(tmp_path / "straight", *FLAGS), 2)
     by_iteration = {line["iteration"]: line["loss"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line}
     assert [by_iteration[iteration] for iteration in sorted(by_iteration)] == runs.losses(straight)

@@ -13,7 +13,8 @@ import pytest
 from data.shard_writer import ShardWriter
 from parallel import local_ranks
 from parallel.launch import node_name
-from training import cli, start_run
+from training import start_run
+from training.cli import parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DEBUG = str(ROOT / "slurm/recipes/debug.toml")
@@ -188,7 +189,7 @@ def test_of_a_launchers_ranks_one_shows_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     flag: str, rank: int, local_rank: int, shown: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cli, "QUIET_S", 0.0)
+    monkeypatch.setattr(parse, "QUIET_S", 0.0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers would outlive the test
     monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", DEBUG, "--train.global_batch_size=16", flag])
     places = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}

@@ -14,7 +14,7 @@ import pytest
 from data.shard_writer import ShardWriter
 from runs import configuration, losses, train, train_or_fail
 from training.metrics.jsonl import read_jsonl
-from training.preparing import prepare
+from training.prepare import prepare
 
 
 def shard(prefix: Path, seed: int) -> Path:
@@ -40,7 +40,7 @@ def test_a_blend_resumed_on_another_layout_gives_the_same_losses(tmp_path: Path)
 
 
 def test_kill_9_at_a_random_point_changes_no_batch(tmp_path: Path) -> None:
-    """A rank dies at a moment that nobody chose; what follows is bit for bit what would have followed."""
+    """A rank dies at an arbitrary moment; what follows is bit for bit what would have followed."""
     draw = random.Random(0)
     weights = (str(shard(tmp_path / "a", 1)), "0.7", str(shard(tmp_path / "b", 2)), "0.3")
     flags = ("--data.blend", *weights, "--data.cache_dir", str(tmp_path / "cache"), "--train.train_iters", "24",

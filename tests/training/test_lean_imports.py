@@ -5,9 +5,9 @@ import sys
 
 CODE = """
 import gc, sys
-from training import imports
-with imports.lean("cpu"):
-    import training.job
+from training import lean_imports
+with lean_imports.lean("cpu"):
+    import training.train
     from megatron.core import timers
 print([name for name in ("torch._dynamo", "torch._inductor.compile_fx", "wandb") if name in sys.modules])
 assert gc.isenabled() and gc.get_freeze_count() > 100_000

@@ -1,4 +1,4 @@
-"""The loop's decisions: when it saves, when it stops, and what its attachments hear."""
+"""The loop's decisions: when it saves, when it stops, and what its callbacks hear."""
 
 from pathlib import Path
 
@@ -7,25 +7,25 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from training import loop
 from training.checkpoint.progress import Progress
-from training.config import CheckpointConfig, TrainConfig
-from training.step import StepResult, Wishes
-from training.timekeeper import SaveClock
+from training.checkpoint.save_clock import SaveClock
+from training.config.run_config import CheckpointConfig, TrainConfig
+from training.step import StepRequests, StepResult
 
 
-class Recorded(loop.Attachment):
-    """Writes down every moment; wishes what it is told at an iteration."""
+class Recorded(loop.Callback):
+    """Writes down every moment; requests what it was given for an iteration."""
 
-    def __init__(self, wishes: dict[int, Wishes] | None = None) -> None:
+    def __init__(self, requests: dict[int, StepRequests] | None = None) -> None:
         self.moments: list[str] = []
-        self.asked = wishes or {}
+        self.asked = requests or {}
         self.iteration = 0
 
     def start(self, progress: Progress) -> None:
         self.moments.append(f"start {progress.iteration}")
         self.iteration = progress.iteration
 
-    def wishes(self) -> Wishes:
-        return self.asked.get(self.iteration + 1, Wishes())
+    def requests(self) -> StepRequests:
+        return self.asked.get(self.iteration + 1, StepRequests())
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.iteration = progress.iteration
@@ -38,17 +38,17 @@ class Recorded(loop.Attachment):
         self.moments.append(f"{reason} {progress.iteration}")
 
 
-def step(progress: Progress, wishes: Wishes) -> tuple[Progress, StepResult]:
+def step(progress: Progress, requests: StepRequests) -> tuple[Progress, StepResult]:
     result = StepResult(
-        loss=1.0, tokens=1, grad_norm=1.0, skipped=False, loss_scale=1.0, learning_rate=0.1, wishes=wishes
+        loss=1.0, tokens=1, grad_norm=1.0, skipped=False, loss_scale=1.0, learning_rate=0.1, requests=requests
     )
     return Progress(iteration=progress.iteration + 1, consumed_samples=progress.consumed_samples + 8), result
 
 
 def moments(
-    train: TrainConfig, checkpoint: CheckpointConfig, begin: int = 0, wishes: dict[int, Wishes] | None = None
+    train: TrainConfig, checkpoint: CheckpointConfig, begin: int = 0, requests: dict[int, StepRequests] | None = None
 ) -> list[str]:
-    recorded = Recorded(wishes)
+    recorded = Recorded(requests)
     loop.run(train, checkpoint, Progress(iteration=begin), step, lambda _: (Path("x"), 0.1), [recorded])
     return recorded.moments
 
@@ -75,12 +75,12 @@ def test_exit_interval_stops_at_multiples() -> None:
 
 
 def test_a_wish_to_stop_saves_first() -> None:
-    heard = moments(TrainConfig(train_iters=50), CheckpointConfig(), wishes={3: Wishes(stop=True)})
+    heard = moments(TrainConfig(train_iters=50), CheckpointConfig(), requests={3: StepRequests(stop=True)})
     assert heard[-3:] == ["step 3", "save 3", "requested 3"]
 
 
 def test_a_wish_to_save() -> None:
-    heard = moments(TrainConfig(train_iters=4), CheckpointConfig(), wishes={2: Wishes(save=True)})
+    heard = moments(TrainConfig(train_iters=4), CheckpointConfig(), requests={2: StepRequests(save=True)})
     assert heard == ["start 0", "step 1", "step 2", "save 2", "step 3", "step 4", "save 4", "done 4"]
 
 
@@ -89,9 +89,9 @@ def test_minutes_are_counted_by_rank_0_from_the_last_save(rank: int) -> None:
     now = [0.0]
     clock = SaveClock(2.0, rank, clock=lambda: now[0])
     now[0] = 119.0
-    assert not clock.wishes().save
+    assert not clock.requests().save
     now[0] = 121.0
-    assert clock.wishes().save == (rank == 0)
+    assert clock.requests().save == (rank == 0)
     clock.after_save(Progress(), Path("x"), 0.1)
-    assert not clock.wishes().save
-    assert not SaveClock(None, 0, clock=lambda: 1e9).wishes().save
+    assert not clock.requests().save
+    assert not SaveClock(None, 0, clock=lambda: 1e9).requests().save

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.prepare import Prepared
+from data.prepared import Prepared
 from data.source import build_source
 from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
-from training import cli
+from training.cli import parse
 from training.metrics.jsonl import read_jsonl
 
 TP2PP2 = (
@@ -75,7 +75,7 @@ def test_a_run_learns_and_leaves_its_folder(prepared: Prepared, tmp_path: Path) 
 
 def test_its_config_runs_the_same_job_again(prepared: Prepared, tmp_path: Path) -> None:
     first = train(prepared, configuration(tmp_path / "one", "--train.train_iters", "3"), 1)
-    again = cli.parse([str(tmp_path / "one/config.toml"), "--run_dir", str(tmp_path / "two")])
+    again = parse.parse_config([str(tmp_path / "one/config.toml"), "--run_dir", str(tmp_path / "two")])
     assert losses(train(prepared, again, 1)) == losses(first)
     assert tomllib.loads((tmp_path / "one/config.toml").read_text()) == tomllib.loads(
         (tmp_path / "two/config.toml").read_text()
@@ -158,7 +158,7 @@ def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path)
         "--train.exit_interval",
         "None",
     ]
-    assert losses(train(prepared, cli.parse(flags), 1)) == straight[3:]
+    assert losses(train(prepared, parse.parse_config(flags), 1)) == straight[3:]
 
 
 # ---- precision and recomputation
@@ -192,7 +192,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(prepared: Prepared, t
     flags = ("--precision.dtype", "fp16", "--precision.initial_loss_scale", str(2.0**18), "--precision.hysteresis", "1")
     metrics = train(prepared, configuration(tmp_path / "run", *flags), 1)
     assert metrics[0]["skipped"] == 1
-    assert "grad_norm" not in metrics[0]  # it overflowed: no number stands in for it
+    assert "grad_norm" not in metrics[0]  # it overflowed: there is no norm
     assert metrics[1]["loss_scale"] == 2.0**17
     assert metrics[-1]["skipped"] == 0
     assert losses(metrics)[-1] < losses(metrics)[0]
@@ -365,12 +365,12 @@ def test_a_refused_start_damages_nothing(prepared: Prepared, tmp_path: Path) -> 
 
 def test_other_data_on_resume_is_refused(prepared: Prepared, tmp_path: Path) -> None:
     train(prepared, configuration(tmp_path / "run", "--train.train_iters", "2"), 1)
-    for flag, value, told in (("train.seed", "7", "seed is 7 (was: 1234)"), ("data.split", "9,1", "split is 9,1")):
+    for flag, value, printed in (("train.seed", "7", "seed is 7 (was: 1234)"), ("data.split", "9,1", "split is 9,1")):
         code, failure = train_or_fail(prepared, configuration(tmp_path / "run", f"--{flag}", value), 1)
         assert code == 2
         assert failure is not None
-        assert told in failure.text
-        assert "--data.accept_change" in failure.text
+        assert printed in failure.text
+        assert "--data.allow_data_change" in failure.text
         assert (tmp_path / "run/done").exists()  # nothing was begun
 
 
@@ -386,7 +386,7 @@ def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capf
         "3",
         "--checkpoint.load",
         "elsewhere",
-        "--data.accept_change",
+        "--data.allow_data_change",
         "True",
     )
     train(prepared, configuration(tmp_path / "run", *flags), 1)

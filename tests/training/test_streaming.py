@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare import Prepared
+from data.prepared import Prepared
 from data.streaming import opening
 from runs import configuration, losses, train, train_or_fail
 from training.checkpoint.folders import latest
 from training.checkpoint.state import read_state
-from training.preparing import prepare
-from training.stream_position import repeated_reading
+from training.checkpoint.stream_position import repeated_reading
+from training.prepare import prepare
 
 
 def corpus(path: Path, seed: int = 0) -> Path:
@@ -61,7 +61,7 @@ def entry(run_dir: Path) -> dict:
 
 
 def test_documents_kept_apart_resume_bit_for_bit(tmp_path: Path) -> None:
-    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 3), "--data.reset", "attention")
+    flags = (*flags_of(corpus(tmp_path / "a.jsonl"), 3), "--data.reset_attention_mask", "--data.reset_position_ids")
     prepared = prepared_for(tmp_path / "whole", *flags)
     whole = train(prepared, configuration(tmp_path / "whole", *flags), 1)
     train(prepared, configuration(tmp_path / "run", *flags, "--train.exit_interval", "2"), 1)
@@ -82,7 +82,7 @@ def test_other_data_is_refused_or_begun_anew(tmp_path: Path, capfd: pytest.Captu
     assert code == 2
     assert failure is not None
     assert f"shards of source {path}: " in failure.text
-    accepted = configuration(run, *flags, "--data.accept_change", "True")
+    accepted = configuration(run, *flags, "--data.allow_data_change", "True")
     assert len(train(prepared_for(run, *flags), accepted, 1)) == 4
     assert "does not say where 8 of 8 streams stand in this data" in capfd.readouterr().out
 

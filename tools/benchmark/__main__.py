@@ -25,7 +25,7 @@ Subject = Literal["one_rank", "startup", "answers"]
 
 
 @dataclass(kw_only=True)
-class Benchmark:
+class StepBenchmark:
     """Measure Triplane on the CPU."""
 
     subjects: tuple[Subject, ...] = ("answers", "startup", "one_rank")
@@ -43,7 +43,9 @@ class Benchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = tyro.cli(Benchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark", description=__doc__)
+    job = tyro.cli(
+        StepBenchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark", description=__doc__
+    )
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = read_json(job.output) if job.output.exists() else {}
     failed = False
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def measure(subject: Subject, job: Benchmark) -> dict[str, Any]:
+def measure(subject: Subject, job: StepBenchmark) -> dict[str, Any]:
     """One subject's numbers."""
     if subject == "answers":
         return startup.answers()

@@ -1,4 +1,4 @@
-"""When, on what, and of which commit a number was measured. No torch here."""
+"""When, on what, and of which commit a number was measured."""
 
 import datetime
 import os

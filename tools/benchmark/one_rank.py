@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark import reference
 from tools.benchmark.tokens import RandomTokens
-from training import job
+from training import train
 from training.checkpoint.progress import Progress
-from training.config import OptimizerConfig, RunConfig, TrainConfig
-from training.step import Wishes
+from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.step import StepRequests
 
 GOAL = 1.10
 WARMUP_STEPS = 2
@@ -149,17 +149,17 @@ def cpu_seconds() -> float:
 
 
 def ours(config: RunConfig) -> Iterator[Step]:
-    """Triplane's step, as ``training/job.py`` runs it, on one rank."""
+    """Triplane's step, as ``training/train.py`` runs it, on one rank."""
     shape = resolve(config.model, None)
     layout, seed = config.layout(1), config.train.seed
     with groups.start(layout, Identity(), device="cpu", seed=seed, timeout_minutes=5) as ranks:
-        chunks, optim = job.build_parts(config, shape, ranks)
+        chunks, optim = train.build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size)
         progress = Progress()
 
         def step() -> float:
             nonlocal progress
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
+            progress, result = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
             return result.loss
 
         yield step

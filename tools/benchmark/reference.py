@@ -42,11 +42,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> [b, s, h]."""
-        gate, up = self.linear_fc1(x).chunk(2, dim=-1)
-        return self.linear_fc2(F.silu(gate) * up)
+        policy, up = self.linear_fc1(x).chunk(2, dim=-1)
+        return self.linear_fc2(F.silu(policy) * up)
 
 
-class Block(nn.Module):
+class ReferenceBlock(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, shape: GPTShape) -> None:
@@ -68,7 +68,7 @@ class PlainGPT(nn.Module):
     def __init__(self, shape: GPTShape, seq_length: int, seed: int) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(shape.padded_vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.layers = nn.ModuleList(ReferenceBlock(shape) for _ in range(shape.num_layers))
         self.final_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.output_layer = nn.Linear(shape.hidden_size, shape.padded_vocab_size, bias=False)
         frequencies = shape.rotary_base ** -(torch.arange(0, shape.kv_channels, 2) / shape.kv_channels)
@@ -94,7 +94,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(model: PlainGPT, shape: GPTShape, seed: int) -> None:
-    """Triplane's initial weights, by canonical name. Its gate and up projections have names of their own."""
+    """Triplane's initial weights, by canonical name. Its policy and up projections have names of their own."""
     for name, param in model.named_parameters():
         std = std_of(name, shape)
         if std is None:

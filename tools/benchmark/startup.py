@@ -58,7 +58,7 @@ ANSWERS: dict[str, tuple[list[str], float]] = {
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Cost:
+class StartupCost:
     """What a command and all its processes took."""
 
     wall_s: float
@@ -105,7 +105,7 @@ def answers() -> dict[str, dict[str, float]]:
     return found
 
 
-def cost_of(command: Sequence[str]) -> Cost:
+def cost_of(command: Sequence[str]) -> StartupCost:
     """Run a command in the checkout with one thread per process. Raises RuntimeError where it fails."""
     environ = dict(os.environ, OMP_NUM_THREADS="1")
     began = time.perf_counter()
@@ -118,4 +118,4 @@ def cost_of(command: Sequence[str]) -> Cost:
             output.seek(0)
             tail = output.read()[-2000:].decode(errors="replace")
             raise RuntimeError(f"exit code {process.returncode} of {' '.join(command)}:\n{tail}")
-    return Cost(wall_s=wall_s, cpu_s=used.ru_utime + used.ru_stime)
+    return StartupCost(wall_s=wall_s, cpu_s=used.ru_utime + used.ru_stime)

@@ -3,7 +3,7 @@
 import torch
 
 from data.loader import Batch, to_batch
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 
 
 class RandomTokens:

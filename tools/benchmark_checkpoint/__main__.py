@@ -29,7 +29,7 @@ VOCABULARY = 8192
 
 
 @dataclass(kw_only=True)
-class Benchmark:
+class CheckpointBenchmark:
     """Measure checkpoints on the CPU."""
 
     subjects: tuple[Subject, ...] = ("rounds", "convert", "scale")
@@ -55,7 +55,11 @@ class Benchmark:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
     job = tyro.cli(
-        Benchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark_checkpoint", description=__doc__
+        CheckpointBenchmark,
+        args=argv,
+        use_underscores=True,
+        prog="python -m tools.benchmark_checkpoint",
+        description=__doc__,
     )
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = read_json(job.output) if job.output.exists() else {}
@@ -76,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(failed)
 
 
-def measure(subject: Subject, job: Benchmark, folder: Path) -> list[dict[str, Any]]:
+def measure(subject: Subject, job: CheckpointBenchmark, folder: Path) -> list[dict[str, Any]]:
     """One subject's numbers."""
     size = int(job.gigabytes * 1e9)
     if subject == "rounds":

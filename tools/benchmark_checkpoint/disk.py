@@ -1,4 +1,4 @@
-"""The yardsticks: what the disk does with the same bytes in one large file. No torch here."""
+"""The yardsticks: what the disk does with the same bytes in one large file."""
 
 import os
 import subprocess

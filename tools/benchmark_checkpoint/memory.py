@@ -12,7 +12,7 @@ from parallel.untrusted import read_text
 _RESET_PEAK = "5"  # proc(5), clear_refs: set the peak resident set to the current one
 
 
-class Cost(NamedTuple):
+class MemoryCost(NamedTuple):
     """What an action took."""
 
     seconds: float
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
     """Largest growth of this process' resident memory during it."""
 
 
-def cost(action: Callable[[], object], ready: Callable[[], object]) -> Cost:
+def cost(action: Callable[[], object], ready: Callable[[], object]) -> MemoryCost:
     """Time and memory of ``action``, which starts when ``ready``, say a barrier, returns.
 
     What was freed before is given back to the system first, or growth would fill it unseen.
@@ -33,7 +33,7 @@ def cost(action: Callable[[], object], ready: Callable[[], object]) -> Cost:
     began = time.perf_counter()
     action()
     seconds = time.perf_counter() - began
-    return Cost(seconds, max(0, resident("VmHWM") - before))
+    return MemoryCost(seconds, max(0, resident("VmHWM") - before))
 
 
 def resident(name: str, process: str = "self") -> int:

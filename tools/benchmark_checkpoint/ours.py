@@ -15,12 +15,12 @@ from tools.benchmark_checkpoint import disk, memory
 from tools.benchmark_checkpoint.trainer import Trainer
 from training.checkpoint import Contents, folders, restore, save
 from training.checkpoint.background.saver import BackgroundWriter
+from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format import writer
 from training.checkpoint.progress import Progress
 from training.checkpoint.saving import saved_boxes
-from training.config import CheckpointConfig
-from training.loop import Attachment
-from training.saves import Saves
+from training.config.run_config import CheckpointConfig
+from training.loop import Callback
 
 Numbers = dict[str, float]
 
@@ -59,11 +59,11 @@ class _NoHash:
         return "0"
 
 
-class Background:
+class BackgroundSaves:
     """Saves as a run has them by default, with the writer process started and its memory in use."""
 
     def __init__(self, trainer: Trainer, root: Path) -> None:
-        self.saves = Saves(
+        self.saves = SaveCallback(
             root, Contents(keep=1), trainer.chunks, trainer.optimizer, trainer.ranks, background=True, timeout_s=600
         )
         self.saves.start(Progress())
@@ -91,7 +91,7 @@ class Background:
 
     def close(self) -> None:
         """End the writer process."""
-        Attachment.stop(self.saves, Progress(), "done")
+        Callback.stop(self.saves, Progress(), "done")
         if self.saves.writer is not None:
             self.saves.writer.close()
 

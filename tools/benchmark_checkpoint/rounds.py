@@ -40,7 +40,7 @@ def measure(identity: Identity, job: Rounds, output: Path) -> None:
 
 
 def _rounds(trainer: Trainer, job: Rounds) -> Iterator[dict[str, float]]:
-    background = ours.Background(trainer, job.folder / "background")
+    background = ours.BackgroundSaves(trainer, job.folder / "background")
     source = _source(trainer)
     for number in range(job.rounds + 1):
         found = _yardsticks(trainer, source, job.folder) | _ours(trainer, job.folder / "ours") | background.once()

@@ -20,8 +20,8 @@ from models.shapes import GPTShape
 from parallel.layout import Layout
 from tools.benchmark_checkpoint import memory
 from training.checkpoint.boxes import flat_boxes
-from training.checkpoint.format.pieces import Group, Piece, piece_entry
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import INDEX, PIECES, merge
 from training.checkpoint.format.writer import TABLE
 
@@ -31,7 +31,7 @@ PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
 
 
 @dataclass(slots=True, frozen=True)
-class Held:
+class HeldRectangle:
     """A rectangle of a parameter that a tensor-parallel rank holds, one after another in its memory."""
 
     parameter: Parameter
@@ -81,7 +81,7 @@ def measure(shape_name: str, layout: Layout, bucket_size: int, folder: Path) -> 
 def reading(folder: Path, shape: GPTShape, layout: Layout) -> dict[str, Any]:
     """What one rank reads of the tables to load its stage: the index, and the lines of its own tensors."""
     began = time.perf_counter()
-    with Reader(folder) as reader:
+    with FileReader(folder) as reader:
         keys = [checkpoint_key(parameter.name) for parameter in stage_parameters(shape, layout, 0)]
         lines = {reader.tensors[f"optimizer.state.param.{key}"].line for key in keys}
         for key in keys:
@@ -92,7 +92,7 @@ def reading(folder: Path, shape: GPTShape, layout: Layout) -> dict[str, Any]:
     return {"metadata_bytes_read_by_a_rank": size, "metadata_s_of_a_rank": seconds}
 
 
-def ranks(shape: GPTShape, layout: Layout, bucket_size: int) -> Iterator[list[tuple[Held, int, int]]]:
+def ranks(shape: GPTShape, layout: Layout, bucket_size: int) -> Iterator[list[tuple[HeldRectangle, int, int]]]:
     """For each rank, what its share of the optimizer is made of: (rectangle, first, last + 1 of its flat elements)."""
     for stage in range(layout.pp):
         listed = stage_parameters(shape, layout, stage)
@@ -118,28 +118,30 @@ def stage_parameters(shape: GPTShape, layout: Layout, stage: int) -> list[Parame
     return found
 
 
-def rectangles(parameter: Parameter, tp: int, tp_rank: int) -> Iterator[Held]:
+def rectangles(parameter: Parameter, tp: int, tp_rank: int) -> Iterator[HeldRectangle]:
     """What a TP rank holds of a parameter: rows, columns, the gate's and the other half's rows, or a copy."""
     name, shape = parameter.name, parameter.shape
     if len(shape) == 1:
         if tp_rank == 0:  # the copies of the others are not written
-            yield Held(parameter, (0,), shape)
+            yield HeldRectangle(parameter, (0,), shape)
         return
     rows, columns = shape
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
-        yield Held(parameter, (0, tp_rank * columns // tp), (rows, columns // tp))
+        yield HeldRectangle(parameter, (0, tp_rank * columns // tp), (rows, columns // tp))
     elif name.endswith("linear_fc1.weight"):
         half = rows // 2
         for start in (0, half):
-            yield Held(parameter, (start + tp_rank * half // tp, 0), (half // tp, columns))
+            yield HeldRectangle(parameter, (start + tp_rank * half // tp, 0), (half // tp, columns))
     else:
-        yield Held(parameter, (tp_rank * rows // tp, 0), (rows // tp, columns))
+        yield HeldRectangle(parameter, (tp_rank * rows // tp, 0), (rows // tp, columns))
 
 
-def divided(held: list[tuple[Parameter, list[Held]]], dp: int, bucket_size: int) -> list[list[tuple[Held, int, int]]]:
+def divided(
+    held: list[tuple[Parameter, list[HeldRectangle]]], dp: int, bucket_size: int
+) -> list[list[tuple[HeldRectangle, int, int]]]:
     """The flat memory of a model-parallel rank, cut into buckets, each into ``dp`` equal parts."""
-    shares: list[list[tuple[Held, int, int]]] = [[] for _ in range(dp)]
-    bucket: list[tuple[int, Held]] = []
+    shares: list[list[tuple[HeldRectangle, int, int]]] = [[] for _ in range(dp)]
+    bucket: list[tuple[int, HeldRectangle]] = []
     end = 0
     for position, (_, parts) in enumerate(reversed(held)):
         end = _up(end, PARAMETER_ALIGNMENT)
@@ -156,17 +158,19 @@ def divided(held: list[tuple[Parameter, list[Held]]], dp: int, bucket_size: int)
     return shares
 
 
-def table(file: str, held: list[tuple[Held, int, int]]) -> tuple[list[dict[str, Any]], int, int]:
+def table(file: str, held: list[tuple[HeldRectangle, int, int]]) -> tuple[list[dict[str, Any]], int, int]:
     """A rank's table, as its writer leaves it: groups, number of pieces, bytes."""
-    groups: dict[Group, list[Piece]] = {}
+    groups: dict[TensorGroup, list[TensorPiece]] = {}
     position = 0
     for part, first, last in held:
         key = checkpoint_key(part.parameter.name)
-        group = Group(tuple(f"optimizer.state.{state}.{key}" for state in STATES), "float32", part.parameter.shape)
+        group = TensorGroup(
+            tuple(f"optimizer.state.{state}.{key}" for state in STATES), "float32", part.parameter.shape
+        )
         for box in flat_boxes(part.shape, first, last):
             offset = tuple(base + own for base, own in zip(part.offset, box.offset, strict=True))
             hashes = (f"{position & (2**64 - 1):016x}",) * len(STATES)
-            groups.setdefault(group, []).append(Piece(file, position, offset, box.shape, hashes))
+            groups.setdefault(group, []).append(TensorPiece(file, position, offset, box.shape, hashes))
             position += len(STATES) * group.piece_bytes(box.shape)
     entries = [
         {"keys": g.keys, "dtype": g.dtype, "shape": g.shape, "pieces": [piece_entry(piece) for piece in pieces]}

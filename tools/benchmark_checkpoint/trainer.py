@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from training import job
-from training.config import OptimizerConfig, RunConfig, TrainConfig
+from training import train
+from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
 from training.step import Chunks
 
 BYTES_PER_PARAMETER = 12
@@ -57,7 +57,7 @@ def started(config: RunConfig, identity: Identity) -> Iterator[Trainer]:
     """Groups, model and optimizer of this rank. One update with made-up gradients has filled the moments."""
     layout, shape = config.layout(identity.world_size), resolve(config.model, None)
     with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=10) as ranks:
-        chunks, optimizer = job.build_parts(config, shape, ranks)
+        chunks, optimizer = train.build_parts(config, shape, ranks)
         torch.manual_seed(identity.rank)
         for chunk in chunks:
             for buffer in chunk.buffers:

@@ -20,13 +20,13 @@ from parallel import command
 from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances, versions
 from tools.benchmark_data import loading, tokenising
-from tools.benchmark_data.table import Row
+from tools.benchmark_data.table import MeasuredRow
 
 PEERS = ("megatron-core", "tokenizers", "sentencepiece", "tiktoken", "gigatoken", "mosaicml-streaming", "litdata")
 
 
 @dataclass(kw_only=True)
-class Benchmark:
+class DataBenchmark:
     """Measure tokenising and loading."""
 
     megatron_lm: Path | None = None
@@ -43,7 +43,7 @@ class Benchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
-    asked = tyro.cli(Benchmark, args=argv, use_underscores=True, description=__doc__)
+    asked = tyro.cli(DataBenchmark, args=argv, use_underscores=True, description=__doc__)
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if "NO" in verdicts else 0
 
 
-def _keep(output: Path, part: str, found: Sequence[Row]) -> None:
+def _keep(output: Path, part: str, found: Sequence[MeasuredRow]) -> None:
     kept = read_json(output) if output.exists() else {}
     said = [dataclasses.asdict(row) | {"ratio": row.ratio, "reached": row.verdict} for row in found]
     kept[part] = circumstances() | {"versions": versions(PEERS), "results": said}

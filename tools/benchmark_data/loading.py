@@ -12,15 +12,16 @@ import torch
 from data import shards
 from data.config import DataConfig
 from data.loader import to_batch
-from data.manifest import BLOCK_BYTES, BlockSums, FileSum, Manifest, manifest_path
-from data.megatron_order import Plan, open_splits
-from data.prepare import Prepared, prepare
+from data.manifest import BLOCK_BYTES, BlockSums, FileSum, ShardManifest, manifest_path
+from data.megatron_order import SamplePlan, open_splits
+from data.prepare import prepare
+from data.prepared import Prepared, Samples
 from data.shard_writer import ShardWriter, write_index
-from data.source import Samples, build_source
+from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.untrusted import read_text
 from tools.benchmark_data import peers
-from tools.benchmark_data.table import Row, cpu_s
+from tools.benchmark_data.table import MeasuredRow, cpu_s
 
 SEQ_LENGTH = 4096
 TOKENS = 50_000_000
@@ -33,7 +34,7 @@ class _Tokenizer(ByteTokenizer):
     vocab_size, eod = 32_000, 0
 
 
-def rows(folder: Path) -> Iterator[Row]:
+def rows(folder: Path) -> Iterator[MeasuredRow]:
     """The table's rows on loading."""
     prefix = _corpus(folder)
     prepared = Prepared(tokenizer=_Tokenizer(), shards=(shards.Shard(prefix),), fingerprint="benchmark")
@@ -42,25 +43,25 @@ def rows(folder: Path) -> Iterator[Row]:
     memory = _own_memory_kib()
     ours = {size: _rate(lambda size=size: _read(source, size)) for size in (8, 64)}  # type: ignore[misc]
     grown = (_own_memory_kib() - memory) / 1024
-    plan = Plan(train=SAMPLES, validation=0, test=0)
+    plan = SamplePlan(train=SAMPLES, validation=0, test=0)
     theirs = open_splits(prepared, config, SEQ_LENGTH, 1, plan, lambda line: None)["train"].dataset
     mcore = _rate(lambda: _collate(theirs))
     goals = {64: 8.0, 8: 3.0}
     for size, name in ((64, "blocks of 64"), (8, "batch 8")):
-        yield Row(
+        yield MeasuredRow(
             name=f"loader, {name}, against mcore GPTDataset + collate", ours=ours[size], theirs=mcore,
             unit="samples/CPU s", at_least=goals[size], is_rate=True, note=f"{grown:.1f} MiB of memory of its own",
         )  # fmt: skip
     masked = _masked(prepared, config, plan)
     boundaries = _rate(lambda: _read_with_documents(source))
-    yield Row(
+    yield MeasuredRow(
         name="with document boundaries, against inter_document_masking", ours=boundaries, theirs=masked,
         unit="samples/CPU s", at_least=4, is_rate=True,
     )  # fmt: skip
     for name, measure in (("MosaicML Streaming", peers.mosaic), ("litdata", peers.litdata)):
         rate, note = measure(source, folder, SAMPLES)
         best = max(ours.values())
-        row = Row(
+        row = MeasuredRow(
             name=f"loader against {name}",
             ours=best,
             theirs=rate,
@@ -117,7 +118,7 @@ def _collate(dataset: object, size: int = 8) -> int:
     return SAMPLES
 
 
-def _masked(prepared: Prepared, config: DataConfig, plan: Plan) -> float | None:
+def _masked(prepared: Prepared, config: DataConfig, plan: SamplePlan) -> float | None:
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
@@ -132,7 +133,7 @@ def _masked(prepared: Prepared, config: DataConfig, plan: Plan) -> float | None:
     return _rate(lambda: _collate(dataset))
 
 
-def _opening(folder: Path) -> Iterator[Row]:
+def _opening(folder: Path) -> Iterator[MeasuredRow]:
     """Sparse files: what opening costs, not what a disk gives."""
     for shard_count, tokens, limit in ((100, 10**12, 0.3), (10_000, 15 * 10**12, 3.0)):
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -143,13 +144,15 @@ def _opening(folder: Path) -> Iterator[Row]:
             took = time.perf_counter() - start
             note = f"{(_own_memory_kib() - memory) / 1024:.1f} MiB of memory of its own"
             name = f"open {tokens / 1e12:g}T tokens in {shard_count:,} shards, no cache"
-            yield Row(name=name, ours=took, unit="wall s", at_most=limit, note=note)
+            yield MeasuredRow(name=name, ours=took, unit="wall s", at_most=limit, note=note)
             if shard_count == 100:
                 start = time.perf_counter()
                 source, _ = _start(config)
                 source.fetch(np.arange(100_000_000, 100_000_064))
                 took = time.perf_counter() - start
-                yield Row(name="first batch of 64 after a resume at sample 1e8", ours=took, unit="wall s", at_most=1)
+                yield MeasuredRow(
+                    name="first batch of 64 after a resume at sample 1e8", ours=took, unit="wall s", at_most=1
+                )
 
 
 def _start(config: DataConfig) -> list[Samples]:
@@ -176,9 +179,9 @@ def _sparse(folder: Path, count: int, tokens: int) -> Path:
     return folder / "s"
 
 
-def _manifest(lengths: np.ndarray, files: dict[str, FileSum]) -> Manifest:
+def _manifest(lengths: np.ndarray, files: dict[str, FileSum]) -> ShardManifest:
     byte = ByteTokenizer()
-    return Manifest(
+    return ShardManifest(
         tokens=int(lengths.sum(dtype=np.int64)), documents=len(lengths), dtype="uint16", vocab_size=byte.vocab_size,
         tokenizer="byte", tokenizer_fingerprint=byte.fingerprint, eod=byte.eod, append_eod=True, special_text="plain",
         files=files,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.source import Samples
+from data.prepared import Samples
 from tools.benchmark_data.table import cpu_s
 
 Found = tuple[float | None, str]

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tools.benchmark_data import corpus
-from tools.benchmark_data.table import Row, command_cpu_s, cpu_s
+from tools.benchmark_data.table import MeasuredRow, command_cpu_s, cpu_s
 
 ROOT = Path(__file__).parents[2]
 NO_MEGATRON = "peer missing: give Megatron-LM's checkout by --megatron_lm"
 
 
-def rows(folder: Path, size_mb: float, megatron_lm: Path | None) -> Iterator[Row]:
+def rows(folder: Path, size_mb: float, megatron_lm: Path | None) -> Iterator[MeasuredRow]:
     """The table's rows on tokenising."""
     text = corpus.lines(folder, size_mb)
     for kind, tokenizer in (
@@ -30,10 +30,10 @@ def rows(folder: Path, size_mb: float, megatron_lm: Path | None) -> Iterator[Row
             try:
                 ours = _ours(text, tokenizer, folder, engine)
             except RuntimeError as error:
-                yield Row(name=name, ours=None, unit="CPU s", at_least=at_least, note=str(error))
+                yield MeasuredRow(name=name, ours=None, unit="CPU s", at_least=at_least, note=str(error))
                 continue
             said = note or _compared(folder)
-            yield Row(name=name, ours=ours, theirs=theirs, unit="CPU s", at_least=at_least, note=said)
+            yield MeasuredRow(name=name, ours=ours, theirs=theirs, unit="CPU s", at_least=at_least, note=said)
     yield _index()
 
 
@@ -66,7 +66,7 @@ def _compared(folder: Path) -> str:
     return "same bytes" if all(same) else "OTHER BYTES"
 
 
-def _index(documents: int = 10_000_000) -> Row:
+def _index(documents: int = 10_000_000) -> MeasuredRow:
     from megatron.core.datasets.indexed_dataset import _IndexWriter
 
     from data.shard_writer import write_index
@@ -83,4 +83,4 @@ def _index(documents: int = 10_000_000) -> Row:
         theirs = cpu_s(write, rounds=1)
         same = filecmp.cmp(f"{scratch}/ours", f"{scratch}/theirs", shallow=False)
     note = "same bytes" if same else "OTHER BYTES"
-    return Row(name=".idx of 10M documents", ours=ours, theirs=theirs, unit="CPU s", at_least=12, note=note)
+    return MeasuredRow(name=".idx of 10M documents", ours=ours, theirs=theirs, unit="CPU s", at_least=12, note=note)

@@ -5,15 +5,15 @@
     headers.py      which tensors its safetensors files hold, and where
     checking.py     whether the tables cover all of it, before anything is written
     scales.py       whether fp8 matrices have the scales that they need
-    blocks.py       our tensors in blocks, made of rows of theirs
+    row_blocks.py   our tensors in blocks, made of rows of theirs
     importing.py    its rows into pieces of a checkpoint
     checked.py      a checkpoint, of which no damaged byte is taken
     exporting.py    rows of a checkpoint into sharded safetensors
     verify.py       each again in the other direction, compared byte by byte
     generation.py   which ids begin and end a text, in an exported folder
-    words.py        elements of one dtype as another's
-    work.py         unfinished folders, workers, progress
-    tokenizer.py    the tokenizer that goes along, as training opens it
+    dtypes.py       elements of one dtype as another's
+    resumable.py    unfinished folders, workers, progress
+    tokenizer.py    the carried tokenizer, as training opens it
     recipe.py       the config.toml of an imported checkpoint
     cut.py          a folder cut down to one block of each kind
     logits.py       both models' logits, each from a process of its own

@@ -23,7 +23,7 @@ from parallel.errors import UserError
 from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
-from tools.convert.source import Source
+from tools.convert.source import HfFolder
 from tools.convert.verify import verify
 from training.checkpoint.format.manifest import DamagedError
 
@@ -36,7 +36,7 @@ class Import:
     """A Hugging Face folder becomes a checkpoint."""
 
     hf_folder: tyro.conf.Positional[Path]
-    """config.json and safetensors files, and a tokenizer's, which go along."""
+    """config.json and safetensors files, and the carried tokenizer's."""
     checkpoint: tyro.conf.Positional[Path]
     """Folder to write; must not exist."""
     dtype: Dtype | None = None
@@ -68,7 +68,7 @@ class Import:
         )
         _show(notes, self.checkpoint)
 
-    def _begin(self, source: Source, scratch: Path) -> list[str]:
+    def _begin(self, source: HfFolder, scratch: Path) -> list[str]:
         if not logits.is_possible():
             return ["logits were not compared with transformers' own: it is not installed."]
         return [logits.compare_cut(source, scratch, self.dtype)]

@@ -1,7 +1,7 @@
 """A checkpoint that is read only where it is what was written: a copy gets hashes of its own, which would hide damage.
 
 Sizes and small files before anything else. Tensors while they are read, piece by piece, so that bytes come from the
-disk once, and what nobody reads, such as moments that are not exported, costs nothing. No torch here.
+disk once, and what is not read, such as moments that are not exported, costs nothing.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.reader import Reader, overlaps
+from training.checkpoint.format.reader import FileReader, overlaps
 from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of
 
 WAY_OUT = "Take another checkpoint, or bring these files back."
@@ -23,7 +23,7 @@ def check_files(folder: Path) -> None:
         raise UserError(f"{folder} is damaged: {texts}. {WAY_OUT}")
 
 
-class CheckedReader(Reader):
+class CheckedReader(FileReader):
     """Hashes each piece before the first bytes of it are given out. ``check_files`` comes first: the index is believed.
 
     What is hashed lies in the page cache when it is read right after.
@@ -35,7 +35,7 @@ class CheckedReader(Reader):
         self._asked: set[tuple[str, int]] = set()
 
     def read(self, key: str, offset: tuple[int, ...], into: np.ndarray) -> None:
-        """As ``Reader.read``. Raises DamagedError, too, where the hash of a piece is not the one that was written."""
+        """As ``FileReader.read``. Raises DamagedError, too, where the hash of a piece is not the written one."""
         number = self.tensors[key].number
         for piece, *_ in overlaps(self.pieces(key), offset, into.shape):
             size = self.tensors[key].piece_bytes(piece.shape)

@@ -1,4 +1,4 @@
-"""Before anything is written: each tensor of theirs is used, and each row of ours filled, once. No torch here."""
+"""Before anything is written: each of their tensors is used, and each of our rows filled, once."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from models.hf.shapes import read_shape
 from models.hf.tables import Entry, copies, entries, full_name, is_computed, mtp_blocks
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.blocks import BLOCK_BYTES
+from tools.convert.row_blocks import BLOCK_BYTES
 from tools.convert.scales import check_scales
-from tools.convert.source import SCALE, Source
+from tools.convert.source import SCALE, HfFolder
 from training.checkpoint.format.coverage import covered_once
 
 MOST_WRONG = 1000
 """Runs of rows for which a folder lacks the right tensor, from which on no more are looked for."""
 
 
-def architecture(source: Source) -> tuple[str, GPTShape]:
+def architecture(source: HfFolder) -> tuple[str, GPTShape]:
     """The model_type and shape of a folder; without multi-token prediction where its files have none of it."""
     model_type, shape = read_shape(source.config)
     prefixes = mtp_blocks(model_type, shape)
@@ -27,13 +27,13 @@ def architecture(source: Source) -> tuple[str, GPTShape]:
     return model_type, shape
 
 
-def names_in(source: Source, model_type: str) -> dict[str, str]:
+def names_in(source: HfFolder, model_type: str) -> dict[str, str]:
     """The tables' names -> the names in the files, which may lack a prefix."""
     return {full_name(model_type, name): name for name in source.places}
 
 
-def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
-    """Every tensor of theirs is used, and every row of ours filled, once: notes for the user.
+def check(source: HfFolder, model_type: str, shape: GPTShape) -> list[str]:
+    """Each of their tensors is used, and each of our rows filled, once: notes for the user.
 
     Raises UserError with the tensors that are missing, left over, of another shape, or unequal where they must not be,
     and with fp8 matrices whose scales are not theirs.
@@ -62,7 +62,7 @@ def check(source: Source, model_type: str, shape: GPTShape) -> list[str]:
 
 
 def _wanted(
-    source: Source, names: dict[str, str], model_type: str, shape: GPTShape
+    source: HfFolder, names: dict[str, str], model_type: str, shape: GPTShape
 ) -> tuple[dict[str, tuple[int, ...]], bool]:
     """The tensors that the shape is made of, with their own shapes, and whether these are all.
 
@@ -83,12 +83,12 @@ def _wanted(
     return wanted, True
 
 
-def _has(source: Source, names: dict[str, str], name: str, shape: tuple[int, ...]) -> bool:
+def _has(source: HfFolder, names: dict[str, str], name: str, shape: tuple[int, ...]) -> bool:
     return name in names and source.places[names[name]].shape == shape
 
 
 def _check_coverage(entry: Entry, shape: GPTShape) -> None:
-    """A table that leaves rows out is a mistake of ours, found here rather than in training."""
+    """A table that leaves rows out is a bug, found here rather than in training."""
     rows = shape.vocab_size if entry.padded else entry.rows
     ours = covered_once((rows,), (((strip.row,), (strip.rows,)) for strip in entry.strips))
     theirs = all(
@@ -100,7 +100,7 @@ def _check_coverage(entry: Entry, shape: GPTShape) -> None:
 
 
 def _check_copies(
-    source: Source, names: dict[str, str], equals: dict[str, str], model_type: str, shape: GPTShape
+    source: HfFolder, names: dict[str, str], equals: dict[str, str], model_type: str, shape: GPTShape
 ) -> None:
     originals = {entry.name: entry for entry in entries(model_type, shape) if entry.name in equals.values()}
     for name, ours in equals.items():
@@ -112,7 +112,7 @@ def _check_copies(
             )
 
 
-def same_rows(source: Source, one: str, other: str) -> bool:
+def same_rows(source: HfFolder, one: str, other: str) -> bool:
     """Whether two tensors hold the same numbers, compared block by block."""
     first, second = source.places[one], source.places[other]
     dtype = source.dtype(one)
@@ -127,7 +127,7 @@ def same_rows(source: Source, one: str, other: str) -> bool:
     return True
 
 
-def _notes(source: Source, model_type: str, shape: GPTShape, computed: list[str]) -> Iterator[str]:
+def _notes(source: HfFolder, model_type: str, shape: GPTShape, computed: list[str]) -> Iterator[str]:
     if computed:
         yield f"{len(computed)} tensors follow from config.json and are no weights: {computed[0]}, ..."
     if read_shape(source.config)[1].mtp_num_layers != shape.mtp_num_layers:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder cut down to one block of each kind, for logits that any machine can compute. No torch here.
+"""A Hugging Face folder cut down to one block of each kind, for logits that any machine can compute.
 
 Its configuration is the folder's own but for the numbers that are cut: blocks, rows of the vocabulary, experts. Its
 weights are the folder's own: of the first block of each kind, of the first ids, of the first experts of each group.
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from models.hf.architectures import ARCHITECTURES
-from models.hf.parts import freq
+from models.hf.config_parts import freq
 from models.hf.shapes import TOKEN_IDS
 from models.hf.tables import TABLES, Entry, entries
 from models.shapes import GPTShape
 from parallel.untrusted import read_text
-from tools.convert.blocks import BLOCK_BYTES
 from tools.convert.checking import names_in
 from tools.convert.headers import SINGLE, encode_header
-from tools.convert.source import Source
+from tools.convert.row_blocks import BLOCK_BYTES
+from tools.convert.source import HfFolder
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 IDS = 1024
@@ -82,7 +82,7 @@ def cut_of(model_type: str, shape: GPTShape) -> Cut:
     return Cut(model_type, small, blocks, experts)
 
 
-def write_cut(source: Source, cut: Cut, folder: Path) -> None:
+def write_cut(source: HfFolder, cut: Cut, folder: Path) -> None:
     """Write ``folder``: config.json and one file of weights."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(cut_config(source.config, cut)))
@@ -136,7 +136,7 @@ def _rows(entry: Entry, shape: tuple[int, ...], cut: Cut) -> Iterator[range]:
         yield range(first, min(first + step, shape[0]))
 
 
-def _words(source: Source, name: str, rows: range, dtype: str) -> memoryview:
+def _words(source: HfFolder, name: str, rows: range, dtype: str) -> memoryview:
     words = source.rows(name, rows.start, len(rows), dtype)
     assert words.itemsize == ITEM_BYTES[dtype]
     return memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8))

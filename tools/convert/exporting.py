@@ -1,4 +1,4 @@
-"""A checkpoint becomes a Hugging Face folder: rows of ours into sharded safetensors. No torch here."""
+"""A checkpoint becomes a Hugging Face folder: our rows into sharded safetensors."""
 
 import json
 import os
@@ -12,30 +12,30 @@ from typing import Any
 import numpy as np
 
 from data import tokenizers
-from models.families import resolve
 from models.hf.files import CARRIED, CARRIED_BYTES, present
-from models.hf.layouts import Strip
+from models.hf.row_layouts import Strip
 from models.hf.shapes import NO_EFFECT, write_config
 from models.hf.tables import Entry, copies, entries
+from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.schema import shown
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
-from tools.convert import work
-from tools.convert.blocks import BLOCK_BYTES
+from tools.convert import resumable
 from tools.convert.checked import CheckedReader, check_files
+from tools.convert.dtypes import cast
 from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.headers import INDEX, SINGLE, encode_header
+from tools.convert.row_blocks import BLOCK_BYTES
 from tools.convert.source import read_configuration
-from tools.convert.words import cast
 from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
 from training.checkpoint.format.writer import WriteBack, write_durably
 from training.checkpoint.state import read_state
-from training.config import RunConfig
-from training.recipe import load
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 MASTER = "optimizer.state.param."
 """The optimizer's fp32 weights; where they are, a checkpoint has no others."""
@@ -47,7 +47,7 @@ TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(slots=True, frozen=True)
-class Target:
+class ExportedTensor:
     """One tensor of theirs, and where its rows are in ours."""
 
     name: str
@@ -96,7 +96,7 @@ class Weights:
         self.reader.read(key, offset, words.reshape(rectangle))
         return cast(words, stored, dtype)
 
-    def ask_for(self, target: Target) -> None:
+    def ask_for(self, target: ExportedTensor) -> None:
         """Have the disk fetch what ``rows`` will be asked for."""
         for strip in target.strips:
             rectangle = _rectangle(target.entry.shape, strip.row, strip.rows)
@@ -120,7 +120,7 @@ def _rectangle(shape: tuple[int, ...], first: int, count: int) -> tuple[tuple[in
 
 
 @dataclass(kw_only=True, frozen=True)
-class Export:
+class ExportPlan:
     """One export, as every worker works it out from the same checkpoint."""
 
     source: Path
@@ -132,10 +132,10 @@ class Export:
     max_shard_bytes: int
 
     @cached_property
-    def shards(self) -> list[list[Target]]:
+    def shards(self) -> list[list[ExportedTensor]]:
         """Tensors by the file that they go into; the same whatever the number of workers."""
         with Weights(self.source) as weights:
-            found: list[list[Target]] = [[]]
+            found: list[list[ExportedTensor]] = [[]]
             size = 0
             for target in targets(self.model_type, self.shape, weights, self.dtype):
                 if size and size + target.bytes > self.max_shard_bytes:
@@ -154,7 +154,7 @@ class Export:
         """Whether a shard is complete: only then it has its name."""
         return (self.folder / self.name(number)).is_file()
 
-    def do(self, worker: int, workers: int, report: work.Report) -> None:
+    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th shard from number ``worker`` on, but for those that are done."""
         with Weights(self.source) as weights:
             for number, shard in list(enumerate(self.shards))[worker::workers]:
@@ -170,7 +170,7 @@ def export_folder(
     workers: int,
     max_shard_bytes: int,
     like: Path | None,
-    accept: work.Accept | None = None,
+    accept: resumable.Accept | None = None,
 ) -> list[str]:
     """Write ``target``, which transformers loads: notes for the user.
 
@@ -179,7 +179,7 @@ def export_folder(
     does not have, before anything is written; for a damaged checkpoint, and where ``accept`` raises work.Rejected,
     nothing is left of the folder.
     """
-    work.check_free(target)
+    resumable.check_free(target)
     check_is_checkpoint(source)
     check_files(source)
     config = read_config(source)
@@ -206,8 +206,8 @@ def export_folder(
     fingerprint |= {"dtype": dtype, "max_shard_bytes": max_shard_bytes, "carried": sorted(map(str, carried.values()))}
     with Weights(source) as weights:
         check(weights, model_type, shape)
-    with work.unfinished(target, fingerprint) as folder:
-        job = Export(
+    with resumable.unfinished(target, fingerprint) as folder:
+        job = ExportPlan(
             source=source,
             folder=folder,
             model_type=model_type,
@@ -217,10 +217,10 @@ def export_folder(
         )
         sizes = [sum(tensor.bytes for tensor in shard) for shard in job.shards]
         done = sum(size for number, size in enumerate(sizes) if job.is_done(number))
-        work.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
+        resumable.run(job, min(workers, len(sizes)), sum(sizes), done, "export")
         add_files(job, written, carried, more)
         notes += accept(folder) if accept is not None else []
-        work.finish(folder, target)
+        resumable.finish(folder, target)
     if not tokenizer:
         notes.append("the checkpoint carries no tokenizer that transformers reads; --like HF_FOLDER takes one along.")
     return notes
@@ -260,22 +260,22 @@ def check(weights: Weights, model_type: str, shape: GPTShape) -> None:
         raise UserError(f"{file} lists {names}, for which transformers' {model_type} has no place.")
 
 
-def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> Iterator[Target]:
+def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> Iterator[ExportedTensor]:
     """Every tensor of theirs, in the order of our parameters."""
     found = {entry.name: entry for entry in entries(model_type, shape)}
     for entry in found.values():
         kept = weights.dtype(entry) if entry.keeps_dtype else dtype
         shapes = entry.their_shapes()
         for name, strips in entry.by_their_name().items():
-            yield Target(name, shapes[name], kept, entry, strips)
+            yield ExportedTensor(name, shapes[name], kept, entry, strips)
     if shape.mtp_num_layers:  # the tied output layer, in contrast, is not in their files
         for name, ours in copies(model_type, shape).items():
             if ours in found and not name.startswith("lm_head"):
                 ((_, their_shape),) = found[ours].their_shapes().items()
-                yield Target(name, their_shape, dtype, found[ours], found[ours].strips)
+                yield ExportedTensor(name, their_shape, dtype, found[ours], found[ours].strips)
 
 
-def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: work.Report) -> None:
+def write_shard(path: Path, shard: Sequence[ExportedTensor], weights: Weights, report: resumable.Report) -> None:
     """One safetensors file: length of the table of contents, the table, the tensors' bytes; named when durable."""
     header = encode_header((target.name, target.dtype, target.shape) for target in shard)
     partial = path.with_name(path.name + ".partial")
@@ -291,7 +291,7 @@ def write_shard(path: Path, shard: Sequence[Target], weights: Weights, report: w
     partial.rename(path)
 
 
-def shard_words(shard: Sequence[Target], weights: Weights) -> Iterator[np.ndarray]:
+def shard_words(shard: Sequence[ExportedTensor], weights: Weights) -> Iterator[np.ndarray]:
     """All of a file's tensors, in order, in blocks of rows."""
     for target in asked_ahead(shard, lambda target: target.bytes, weights.ask_for):
         yield from target_words(target, weights)
@@ -306,7 +306,7 @@ def one_ahead[T](items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def target_words(target: Target, weights: Weights) -> Iterator[np.ndarray]:
+def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
     """A tensor of theirs, in order, in blocks of rows."""
     if target.entry.transposed:
         strips = [weights.rows(target.entry, strip.row, strip.rows, target.dtype) for strip in target.strips]
@@ -318,8 +318,8 @@ def target_words(target: Target, weights: Weights) -> Iterator[np.ndarray]:
             yield weights.rows(target.entry, strip.row + start, min(step, strip.rows - start), target.dtype)
 
 
-def add_files(job: Export, config: dict[str, Any], carried: dict[str, Path], more: dict[str, bytes]) -> None:
-    """The index of the shards, ``config.json`` and what goes along. more: in place of what goes along. The index comes
+def add_files(job: ExportPlan, config: dict[str, Any], carried: dict[str, Path], more: dict[str, bytes]) -> None:
+    """The index of the shards, ``config.json`` and the carried files. more: in place of carried files. The index comes
     last."""
     for name, path in carried.items():
         if name != "config.json" and name not in more:

@@ -1,4 +1,4 @@
-"""What an exported folder says of texts' begin and end, without which generation never stops. No torch here."""
+"""What an exported folder says of texts' begin and end, without which generation never stops."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from data.tokenizers import SentencePieceTokenizer, Tokenizer
 from parallel.errors import UserError
 from parallel.untrusted import read_json
 from tools.convert.tokenizer import eos_ids, read_beside
-from training.config import RunConfig
-from training.imported import IMPORTED, STAND_INS
+from training.checkpoint.imported import IMPORTED, STAND_INS
+from training.config.run_config import RunConfig
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 

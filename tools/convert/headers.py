@@ -1,4 +1,4 @@
-"""Tables of contents of safetensors files: written, and believed only where they fit the file. No torch here.
+"""Tables of contents of safetensors files: written, and believed only where they fit the file.
 
 A header comes from outside: what it says of offsets, sizes and names is compared with the file before a byte of a
 tensor is read. The rules are those of the format (https://huggingface.co/docs/safetensors, "Format") as its own library
@@ -31,7 +31,7 @@ METADATA = "__metadata__"
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class TensorSpan:
     """Where a tensor lies."""
 
     file: Path
@@ -55,7 +55,7 @@ class Described:
 
 
 @dataclass(slots=True, frozen=True)
-class Index:
+class SafetensorsIndex:
     """``model.safetensors.index.json``."""
 
     weight_map: Mapping[str, str]
@@ -99,10 +99,10 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def read_places(folder: Path) -> dict[str, Place]:
+def read_places(folder: Path) -> dict[str, TensorSpan]:
     """Every tensor of a folder's files, by name. Raises UserError for a file that is not whole, and where the index
     and the files' own headers disagree."""
-    found: dict[str, Place] = {}
+    found: dict[str, TensorSpan] = {}
     for path, names in weight_files(folder).items():
         places = read_header(path)
         if names is not None:
@@ -114,7 +114,7 @@ def read_places(folder: Path) -> dict[str, Place]:
     return found
 
 
-def read_header(path: Path) -> dict[str, Place]:
+def read_header(path: Path) -> dict[str, TensorSpan]:
     """The tensors of a safetensors file. Raises UserError where it is none, where it is cut short, where its header
     does not fit it, and for dtypes that weights cannot have."""
     with open_regular(path) as file:
@@ -136,7 +136,7 @@ def read_header(path: Path) -> dict[str, Place]:
             text = f"cut short: {name} ends at byte {length + end:,}; the file has {size:,}. Download it again."
             raise InputError(path, text)
         at, last = end, name
-        places[name] = Place(path, length + begin, dtype, entry.shape)
+        places[name] = TensorSpan(path, length + begin, dtype, entry.shape)
     if length + at != size:
         raise InputError(path, f"expected {length + at:,} bytes, which its header describes; found {size:,}.")
     return {name: places[name] for name in described}
@@ -171,7 +171,7 @@ def _check_entry(path: Path, name: str, entry: Described) -> str:
 
 def _by_file(index: Path) -> dict[str, list[str]]:
     """Names of tensors by the file that holds them. Raises UserError for files that are not in the folder itself."""
-    weight_map = read_json(index, Index, unique_names=True).weight_map
+    weight_map = read_json(index, SafetensorsIndex, unique_names=True).weight_map
     files: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         files.setdefault(file, []).append(name)

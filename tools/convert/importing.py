@@ -1,4 +1,4 @@
-"""A Hugging Face folder becomes a checkpoint: rows of theirs into pieces of ours, block after block. No torch here."""
+"""A Hugging Face folder becomes a checkpoint: its rows into our pieces, block by block."""
 
 import itertools
 import shutil
@@ -15,27 +15,27 @@ from models.hf.tables import entries
 from models.shapes import GPTShape
 from parallel.layout import Layout
 from parallel.untrusted import read_bytes
-from tools.convert import recipe, work
-from tools.convert.blocks import Block, blocks, entry_dtype, most_frequent_dtype, read_block
+from tools.convert import recipe, resumable
 from tools.convert.checking import architecture, check, names_in
 from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
-from tools.convert.source import Source
+from tools.convert.row_blocks import RowBlock, blocks, entry_dtype, most_frequent_dtype, read_block
+from tools.convert.source import HfFolder
 from tools.convert.tokenizer import Choice, check_beside, choose
 from training.checkpoint.format.manifest import write_manifest
-from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import FileWriter, write_durably
+from training.checkpoint.imported import IMPORTED
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, write_state
-from training.imported import IMPORTED
 
-Begin = Callable[[Source, Path], list[str]]
+Begin = Callable[[HfFolder, Path], list[str]]
 SCRATCH = "logits.partial"
 WITHOUT = "Training these weights on raw text needs --data.tokenizer PATH of its tokenizer."
 
 
 @dataclass(kw_only=True, frozen=True)
-class Import:
+class ImportPlan:
     """One import, as every worker works it out from the same folder."""
 
     source: Path
@@ -48,31 +48,31 @@ class Import:
     @cached_property
     def architecture(self) -> tuple[str, GPTShape]:
         """The model_type, and our shape of it. Raises UserError."""
-        with Source(self.source) as source:
+        with HfFolder(self.source) as source:
             return architecture(source)
 
-    def parts(self, source: Source) -> list[list[Block]]:
+    def parts(self, source: HfFolder) -> list[list[RowBlock]]:
         """Blocks by the file that they go into; the same whatever the number of workers."""
         model_type, shape = self.architecture
         names = names_in(source, model_type)
         found = (blocks(entry, entry_dtype(entry, source, names, self.dtype)) for entry in entries(model_type, shape))
         return in_parts(itertools.chain.from_iterable(found), self.max_file_bytes)
 
-    def do(self, worker: int, workers: int, report: work.Report) -> None:
+    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
-        with Source(self.source) as source:
+        with HfFolder(self.source) as source:
             names = names_in(source, self.architecture[0])
             for number, part in list(enumerate(self.parts(source)))[worker::workers]:
                 if not is_done(self.folder, number):
                     self._write(part, number, source, names, report)
 
     def _write(
-        self, part: Sequence[Block], number: int, source: Source, names: dict[str, str], report: work.Report
+        self, part: Sequence[RowBlock], number: int, source: HfFolder, names: dict[str, str], report: resumable.Report
     ) -> None:
         with FileWriter(self.folder, part_name(number)) as file:
             for block in part:
                 words = read_block(block, source, names)
-                group = Group((block.entry.key,), block.dtype, block.entry.shape)
+                group = TensorGroup((block.entry.key,), block.dtype, block.entry.shape)
                 file.add(group, *block.rectangle, [memoryview(words.reshape(-1).view(np.uint8))])
                 report(block.bytes)
 
@@ -85,7 +85,7 @@ def import_folder(
     workers: int,
     max_file_bytes: int,
     begin: Begin | None = None,
-    accept: work.Accept | None = None,
+    accept: resumable.Accept | None = None,
 ) -> list[str]:
     """Write ``target``, a checkpoint of weights with a ``config.toml``: notes for the user.
 
@@ -94,7 +94,7 @@ def import_folder(
     before it gets its name. What both say become notes; where one raises work.Rejected, nothing stays. Raises
     UserError for what is not supported, before anything is written.
     """
-    with Source(source) as opened:
+    with HfFolder(source) as opened:
         model_type, shape = architecture(opened)
         notes = check(opened, model_type, shape)
         fingerprint: dict[str, Any] = {"source": str(source.resolve()), "files": opened.fingerprint()}
@@ -103,8 +103,8 @@ def import_folder(
         tokenizer = choose(source, opened.config, shape.vocab_size)
         if tokenizer.problem:
             notes.append(f"no tokenizer of its own can be used: {tokenizer.problem} {WITHOUT}")
-        with work.unfinished(target, fingerprint) as folder:
-            job = Import(source=source, folder=folder, dtype=dtype, max_file_bytes=max_file_bytes)
+        with resumable.unfinished(target, fingerprint) as folder:
+            job = ImportPlan(source=source, folder=folder, dtype=dtype, max_file_bytes=max_file_bytes)
             parts = job.parts(opened)
             if begin is not None:
                 notes += _in_scratch(begin, opened, folder / SCRATCH)
@@ -113,11 +113,11 @@ def import_folder(
                 commit(folder, opened, job, len(parts), tokenizer)
             remove_tables(folder, map(part_name, range(len(parts))))
             notes += accept(folder) if accept is not None else []
-            work.finish(folder, target)
+            resumable.finish(folder, target)
     return notes
 
 
-def _in_scratch(begin: Begin, source: Source, scratch: Path) -> list[str]:
+def _in_scratch(begin: Begin, source: HfFolder, scratch: Path) -> list[str]:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         return begin(source, scratch)
@@ -125,8 +125,8 @@ def _in_scratch(begin: Begin, source: Source, scratch: Path) -> list[str]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def commit(folder: Path, source: Source, job: Import, parts: int, tokenizer: Choice) -> None:
-    """Index, state, configuration and what goes along; the manifest last."""
+def commit(folder: Path, source: HfFolder, job: ImportPlan, parts: int, tokenizer: Choice) -> None:
+    """Index, state, configuration and carried files; the manifest last."""
     model_type, shape = job.architecture
     facts = merge(folder, map(part_name, range(parts)))
     for name, path in source.carried().items():

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.families import resolve
+from models.resolve import resolve
 from parallel.errors import UserError
 from tools.convert.checking import architecture
 from tools.convert.cut import available_bytes, cut_of, write_cut
 from tools.convert.exporting import read_config, vocabulary
 from tools.convert.importing import import_folder
-from tools.convert.source import Source
-from tools.convert.work import Rejected, die_with
+from tools.convert.resumable import Rejected, die_with
+from tools.convert.source import HfFolder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +44,7 @@ def is_possible() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
-def compare_cut(source: Source, scratch: Path, dtype: str | None) -> str:
+def compare_cut(source: HfFolder, scratch: Path, dtype: str | None) -> str:
     """Of the first block of each kind of a Hugging Face folder, converted into ``scratch``: a sentence, or why not.
 
     dtype: what the import rounds to. Raises UserError where a model cannot run, and Rejected where the logits differ.
@@ -79,7 +79,7 @@ def compare(hf_folder: Path, checkpoint: Path, dtype: str) -> str:
 
 
 @dataclass(slots=True, frozen=True)
-class Measured:
+class LogitDifference:
     """What two models' logits for the same tokens are."""
 
     tokens: int
@@ -102,7 +102,7 @@ class Measured:
         return f"logits differ by up to {self.difference:.2e}, of {self.largest:.2e}"
 
 
-def _measure(hf_folder: Path, checkpoint: Path, dtype: str, timeout_s: float, at_once: int) -> Measured:
+def _measure(hf_folder: Path, checkpoint: Path, dtype: str, timeout_s: float, at_once: int) -> LogitDifference:
     """at_once: processes, 1 or 2."""
     with tempfile.TemporaryDirectory(prefix="triplane-logits-") as scratch:
         outputs = {"hf_folder": Path(scratch, "theirs.npy"), "checkpoint": Path(scratch, "ours.npy")}
@@ -116,7 +116,7 @@ def _measure(hf_folder: Path, checkpoint: Path, dtype: str, timeout_s: float, at
             for one in running:
                 one.result()
         theirs, ours = (np.load(output) for output in outputs.values())
-    return Measured(theirs.shape[0], float(np.abs(theirs - ours).max()), float(np.abs(theirs).max()))
+    return LogitDifference(theirs.shape[0], float(np.abs(theirs - ours).max()), float(np.abs(theirs).max()))
 
 
 def _run(command: list[str], whose: str, timeout_s: float) -> None:
@@ -157,7 +157,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
     from parallel.layout import layout_of
     from training.checkpoint.model_state import model_boxes
     from training.checkpoint.restoring import read_weights
-    from training.checkpoint.storage import Reader
+    from training.checkpoint.storage import TensorReader
 
     config, parallel = read_config(folder), ParallelConfig()
     shape = resolve(config.model, vocabulary(config, folder))
@@ -166,7 +166,7 @@ def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
     with groups.start(layout_of(parallel, 1), Identity(), device="cpu", seed=1, timeout_minutes=5) as ranks:
         precision = PrecisionConfig(dtype="fp32")
         chunks = gpt.build(model, shape, parallel, precision, gpt.Recompute(), ranks, seed=1)
-        with torch.no_grad(), Reader(folder) as reader:
+        with torch.no_grad(), TensorReader(folder) as reader:
             read_weights(reader, model_boxes(chunks, ranks))
             chunk = chunks[0].eval()
             _round(chunk, dtype)

@@ -1,10 +1,10 @@
-"""A checkpoint's blocks in files of bounded size, which are written, and written again, one by one. No torch here."""
+"""A checkpoint's blocks in files of bounded size, which are written, and written again, one by one."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tools.convert import work
+from tools.convert import resumable
 from training.checkpoint.format.manifest import DamagedError, read_manifest
 from training.checkpoint.format.writer import TABLE
 
@@ -40,12 +40,14 @@ def is_done(folder: Path, number: int) -> bool:
     return (folder / f"{part_name(number)}{TABLE}").is_file()
 
 
-def do(job: work.Job, folder: Path, parts: Sequence[Sequence[Sized]], workers: int, title: str) -> list[str]:
+def do(
+    job: resumable.ConversionJob, folder: Path, parts: Sequence[Sequence[Sized]], workers: int, title: str
+) -> list[str]:
     """All parts that are not done yet: the names of all of them. Raises UserError where a worker did, or died."""
     sizes = [sum(block.bytes for block in part) for part in parts]
     done = sum(size for number, size in enumerate(sizes) if is_done(folder, number))
     if done < sum(sizes):
-        work.run(job, max(1, min(workers, len(sizes))), sum(sizes), done, title)
+        resumable.run(job, max(1, min(workers, len(sizes))), sum(sizes), done, title)
     return [part_name(number) for number in range(len(sizes))]
 
 

@@ -1,13 +1,13 @@
-"""Whether fp8 matrices have the scales that they need, and nothing else has any. No torch here."""
+"""Whether fp8 matrices have the scales that they need, and nothing else has any."""
 
 from collections.abc import Iterable, Iterator
 
 from parallel.errors import UserError
-from tools.convert.source import SCALE, Source
-from tools.convert.words import FLOATS, FP8_BLOCK
+from tools.convert.dtypes import FLOATS, FP8_BLOCK
+from tools.convert.source import SCALE, HfFolder
 
 
-def check_scales(source: Source, names: Iterable[str]) -> None:
+def check_scales(source: HfFolder, names: Iterable[str]) -> None:
     """names: the files' names of all tensors that are used. Raises UserError with those that cannot be scaled."""
     if problems := [problem for name in names for problem in _problems(source, name)]:
         more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -17,7 +17,7 @@ def check_scales(source: Source, names: Iterable[str]) -> None:
         )
 
 
-def _problems(source: Source, name: str) -> Iterator[str]:
+def _problems(source: HfFolder, name: str) -> Iterator[str]:
     place, scale = source.places[name], source.places.get(name + SCALE)
     if place.dtype != "float8_e4m3fn":
         if scale is not None:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder: its configuration, its tensors by rows, and what else it carries. No torch here."""
+"""A Hugging Face folder: its configuration, its tensors by rows, and what else it carries."""
 
 import os
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import numpy as np
 from models.hf.files import CARRIED, present
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_json
-from tools.convert.headers import Place, read_places, weight_files
-from tools.convert.words import cast, dequantised, from_numbers, to_numbers
+from tools.convert.dtypes import cast, dequantised, from_numbers, to_numbers
+from tools.convert.headers import TensorSpan, read_places, weight_files
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
@@ -30,7 +30,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
         raise InputError(path, f"expected the configuration of a model; {error.strerror}.") from None
 
 
-class Source:
+class HfFolder:
     """The folder, opened for reading. Close it, or use it as a context: it keeps files open."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Source:
         return read_configuration(self.folder)
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, TensorSpan]:
         """Every tensor of the files, by its name there. Raises UserError for a file that is not whole."""
         return read_places(self.folder)
 
@@ -62,7 +62,7 @@ class Source:
         return cast(words, place.dtype, dtype)
 
     def carried(self) -> dict[str, Path]:
-        """The files that go along, by name."""
+        """Carried files by name."""
         return present(self.folder, CARRIED)
 
     def fingerprint(self) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, as training opens it. No torch here."""
+"""The tokenizer of a Hugging Face folder, as training opens it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Choice:
     """What an imported model's ``config.toml`` says of its tokenizer."""
 
     name: str
-    """Of the file that goes along; STAND_IN where none can be used."""
+    """Of the carried file; STAND_IN where none can be used."""
     eod_token: str | None = None
     problem: str = ""
     """Why none can be used."""

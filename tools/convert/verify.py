@@ -1,4 +1,4 @@
-"""Each conversion once more in the other direction, compared byte by byte. No torch here."""
+"""Each conversion once more in the other direction, compared byte by byte."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-from models.families import resolve
 from models.hf.shapes import read_shape
 from models.hf.tables import copies
+from models.resolve import resolve
 from tools.convert.checking import names_in
-from tools.convert.exporting import Target, Weights, read_config, target_words, targets, vocabulary
-from tools.convert.source import Source
-from tools.convert.work import Rejected
+from tools.convert.exporting import ExportedTensor, Weights, read_config, target_words, targets, vocabulary
+from tools.convert.resumable import Rejected
+from tools.convert.source import HfFolder
 
 Side = Literal["checkpoint", "hf_folder"]
 
@@ -25,7 +25,7 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
     """
     config = read_config(checkpoint)
     shape = resolve(config.model, vocabulary(config, checkpoint))
-    with Source(hf_folder) as source, Weights(checkpoint) as weights:
+    with HfFolder(hf_folder) as source, Weights(checkpoint) as weights:
         model_type, _ = read_shape(source.config)
         names = names_in(source, model_type)
         equals = copies(model_type, shape)
@@ -41,7 +41,9 @@ def verify(hf_folder: Path, checkpoint: Path, written: Side) -> str:
     return f"verified: {compared:,} tensors of {hf_folder} are those of {checkpoint}, bit by bit."
 
 
-def _difference(target: Target, names: dict[str, str], source: Source, weights: Weights, written: Side) -> list[str]:
+def _difference(
+    target: ExportedTensor, names: dict[str, str], source: HfFolder, weights: Weights, written: Side
+) -> list[str]:
     if target.name not in names:
         return [f"{target.name} (missing)"]
     name = names[target.name]

@@ -22,11 +22,11 @@ from parallel import command
 from parallel.errors import UserError
 from tools import clusters
 from tools.doctor import examine, report
+from tools.doctor.context import DoctorContext, situation
 from tools.doctor.deadline import Deadline
-from tools.doctor.meeting import MeetingError
 from tools.doctor.node import GROUPS
-from tools.doctor.situation import Situation, situation
-from training.recipe import did_you_mean
+from tools.doctor.tcp_rendezvous import MeetingError
+from training.config.recipe import did_you_mean
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class Doctor:
     meeting_s: float = 60.0
     """How long to wait for a node before it is named as missing, seconds."""
     time_limit_s: float = 240.0
-    """Of the whole examination; what is left out then is said to be not looked at."""
+    """Of the whole examination; what is skipped then is reported as not checked."""
 
     def groups(self) -> tuple[str, ...]:
         """Those to look at. Raises UserError for an unknown name."""
@@ -94,7 +94,7 @@ def main(
     return _examine(job, here, groups, began)
 
 
-def _examine(job: Doctor, here: Situation, groups: Sequence[str], began: float) -> int:
+def _examine(job: Doctor, here: DoctorContext, groups: Sequence[str], began: float) -> int:
     deadline = Deadline(job.time_limit_s)
     if here.rank:
         try:

@@ -1,23 +1,23 @@
-"""Who comes to the meeting, over the network or through the shared folder, and who does not. No torch here."""
+"""Who comes to the meeting, over the network or through the shared folder, and who does not."""
 
-from tools.doctor.finding import Finding, Seen, judged
-from tools.doctor.mailbox import Mailbox
-from tools.doctor.meeting import Hub, Wire, join, ports
+from tools.doctor.context import DoctorContext
+from tools.doctor.file_rendezvous import Mailbox
+from tools.doctor.finding import Finding, NodeFacts, judged
 from tools.doctor.names import resolve
-from tools.doctor.situation import Situation
+from tools.doctor.tcp_rendezvous import Hub, Wire, join, ports
 
 
 class _EndedError(Exception):
     """The first node has ended its examination."""
 
 
-def ports_of(situation: Situation) -> list[int]:
+def ports_of(situation: DoctorContext) -> list[int]:
     """Where the nodes may meet."""
     assert situation.master is not None
     return ports(situation.master[1], situation.is_agents_port)
 
 
-def come(situation: Situation, seen: Seen, mailbox: Mailbox, limit_s: float) -> Wire | None:
+def come(situation: DoctorContext, seen: NodeFacts, mailbox: Mailbox, limit_s: float) -> Wire | None:
     """Come to the first node, and meanwhile leave in the shared folder what is known, and why it does not answer.
 
     None where it has ended without this node's coming, having read what was left. Raises MeetingError.
@@ -43,8 +43,8 @@ def come(situation: Situation, seen: Seen, mailbox: Mailbox, limit_s: float) -> 
 
 
 def gather(
-    hub: Hub, mailbox: Mailbox, mine: Seen, situation: Situation, limit_s: float
-) -> tuple[list[Seen], list[tuple[str, Finding]]]:
+    hub: Hub, mailbox: Mailbox, mine: NodeFacts, situation: DoctorContext, limit_s: float
+) -> tuple[list[NodeFacts], list[tuple[str, Finding]]]:
     """Who came, in the order of ranks; and findings about who did not."""
     others = range(1, situation.nodes)
     brought = hub.gather(others, limit_s)
@@ -52,10 +52,10 @@ def gather(
     seen, found = [mine], []
     cut_off = [rank for rank in others if rank not in brought and rank in letters]
     if len(others) > 1 and not brought and not letters:
-        return seen, [("", _nobody(len(others), limit_s))]
+        return seen, [("", _no_answers(len(others), limit_s))]
     for rank in others:
         if rank in brought or rank in letters:
-            seen.append(Seen.from_json((brought if rank in brought else letters)[rank]["seen"]))
+            seen.append(NodeFacts.from_json((brought if rank in brought else letters)[rank]["seen"]))
         else:
             found.append((situation.name_of(rank), _absent(limit_s)))
     if cut_off and len(cut_off) == len(others) > 1:
@@ -76,7 +76,7 @@ def _absent(limit_s: float) -> Finding:
     return judged("meeting", "arrived", "wrong", found, "a process on every node", way_out)
 
 
-def _nobody(count: int, limit_s: float) -> Finding:
+def _no_answers(count: int, limit_s: float) -> Finding:
     """More likely a matter of the start, or of this node, than of all others."""
     way_out = "start one process on each node (srun --ntasks-per-node=1); can they reach MASTER_ADDR and MASTER_PORT?"
     found = f"none of the {count} other nodes arrived within {limit_s:.0f} s"

@@ -1,11 +1,11 @@
-"""Clocks of the nodes against the first node's. No torch here."""
+"""Clocks of the nodes against the first node's."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tools.doctor.finding import Finding, Seen, judged
-from tools.doctor.situation import Situation
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, NodeFacts, judged
 
 GROUP = "clocks"
 TURNS = 5
@@ -29,21 +29,21 @@ def offset(ask: Callable[[], dict[str, Any] | None], clock: Callable[[], float])
 
 
 def judge(
-    offsets: Mapping[int, tuple[float, float]], seen: Sequence[Seen], situation: Situation
+    offsets: Mapping[int, tuple[float, float]], seen: Sequence[NodeFacts], situation: DoctorContext
 ) -> list[tuple[str, Finding]]:
     """Wrong beyond ``WRONG_S``. Of a node that only the shared folder reached, by the times of two files there."""
-    told: dict[str, tuple[float, str]] = {}
+    reported: dict[str, tuple[float, str]] = {}
     facts = {one.rank: one.facts.get("run_dir", {}) for one in seen}
     ahead = {rank: float(fact["server_ahead_s"]) for rank, fact in facts.items() if "server_ahead_s" in fact}
     for one in seen:
         if one.rank in offsets:
-            told[one.node] = offsets[one.rank][0], f"± {offsets[one.rank][1] * 1e3:.1f} ms"
+            reported[one.node] = offsets[one.rank][0], f"± {offsets[one.rank][1] * 1e3:.1f} ms"
         elif one.rank in ahead and 0 in ahead and one.rank:
-            told[one.node] = ahead[0] - ahead[one.rank], "by the times of files"
-    if told and all(abs(seconds) <= LATE_S for seconds, _ in told.values()):
-        largest = max(abs(seconds) for seconds, _ in told.values())
+            reported[one.node] = ahead[0] - ahead[one.rank], "by the times of files"
+    if reported and all(abs(seconds) <= LATE_S for seconds, _ in reported.values()):
+        largest = max(abs(seconds) for seconds, _ in reported.values())
         return [("", judged(GROUP, "between nodes", "ok", f"{largest * 1e3:.2f} ms apart at most"))]
-    return [(node, _one(seconds, error)) for node, (seconds, error) in told.items()]
+    return [(node, _one(seconds, error)) for node, (seconds, error) in reported.items()]
 
 
 def _one(seconds: float, error: str) -> Finding:

@@ -1,13 +1,13 @@
-"""Bandwidth of each collective against card, fabric and the other nodes. No torch here; worker.py measures."""
+"""Bandwidth of each collective against card, fabric and the other nodes. tools/doctor/worker.py measures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallel.local_ranks import ECHOES
 from tools.clusters import Cluster
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import shares_of_median
-from tools.doctor.situation import Situation
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.outliers import shares_of_median
 
 GROUP = "collectives"
 WAY_OUT = "see names and interfaces above; NCCL_DEBUG=INFO tells more"
@@ -51,8 +51,8 @@ def expected_gb_per_s(operation: str, local: int, world: int, cluster: Cluster) 
     return min(cluster.fabric.scale_up_gb_per_s, node_gb_per_s(cluster))
 
 
-def judge(seen: Sequence[Seen], situation: Situation, local: int) -> list[tuple[str, Finding]]:
-    """The collectives over all ranks (nobody's in particular), within each node, and between pairs of nodes."""
+def judge(seen: Sequence[NodeFacts], situation: DoctorContext, local: int) -> list[tuple[str, Finding]]:
+    """The collectives over all ranks (of no node in particular), within each node, and between pairs of nodes."""
     backend = "nccl" if situation.device == "cuda" else "gloo"
     ranks = {one.node: [rank for rank in _ranks(one) if "all" in rank] for one in seen}
     measured = [rank for several in ranks.values() for rank in several]
@@ -66,12 +66,12 @@ def judge(seen: Sequence[Seen], situation: Situation, local: int) -> list[tuple[
     return found
 
 
-def _ranks(one: Seen) -> list[dict[str, Any]]:
+def _ranks(one: NodeFacts) -> list[dict[str, Any]]:
     return list(one.facts.get(GROUP, {}).get("ranks", []))
 
 
 def _over_all(
-    measured: Sequence[Mapping[str, Any]], local: int, world: int, backend: str, situation: Situation
+    measured: Sequence[Mapping[str, Any]], local: int, world: int, backend: str, situation: DoctorContext
 ) -> list[Finding]:
     findings = []
     for operation in measured[0]["all"]:
@@ -81,15 +81,15 @@ def _over_all(
     return findings
 
 
-def _expected(operation: str, local: int, world: int, backend: str, situation: Situation) -> float | None:
+def _expected(operation: str, local: int, world: int, backend: str, situation: DoctorContext) -> float | None:
     """None without a cluster's file, and with gloo, which copies through the CPU."""
     if situation.cluster is None or backend != "nccl" or world == 1:
         return None
     return expected_gb_per_s(operation, local, world, situation.cluster)
 
 
-def _judge(check: str, speed: float, best: float | None, told: str, situation: Situation) -> Finding:
-    found = f"{speed:.3g} GB/s ({told})"
+def _judge(check: str, speed: float, best: float | None, reported: str, situation: DoctorContext) -> Finding:
+    found = f"{speed:.3g} GB/s ({reported})"
     if best is None or speed >= GOOD * best:
         share = f", {speed / best:.0%} of {best:.0f} GB/s" if best else ""
         return judged(GROUP, check, "ok", found + share)
@@ -103,7 +103,7 @@ def _judge(check: str, speed: float, best: float | None, told: str, situation: S
 
 
 def _within(
-    ranks: Mapping[str, Sequence[Mapping[str, Any]]], local: int, backend: str, situation: Situation
+    ranks: Mapping[str, Sequence[Mapping[str, Any]]], local: int, backend: str, situation: DoctorContext
 ) -> list[tuple[str, Finding]]:
     speeds = {
         node: min(rank["local"]["all_reduce"] for rank in several)
@@ -127,10 +127,10 @@ def _within(
 
 def _between(
     ranks: Mapping[str, Sequence[Mapping[str, Any]]],
-    seen: Sequence[Seen],
+    seen: Sequence[NodeFacts],
     local: int,
     backend: str,
-    situation: Situation,
+    situation: DoctorContext,
 ) -> list[tuple[str, Finding]]:
     """A node next to a slow one has another neighbour: the better of its two pairs is its own."""
     links: dict[str, dict[str, float]] = {}

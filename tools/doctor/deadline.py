@@ -1,4 +1,4 @@
-"""Limits of time: of the whole examination, and of each call that may never return. No torch here."""
+"""Limits of time: of the whole examination, and of each call that may never return."""
 
 import subprocess
 import threading
@@ -21,7 +21,7 @@ class Deadline:
 def within[T](limit_s: float, call: Callable[[], T]) -> T:
     """``call()`` in a thread of its own. Raises TimeoutError when it does not return in time, else what it raises.
 
-    The thread is left behind: a name server or a file system that hangs lets nobody interrupt the call.
+    The thread is left behind: a name server or a file system that hangs cannot be interrupted.
     """
     results: list[T] = []
     errors: list[BaseException] = []

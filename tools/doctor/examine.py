@@ -1,4 +1,4 @@
-"""The examination: alone, as the first of several nodes, or as another of them. No torch here."""
+"""The examination: alone, as the first of several nodes, or as another of them."""
 
 import contextlib
 import fcntl
@@ -23,13 +23,13 @@ from tools.doctor import (
 from tools.doctor import node as nodes
 from tools.doctor import run_dir as folders
 from tools.doctor.arriving import come, gather, left, ports_of
+from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import Deadline
-from tools.doctor.finding import Finding, Row, Seen, bad_nodes, fold, judged
-from tools.doctor.mailbox import Mailbox
-from tools.doctor.meeting import Hub, MeetingError, serve
+from tools.doctor.file_rendezvous import Mailbox
+from tools.doctor.finding import Finding, FindingRow, NodeFacts, bad_nodes, fold, judged
 from tools.doctor.names import resolve
-from tools.doctor.node import MEASURE_S, Node
-from tools.doctor.situation import Situation
+from tools.doctor.node import MEASURE_S, ExaminedNode
+from tools.doctor.tcp_rendezvous import Hub, MeetingError, serve
 from tools.doctor.workers import WorkerError, listen
 
 ROUND_S = 60.0
@@ -46,8 +46,8 @@ class Result:
     nodes: list[str]
     """All, by rank."""
     heard: list[str]
-    """Those that told of themselves."""
-    rows: list[Row]
+    """Those that reported."""
+    rows: list[FindingRow]
     bad: dict[str, list[str]]
     """Node to exclude -> why."""
 
@@ -57,9 +57,9 @@ class Result:
         return int(any(row.finding.status == "wrong" for row in self.rows))
 
 
-def alone(situation: Situation, groups: Sequence[str], deadline: Deadline) -> Result:
+def alone(situation: DoctorContext, groups: Sequence[str], deadline: Deadline) -> Result:
     """This machine, without any other."""
-    node = Node(situation, groups, deadline)
+    node = ExaminedNode(situation, groups, deadline)
     try:
         seen = node.look()
         found: list[tuple[str, Finding]] = []
@@ -70,9 +70,9 @@ def alone(situation: Situation, groups: Sequence[str], deadline: Deadline) -> Re
     return _result([seen], [*found, *_compare([seen], groups)], [seen.node], situation)
 
 
-def first(situation: Situation, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> Result:
+def first(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> Result:
     """The first of several nodes: gathers the others, asks, judges. Raises nothing that a node can cause."""
-    node, mailbox = Node(situation, groups, deadline), Mailbox(situation.run_dir)
+    node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
     hub = None
     try:
         mine = node.look()
@@ -102,12 +102,12 @@ def first(situation: Situation, groups: Sequence[str], deadline: Deadline, meeti
             hub.close({"do": "bye"})
 
 
-def other(situation: Situation, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> None:
+def other(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, meeting_s: float) -> None:
     """Any other node, until the first one is done. Raises MeetingError where that one is not to be had.
 
     The outcome is the first node's: here a failure would only end it, under srun --kill-on-bad-exit.
     """
-    node, mailbox = Node(situation, groups, deadline), Mailbox(situation.run_dir)
+    node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
     try:
         seen = node.look()
         wire = come(situation, seen, mailbox, deadline.left_s(meeting_s + PATIENCE_S))
@@ -118,7 +118,7 @@ def other(situation: Situation, groups: Sequence[str], deadline: Deadline, meeti
 
 
 def _rounds(
-    hub: Hub, node: Node, mailbox: Mailbox, seen: Sequence[Seen], groups: Sequence[str]
+    hub: Hub, node: ExaminedNode, mailbox: Mailbox, seen: Sequence[NodeFacts], groups: Sequence[str]
 ) -> dict[int, tuple[float, float]]:
     """Ask all to look around; the answers become facts. Returns the clocks' offsets by rank."""
     nonce = mailbox.nonce
@@ -126,7 +126,7 @@ def _rounds(
         question = {"do": "around", "nonce": nonce, "nodes": [_card(one) for one in seen]}
         for rank, answer in _ask(hub, node, question).items():
             one = next(one for one in seen if one.rank == rank)
-            one.findings += Seen.from_json({**one.to_json(), "findings": answer["findings"]}).findings
+            one.findings += NodeFacts.from_json({**one.to_json(), "findings": answer["findings"]}).findings
             for group, fact in ((interfaces.GROUP, "route"), (folders.GROUP, "shared")):
                 if answer.get(fact) and group in one.facts:
                     one.facts[group][fact] = answer[fact]
@@ -147,8 +147,8 @@ def _rounds(
     return {rank: one for rank, one in offsets.items() if one is not None}
 
 
-def _card(one: Seen) -> dict[str, Any]:
-    """What every node is told of every other."""
+def _card(one: NodeFacts) -> dict[str, Any]:
+    """What every node gets to know of every other."""
     return {
         "rank": one.rank,
         "host": one.host,
@@ -159,7 +159,7 @@ def _card(one: Seen) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _locked(situation: Situation, nonce: str) -> Iterator[None]:
+def _locked(situation: DoctorContext, nonce: str) -> Iterator[None]:
     """The first node holds a lock while the others try it."""
     if situation.run_dir is None:
         yield
@@ -175,7 +175,7 @@ def _locked(situation: Situation, nonce: str) -> Iterator[None]:
         yield
 
 
-def _ask(hub: Hub, node: Node, question: dict[str, Any], limit_s: float = ROUND_S) -> dict[int, dict[str, Any]]:
+def _ask(hub: Hub, node: ExaminedNode, question: dict[str, Any], limit_s: float = ROUND_S) -> dict[int, dict[str, Any]]:
     """Every node's answer by rank, this one's included; all work at the same time."""
     limit = node.deadline.left_s(limit_s)
     asked = hub.tell(question)
@@ -183,7 +183,7 @@ def _ask(hub: Hub, node: Node, question: dict[str, Any], limit_s: float = ROUND_
     return {0: mine, **hub.collect(asked, limit, question["do"])}
 
 
-def _collectives(seen: Sequence[Seen], node: Node, hub: Hub | None) -> list[tuple[str, Finding]]:
+def _collectives(seen: Sequence[NodeFacts], node: ExaminedNode, hub: Hub | None) -> list[tuple[str, Finding]]:
     """Measure them over all nodes that are still here; why not, where that cannot be."""
     situation = node.situation
     why = _obstacle(seen, situation, hub)
@@ -212,7 +212,7 @@ def _collectives(seen: Sequence[Seen], node: Node, hub: Hub | None) -> list[tupl
     return [*found, *collectives.judge(seen, situation, local)]
 
 
-def _obstacle(seen: Sequence[Seen], situation: Situation, hub: Hub | None) -> str:
+def _obstacle(seen: Sequence[NodeFacts], situation: DoctorContext, hub: Hub | None) -> str:
     here = 1 + len(hub.guests) if hub else 1
     if here < situation.nodes:
         return f"{situation.nodes - here} of {situation.nodes} nodes cannot be reached"
@@ -228,7 +228,7 @@ def _obstacle(seen: Sequence[Seen], situation: Situation, hub: Hub | None) -> st
     return f"processes failed on {', '.join(failed)}: see gemm" if failed else ""
 
 
-def _compare(seen: Sequence[Seen], groups: Sequence[str]) -> list[tuple[str, Finding]]:
+def _compare(seen: Sequence[NodeFacts], groups: Sequence[str]) -> list[tuple[str, Finding]]:
     """What nodes say of themselves, and what their facts say side by side."""
     found = [(one.node, finding) for one in seen for finding in one.findings]
     comparisons = {
@@ -249,7 +249,7 @@ def _compare(seen: Sequence[Seen], groups: Sequence[str]) -> list[tuple[str, Fin
 
 
 def _result(
-    seen: Sequence[Seen], found: Sequence[tuple[str, Finding]], everyone: list[str], situation: Situation
+    seen: Sequence[NodeFacts], found: Sequence[tuple[str, Finding]], everyone: list[str], situation: DoctorContext
 ) -> Result:
     rows = fold(found, nodes.GROUPS)
     heard = [one.node for one in seen]

@@ -1,4 +1,4 @@
-"""What a check says, equal nodes folded into one row, and which nodes are to be excluded. No torch here."""
+"""What a check says, equal nodes folded into one row, and which nodes are to be excluded."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ class Looked:
 
 
 @dataclass(kw_only=True, slots=True)
-class Seen:
+class NodeFacts:
     """Everything that one node knows about itself; crosses the network as JSON."""
 
     rank: int
@@ -53,14 +53,14 @@ class Seen:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(told: dict[str, Any]) -> "Seen":
+    def from_json(reported: dict[str, Any]) -> "NodeFacts":
         """The inverse of ``to_json``."""
-        findings = [Finding(**{**one, "numbers": tuple(one["numbers"])}) for one in told["findings"]]
-        return Seen(**{**told, "findings": findings})
+        findings = [Finding(**{**one, "numbers": tuple(one["numbers"])}) for one in reported["findings"]]
+        return NodeFacts(**{**reported, "findings": findings})
 
 
 @dataclass(kw_only=True, slots=True)
-class Row:
+class FindingRow:
     """Nodes of which a check says the same. ``nodes`` is empty where it speaks of the job as a whole."""
 
     finding: Finding
@@ -104,18 +104,18 @@ def judged(
     )
 
 
-def fold(findings: Sequence[tuple[str, Finding]], groups: Sequence[str]) -> list[Row]:
+def fold(findings: Sequence[tuple[str, Finding]], groups: Sequence[str]) -> list[FindingRow]:
     """Rows in the order of ``groups`` and of first appearance. A node of "" stands for the job."""
-    rows: dict[Finding, Row] = {}
+    rows: dict[Finding, FindingRow] = {}
     for node, finding in findings:
         key = dataclasses.replace(finding, numbers=())
-        row = rows.setdefault(key, Row(finding=finding, nodes=[], numbers=[]))
+        row = rows.setdefault(key, FindingRow(finding=finding, nodes=[], numbers=[]))
         row.numbers.append(finding.numbers)
         if node and node not in row.nodes:
             row.nodes.append(node)
     checks = {(row.finding.group, row.finding.check): place for place, row in reversed(list(enumerate(rows.values())))}
 
-    def place(row: Row) -> tuple[int, int]:
+    def place(row: FindingRow) -> tuple[int, int]:
         finding = row.finding
         known = groups.index(finding.group) if finding.group in groups else len(groups)
         return known, checks[finding.group, finding.check]
@@ -123,8 +123,8 @@ def fold(findings: Sequence[tuple[str, Finding]], groups: Sequence[str]) -> list
     return sorted(rows.values(), key=place)
 
 
-def bad_nodes(rows: Sequence[Row], heard: int) -> dict[str, list[str]]:
-    """Node to exclude -> why, of ``heard`` nodes that told of themselves: see ``Finding.fault``."""
+def bad_nodes(rows: Sequence[FindingRow], heard: int) -> dict[str, list[str]]:
+    """Node to exclude -> why, of ``heard`` nodes that reported: see ``Finding.fault``."""
     blamed: dict[str, list[str]] = {}
     for row in rows:
         finding = row.finding
@@ -143,6 +143,6 @@ def bad_nodes(rows: Sequence[Row], heard: int) -> dict[str, list[str]]:
     return blamed
 
 
-def worst(rows: Iterable[Row]) -> Status:
+def worst(rows: Iterable[FindingRow]) -> Status:
     """The worst status of all; "ok" without rows."""
     return max((row.finding.status for row in rows), key=SEVERITY.index, default="ok")

@@ -1,11 +1,11 @@
-"""Slow and wrong cards: the same matrix product on every device. No torch here; tools/doctor/worker.py computes."""
+"""Slow and wrong cards: the same matrix product on every device. tools/doctor/worker.py computes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import deciding, shares_of_median
-from tools.doctor.situation import Situation
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.outliers import deciding, shares_of_median
 
 GROUP = "gemm"
 SLOW, BROKEN, CPU_SLOW = 0.9, 0.75, 0.5
@@ -14,7 +14,7 @@ OF_PEAK, FAR_BELOW = 0.6, 0.4
 """Shares of the datasheet's dense bf16 peak that large products reach at least. Not run on a GPU yet."""
 
 
-def judge(measured: Sequence[Mapping[str, Any]], situation: Situation) -> Looked:
+def judge(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) -> Looked:
     """Facts: "devices", a list of what the workers measured."""
     findings = [_one(place, device, situation) for place, device in enumerate(measured)]
     good = [one for one in measured if "error" not in one]
@@ -29,7 +29,7 @@ def judge(measured: Sequence[Mapping[str, Any]], situation: Situation) -> Looked
     return Looked(findings=[one for one in findings if one], facts={"devices": list(measured)})
 
 
-def _one(place: int, device: Mapping[str, Any], situation: Situation) -> Finding | None:
+def _one(place: int, device: Mapping[str, Any], situation: DoctorContext) -> Finding | None:
     label = _label(place, situation.device)
     if "error" in device:
         way_out = "see the message; --skip gemm collectives to go on without"
@@ -50,7 +50,7 @@ def _label(place: int, device: str) -> str:
     return f"GPU {place}" if device == "cuda" else f"CPU process {place}"
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: other bits than most equal cards give; a card much slower than the median of equal ones."""
     kinds: dict[tuple[str, str], dict[tuple[str, int], Mapping[str, Any]]] = {}
     for one in seen:

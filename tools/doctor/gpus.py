@@ -1,12 +1,12 @@
-"""GPUs: how many, errors of their memory, what holds their clocks down, PCIe. No torch here. Not run on a GPU yet."""
+"""GPUs: how many, errors of their memory, what holds their clocks down, PCIe. Not run on a GPU yet."""
 
 from collections.abc import Iterator, Sequence
 
 from tools.doctor import nvidia_smi
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import deciding
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
 from tools.doctor.nvidia_smi import number
-from tools.doctor.situation import Situation
+from tools.doctor.outliers import deciding
 
 GROUP = "gpus"
 HOT_C = 85.0
@@ -21,7 +21,7 @@ HELD_DOWN = {0x08: "hardware slow-down", 0x40: "too hot (hardware)", 0x80: "powe
 SLOWED = {0x20: "too hot (software)"}
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: count, name, driver, the widest PCIe link. One finding per check and GPU that is not well."""
     if situation.device == "cpu":
         return Looked(findings=[judged(GROUP, "nvidia-smi", "not looked at", "no GPU here (or --device cpu)")])
@@ -45,7 +45,7 @@ def judge(card: dict[str, str]) -> Iterator[Finding]:
         yield Finding(group=GROUP, check="health", status="ok", found=found, numbers=(_or0(card, "temperature.gpu"),))
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: another number of GPUs, other cards or a narrower PCIe link than most nodes have."""
     known = [one for one in seen if one.facts.get(GROUP)]
     found: list[tuple[str, Finding]] = []
@@ -71,18 +71,18 @@ def _facts(cards: Sequence[dict[str, str]]) -> dict[str, object]:
     }
 
 
-def _count(cards: Sequence[dict[str, str]], situation: Situation) -> Iterator[Finding]:
+def _count(cards: Sequence[dict[str, str]], situation: DoctorContext) -> Iterator[Finding]:
     cluster = situation.cluster
     wanted = cluster.node.gpus_per_node if cluster else situation.gpus
     name = cards[0].get("name", "GPU") if cards else "GPU"
-    told = f"{len(cards)} x {name}, driver {cards[0].get('driver_version', 'unknown')}" if cards else "no GPU"
+    reported = f"{len(cards)} x {name}, driver {cards[0].get('driver_version', 'unknown')}" if cards else "no GPU"
     # nvidia-smi shows all of a node's cards; an allocation may have fewer.
     if len(cards) < wanted:
-        yield _wrong("count", told, f"{wanted} GPUs", "a card has fallen off the bus: restart or repair the node")
+        yield _wrong("count", reported, f"{wanted} GPUs", "a card has fallen off the bus: restart or repair the node")
     elif cluster and cards and cluster.gpu.name != name:
-        yield _warning("card", told, f"{cluster.gpu.name} ({cluster.name})", "choose the right --cluster")
+        yield _warning("card", reported, f"{cluster.gpu.name} ({cluster.name})", "choose the right --cluster")
     else:
-        yield judged(GROUP, "count", "ok", told)
+        yield judged(GROUP, "count", "ok", reported)
 
 
 def _label(card: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports, as the kernel shows them (Documentation/ABI/stable/sysfs-class-infiniband). No torch.
+"""InfiniBand and RoCE ports, as the kernel shows them (Documentation/ABI/stable/sysfs-class-infiniband).
 
 Not run on such hardware yet.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from parallel.untrusted import read_text
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import deciding
-from tools.doctor.situation import Situation
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.outliers import deciding
 
 GROUP = "infiniband"
 ROOT = Path("/sys/class/infiniband")
@@ -27,16 +27,18 @@ COUNTERS = (
 """Errors of cable and port, counted since they were cleared (IBA specification, PortCounters)."""
 
 
-def look(situation: Situation, root: Path = ROOT) -> Looked:
+def look(situation: DoctorContext, root: Path = ROOT) -> Looked:
     """Facts: "ports" -> {"mlx5_0:1": {state, phys_state, rate_gbit_per_s, layer, errors}}."""
     if not root.is_dir() or not any(root.iterdir()):
         return Looked(findings=[*_hca(situation.environ, {}), _none(situation)])
     ports = dict(_ports(root))
     active = {name: port for name, port in ports.items() if port["state"] == "ACTIVE"}
     rates = sorted({f"{port['rate_gbit_per_s']:.0f}" for port in active.values()}, key=float)
-    told = f"{len(active)} of {len(ports)} ports active at {' and '.join(rates) or '0'} Gbit/s"
+    reported = f"{len(active)} of {len(ports)} ports active at {' and '.join(rates) or '0'} Gbit/s"
     status: Status = "ok" if active else "warning"
-    findings = [_finding("ports", status, told, "" if active else "an active port", "see ibstat" if not active else "")]
+    findings = [
+        _finding("ports", status, reported, "" if active else "an active port", "see ibstat" if not active else "")
+    ]
     findings += [*_counters(active), *_hca(situation.environ, ports), *_against_cluster(active, situation)]
     return Looked(findings=findings, facts={"ports": ports})
 
@@ -92,7 +94,7 @@ def _hca(environ: Mapping[str, str], ports: Mapping[str, Mapping[str, Any]]) -> 
             yield judged(GROUP, "NCCL_IB_HCA", "wrong", f"names {name}, which is not here", here, way_out, setting=True)
 
 
-def _against_cluster(active: Mapping[str, Mapping[str, Any]], situation: Situation) -> Iterator[Finding]:
+def _against_cluster(active: Mapping[str, Mapping[str, Any]], situation: DoctorContext) -> Iterator[Finding]:
     cluster = situation.cluster
     if cluster is None or cluster.fabric.kind != "infiniband":
         return
@@ -105,19 +107,19 @@ def _against_cluster(active: Mapping[str, Mapping[str, Any]], situation: Situati
             yield _finding("rate", "warning", f"{name}: {port['rate_gbit_per_s']:.0f} Gbit/s", wanted, "see ibstat")
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: a port that is down or slower here, and not so on most nodes."""
     known = {one.node: one.facts[GROUP]["ports"] for one in seen if "ports" in one.facts.get(GROUP, {})}
     found: list[tuple[str, Finding]] = []
     for name in sorted({name for ports in known.values() for name in ports}):
         if len(known) < 2:
             break
-        told = {node: _told(ports.get(name)) for node, ports in known.items()}
-        right = deciding(list(told.values()))
+        reported = {node: _told(ports.get(name)) for node, ports in known.items()}
+        right = deciding(list(reported.values()))
         if right.startswith("ACTIVE"):
             found += [
                 (node, _finding(f"{name}", "wrong", text, f"{right} as on most nodes", "repair the link; see ibstat"))
-                for node, text in told.items()
+                for node, text in reported.items()
                 if text != right
             ]
     return found
@@ -131,7 +133,7 @@ def _told(port: Mapping[str, Any] | None) -> str:
     return f"ACTIVE at {port['rate_gbit_per_s']:.0f} Gbit/s"
 
 
-def _none(situation: Situation) -> Finding:
+def _none(situation: DoctorContext) -> Finding:
     cluster = situation.cluster
     if cluster and cluster.fabric.kind == "infiniband":
         wanted = f"{cluster.fabric.nics_per_node} ports ({cluster.name})"

@@ -8,21 +8,21 @@ from typing import Any
 import psutil
 
 from parallel.untrusted import read_text
-from tools.doctor.finding import Finding, Looked, Seen, judged
-from tools.doctor.majority import deciding
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, judged
 from tools.doctor.names import own_addresses, resolve
-from tools.doctor.situation import Situation
+from tools.doctor.outliers import deciding
 
 GROUP = "interfaces"
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: "mtu" of each interface. Wrong: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME without an interface."""
     state = psutil.net_if_stats()
     up = sorted(name for name, one in state.items() if one.isup)
     addresses = own_addresses()
-    told = ", ".join(f"{name} {(addresses.get(name) or ['no address'])[0]}" for name in up if name != "lo")
-    findings = [judged(GROUP, "up", "ok" if told else "warning", told or "none but loopback")]
+    reported = ", ".join(f"{name} {(addresses.get(name) or ['no address'])[0]}" for name in up if name != "lo")
+    findings = [judged(GROUP, "up", "ok" if reported else "warning", reported or "none but loopback")]
     findings += variables(situation.environ, up)
     return Looked(findings=findings, facts={"mtu": {name: one.mtu for name, one in state.items()}})
 
@@ -67,7 +67,7 @@ def route(address: str) -> tuple[str, str]:
     return "unknown", own
 
 
-def around(question: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
+def around(question: Mapping[str, Any], situation: DoctorContext) -> dict[str, Any]:
     """How this node reaches the master: interface, own address, speed. The first node: where its address lies."""
     if situation.master is None:
         return {}
@@ -86,7 +86,7 @@ def speed(interface: str) -> int:
         return 0
 
 
-def judge_routes(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def judge_routes(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Of ``around``'s answers, under "route": one name everywhere lets one variable serve all; MTUs must agree."""
     routes = {one.node: one.facts[GROUP]["route"] for one in seen if one.facts.get(GROUP, {}).get("route")}
     mtus = {one.node: one.facts[GROUP]["mtu"] for one in seen if one.node in routes}

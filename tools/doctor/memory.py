@@ -1,4 +1,4 @@
-"""Memory, shared memory and limits of processes. No torch here."""
+"""Memory, shared memory and limits of processes."""
 
 import resource
 from collections.abc import Iterator, Sequence
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import psutil
 
-from tools.doctor.finding import Finding, Looked, Seen, judged
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, judged
 from tools.doctor.infiniband import ROOT as INFINIBAND
-from tools.doctor.majority import shares_of_median
-from tools.doctor.situation import Situation
+from tools.doctor.outliers import shares_of_median
 
 GROUP = "memory"
 GIB = 2**30
@@ -20,7 +20,7 @@ OPEN_FILES = 4096
 LOW_SHARE = 0.9
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: "total_gib"."""
     memory = psutil.virtual_memory()
     total, free = memory.total / GIB, memory.available / GIB
@@ -38,7 +38,7 @@ def look(situation: Situation) -> Looked:
     return Looked(findings=findings, facts={"total_gib": total})
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """A warning for nodes with less memory than the others."""
     totals = {one.node: one.facts[GROUP]["total_gib"] for one in seen if one.facts.get(GROUP)}
     return [
@@ -48,7 +48,7 @@ def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
     ]
 
 
-def _cluster(total_gib: float, situation: Situation) -> Iterator[Finding]:
+def _cluster(total_gib: float, situation: DoctorContext) -> Iterator[Finding]:
     cluster = situation.cluster
     if cluster and total_gib < LOW_SHARE * cluster.node.memory_gib:
         wanted = f"{cluster.node.memory_gib:.0f} GiB ({cluster.name})"
@@ -77,13 +77,15 @@ def _shared() -> Iterator[Finding]:
 
 def _locked() -> Iterator[Finding]:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit // 1024} KiB"
+    reported = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit // 1024} KiB"
     needed = INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
     if limit == resource.RLIM_INFINITY or not needed:
-        yield judged(GROUP, "locked memory", "ok", told if needed else f"{told} (InfiniBand alone needs unlimited)")
+        yield judged(
+            GROUP, "locked memory", "ok", reported if needed else f"{reported} (InfiniBand alone needs unlimited)"
+        )
         return
     way_out = "ulimit -l unlimited; under SLURM LimitMEMLOCK=infinity for slurmd"
-    yield judged(GROUP, "locked memory", "wrong", told, "unlimited, for InfiniBand", way_out, setting=True)
+    yield judged(GROUP, "locked memory", "wrong", reported, "unlimited, for InfiniBand", way_out, setting=True)
 
 
 def _files() -> Iterator[Finding]:

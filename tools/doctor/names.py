@@ -1,7 +1,7 @@
-"""Name resolution: this node's own name, the master's, and every node's from every node. No torch here.
+"""Name resolution: this node's own name, the master's, and every node's from every node.
 
 The trap: Debian writes ``127.0.1.1 NAME`` into /etc/hosts. Gloo and torch's store then listen on loopback, and ranks
-on other nodes meet nobody.
+on other nodes find no peer.
 """
 
 import ipaddress
@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, Looked, Seen, judged
-from tools.doctor.situation import Situation
+from tools.doctor.finding import Finding, Looked, NodeFacts, judged
 
 GROUP = "names"
 ALL_S = 20.0
@@ -44,7 +44,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: "own" what the host's name resolves to, "addresses" of the interfaces, "chosen" GLOO_SOCKET_IFNAME."""
     addresses = [address for several in own_addresses().values() for address in several]
     facts: dict[str, Any] = {"addresses": addresses, "chosen": situation.environ.get("GLOO_SOCKET_IFNAME", "")}
@@ -68,7 +68,7 @@ def _own(host: str, resolved: Sequence[str], addresses: Sequence[str]) -> Findin
     return judged(GROUP, "own name", "ok", f"{host} resolves to {', '.join(resolved)}")
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: a host's name that is loopback, where other nodes are other machines."""
     if len({one.machine for one in seen}) < 2:
         return []
@@ -83,7 +83,7 @@ def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
     return found
 
 
-def around(question: Mapping[str, Any], situation: Situation) -> list[Finding]:
+def around(question: Mapping[str, Any], situation: DoctorContext) -> list[Finding]:
     """From this node: every host's name and the master's. ``question["nodes"]``: host, addresses and rank of each."""
     others = {one["host"]: one for one in question["nodes"] if one["host"] != situation.host}
     findings: list[Finding] = []
@@ -113,7 +113,7 @@ def _other(one: Mapping[str, Any]) -> list[Finding]:
     return [judged(GROUP, "other nodes", "warning", found, expected, way_out, setting=True)]
 
 
-def _master(question: Mapping[str, Any], situation: Situation) -> list[Finding]:
+def _master(question: Mapping[str, Any], situation: DoctorContext) -> list[Finding]:
     if situation.master is None:
         return []
     address = situation.master[0]

@@ -1,11 +1,11 @@
-"""What one node does: look at itself, then answer the first node's questions. No torch here."""
+"""What one node does: look at itself, then answer the first node's questions."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools import variables
+from tools import nccl_env
 from tools.doctor import (
     clocks,
     collectives,
@@ -24,9 +24,9 @@ from tools.doctor import (
     workers,
     xid,
 )
+from tools.doctor.context import DoctorContext, machine
 from tools.doctor.deadline import Deadline, within
-from tools.doctor.finding import Finding, Looked, Seen, judged
-from tools.doctor.situation import Situation, machine
+from tools.doctor.finding import Finding, Looked, NodeFacts, judged
 
 type Answer = dict[str, Any]
 
@@ -36,13 +36,13 @@ class Subject:
     """A group whose checks need no other node."""
 
     group: str
-    look: Callable[[Situation], Looked]
+    look: Callable[[DoctorContext], Looked]
     limit_s: float
 
 
-def settings(situation: Situation) -> Looked:
+def settings(situation: DoctorContext) -> Looked:
     """Variables that NCCL and torch do not read (any more): set by somebody who expects something of them."""
-    texts = list(variables.warnings(situation.environ, "the environment"))
+    texts = list(nccl_env.warnings(situation.environ, "the environment"))
     findings = [judged("variables", "NCCL and torch", "warning", text, setting=True) for text in texts]
     return Looked(findings=findings or [judged("variables", "NCCL and torch", "ok", "all that are set are read")])
 
@@ -68,10 +68,10 @@ MEASURE_S = 180.0
 """Limits; torch alone takes a minute to load from a file system that is slow and cold."""
 
 
-class Node:
+class ExaminedNode:
     """This node: its workers, and how it answers."""
 
-    def __init__(self, situation: Situation, groups: Sequence[str], deadline: Deadline) -> None:
+    def __init__(self, situation: DoctorContext, groups: Sequence[str], deadline: Deadline) -> None:
         self.situation, self.groups, self.deadline = situation, groups, deadline
         self.workers: list[workers.Worker] = []
         self.answers: dict[str, Callable[[Answer], Answer]] = {
@@ -81,14 +81,14 @@ class Node:
             "measure": self.measure,
         }
 
-    def look(self) -> Seen:
+    def look(self) -> NodeFacts:
         """Everything that needs no other node. Processes for GEMM and collectives load torch meanwhile."""
         situation = self.situation
         if {gemm.GROUP, collectives.GROUP} & set(self.groups):
             alone = 2 if collectives.GROUP in self.groups and situation.nodes == 1 else 1
             count = situation.gpus if situation.device == "cuda" else alone
             self.workers = workers.start(max(1, count), situation.device, situation.environ, gemm.GROUP in self.groups)
-        seen = Seen(rank=situation.rank, node=situation.node, host=situation.host, machine=machine())
+        seen = NodeFacts(rank=situation.rank, node=situation.node, host=situation.host, machine=machine())
         for subject in SUBJECTS:
             if subject.group in self.groups:
                 self._add(seen, subject.group, self._look(subject))
@@ -109,11 +109,11 @@ class Node:
         except TimeoutError as error:
             way_out = "something hangs on this node: the file system, the driver, or the name server"
             return Looked(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", way_out)])
-        except Exception as error:  # whatever is odd on a node is to be told of, and the other subjects looked at
+        except Exception as error:  # whatever is odd on a node is reported, and the other subjects are checked
             why = f"{type(error).__name__}: {error}"
             return Looked(findings=[judged(subject.group, "examination", "not looked at", why)])
 
-    def _add(self, seen: Seen, group: str, looked: Looked) -> None:
+    def _add(self, seen: NodeFacts, group: str, looked: Looked) -> None:
         seen.findings += looked.findings
         seen.facts[group] = looked.facts
 
@@ -131,8 +131,8 @@ class Node:
             answer["route"] = interfaces.around(question, self.situation)
         if run_dir.GROUP in self.groups:
             answer["shared"] = sharing.around(question, self.situation)
-        told = Seen(rank=0, node="", host="", machine="", findings=found).to_json()
-        return {**answer, "findings": told["findings"]}
+        reported = NodeFacts(rank=0, node="", host="", machine="", findings=found).to_json()
+        return {**answer, "findings": reported["findings"]}
 
     def measure(self, question: Answer) -> Answer:
         """Bandwidths of this node's ranks."""

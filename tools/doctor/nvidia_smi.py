@@ -1,4 +1,4 @@
-"""Ask nvidia-smi, and read its answers. No torch here.
+"""Ask nvidia-smi, and read its answers.
 
 Fields and their texts are those of ``nvidia-smi --help-query-gpu`` and of the manual page nvidia-smi(1); links are
 read as ``nvidia-smi nvlink --status`` prints them. Not run on a GPU yet.

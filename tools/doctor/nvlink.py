@@ -1,16 +1,16 @@
-"""NVLinks: which are active, and how fast. No torch here. Not run on a GPU yet."""
+"""NVLinks: which are active, and how fast. Not run on a GPU yet."""
 
 from collections.abc import Sequence
 
 from tools.doctor import nvidia_smi
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import deciding
-from tools.doctor.situation import Situation
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.outliers import deciding
 
 GROUP = "nvlink"
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: "gpus" -> GB/s over all links of each GPU, as text keys (JSON)."""
     if situation.device == "cpu":
         return Looked(findings=[_finding("not looked at", "no GPU here")])
@@ -21,7 +21,7 @@ def look(situation: Situation) -> Looked:
     return judge(speeds, situation)
 
 
-def judge(speeds: dict[int, list[float]], situation: Situation) -> Looked:
+def judge(speeds: dict[int, list[float]], situation: DoctorContext) -> Looked:
     """Wrong: a GPU with fewer GB/s than most of its node's. A bridge may leave links unused on all cards alike."""
     totals = {gpu: sum(links) for gpu, links in speeds.items()}
     if not any(totals.values()):
@@ -42,7 +42,7 @@ def judge(speeds: dict[int, list[float]], situation: Situation) -> Looked:
     return Looked(findings=findings or [ok], facts={"gpus": {str(gpu): total for gpu, total in totals.items()}})
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: a node whose slowest GPU has fewer GB/s than most nodes'."""
     slowest = {one.node: min(one.facts[GROUP]["gpus"].values()) for one in seen if one.facts.get(GROUP, {}).get("gpus")}
     if len(slowest) < 2:

@@ -1,4 +1,4 @@
-"""Whether the port where ranks will meet is free on the first node, and who has it. No torch here."""
+"""Whether the port where ranks will meet is free on the first node, and who has it."""
 
 import socket
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import psutil
 
 from parallel.untrusted import read_text
+from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, Looked, judged
-from tools.doctor.situation import Situation
 
 GROUP = "port"
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Only the first node's port matters; under torchrun its own agent listens there."""
     if situation.master is None:
         return Looked(
@@ -32,7 +32,7 @@ def look(situation: Situation) -> Looked:
 
 
 def refusal(port: int) -> str | None:
-    """Why nobody can listen on ``port`` here; None where one can. As torch's store does it: all addresses, reused."""
+    """Why no process can listen on ``port`` here; None where one can. As torch's store: all addresses, reused."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

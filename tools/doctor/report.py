@@ -1,4 +1,4 @@
-"""The report as people read it, and as JSON. No torch here."""
+"""The report as people read it, and as JSON."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tools.doctor.context import DoctorContext
 from tools.doctor.examine import Result
-from tools.doctor.finding import SEVERITY, Row, Status
+from tools.doctor.finding import SEVERITY, FindingRow, Status
 from tools.doctor.node import GROUPS
-from tools.doctor.situation import Situation
 
 COLOURS: dict[Status, str] = {"ok": "32", "not looked at": "2", "warning": "33", "wrong": "1;31"}
 WORDS: dict[Status, str] = {"ok": "ok", "not looked at": "not looked at", "warning": "warning", "wrong": "WRONG"}
@@ -20,7 +20,7 @@ NAMED = 6
 """Nodes that a line lists before it counts them."""
 
 
-def show(result: Result, situation: Situation, seconds: float, stream: TextIO) -> None:
+def show(result: Result, situation: DoctorContext, seconds: float, stream: TextIO) -> None:
     """Print the report, in colours on a terminal."""
     on_terminal = stream.isatty()
     width = max(80, shutil.get_terminal_size().columns) if on_terminal else WIDTH
@@ -29,19 +29,21 @@ def show(result: Result, situation: Situation, seconds: float, stream: TextIO) -
     stream.flush()
 
 
-def lines(result: Result, situation: Situation, seconds: float, width: int = WIDTH, colours: bool = False) -> list[str]:
+def lines(
+    result: Result, situation: DoctorContext, seconds: float, width: int = WIDTH, colours: bool = False
+) -> list[str]:
     """A heading, a line per check behind its group's name, and the verdict."""
-    told = [*_heading(result, situation, seconds)]
+    reported = [*_heading(result, situation, seconds)]
     room = max((len(row.finding.check) for row in result.rows), default=0)
     group = ""
     for row in result.rows:
         first = row.finding.group != group
         group = row.finding.group
-        told += _line(row, group if first else "", result.heard, room, width, colours)
-    return [*told, "", *_verdict(result)]
+        reported += _line(row, group if first else "", result.heard, room, width, colours)
+    return [*reported, "", *_verdict(result)]
 
 
-def _heading(result: Result, situation: Situation, seconds: float) -> list[str]:
+def _heading(result: Result, situation: DoctorContext, seconds: float) -> list[str]:
     nodes = result.nodes
     who = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes ({named(nodes)})"
     what = f"{situation.gpus} GPUs each" if situation.device == "cuda" and len(nodes) > 1 else situation.device
@@ -55,7 +57,7 @@ def named(nodes: Sequence[str]) -> str:
     return ", ".join(nodes[:NAMED]) + more
 
 
-def _line(row: Row, group: str, nodes: Sequence[str], room: int, width: int, colours: bool) -> list[str]:
+def _line(row: FindingRow, group: str, nodes: Sequence[str], room: int, width: int, colours: bool) -> list[str]:
     finding = row.finding
     word = f"{WORDS[finding.status]:<13}"
     if colours:
@@ -75,14 +77,14 @@ def _line(row: Row, group: str, nodes: Sequence[str], room: int, width: int, col
 
 def _verdict(result: Result) -> list[str]:
     counts = {status: sum(row.finding.status == status for row in result.rows) for status in reversed(SEVERITY)}
-    told = [", ".join(f"{count} {WORDS[status].lower()}" for status, count in counts.items() if count)]
-    told += [f"bad node {node} ({'; '.join(dict.fromkeys(why))})" for node, why in result.bad.items()]
+    reported = [", ".join(f"{count} {WORDS[status].lower()}" for status, count in counts.items() if count)]
+    reported += [f"bad node {node} ({'; '.join(dict.fromkeys(why))})" for node, why in result.bad.items()]
     if result.code and not result.bad:
-        told.append("something is wrong that excluding a node does not cure")
-    return told
+        reported.append("something is wrong that excluding a node does not cure")
+    return reported
 
 
-def write_json(path: Path, result: Result, situation: Situation, seconds: float) -> None:
+def write_json(path: Path, result: Result, situation: DoctorContext, seconds: float) -> None:
     """For other programs: every row with its nodes, the bad nodes, and the exit code."""
     rows = [
         {
@@ -96,7 +98,7 @@ def write_json(path: Path, result: Result, situation: Situation, seconds: float)
         }
         for row in result.rows
     ]
-    told = {
+    reported = {
         "nodes": result.nodes,
         "bad_nodes": list(result.bad),
         "exit_code": result.code,
@@ -106,4 +108,4 @@ def write_json(path: Path, result: Result, situation: Situation, seconds: float)
         "checks": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(reported, indent=1) + "\n")

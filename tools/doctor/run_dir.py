@@ -1,4 +1,4 @@
-"""What a run asks of the file system of its folder, on one node. No torch here.
+"""What a run asks of the file system of its folder, on one node.
 
 Checkpoints are committed by rename and fsync; a run claims its folder by a hard link (training/run_lock/lock.py); the
 cache of prepared data is guarded by flock, with a fall-back.
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parallel.untrusted import read_text
+from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, Looked, judged
-from tools.doctor.situation import Situation
 from training.checkpoint.format.writer import sync_folder
 
 GROUP = "run_dir"
@@ -35,7 +35,7 @@ def token_path(run_dir: Path, rank: int) -> Path:
     return folder_of(run_dir) / f"token-{rank:05d}"
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: "token" that this node's file holds, "kind" of the file system, "server_ahead_s" by a file's time."""
     if situation.run_dir is None:
         return Looked(findings=[judged(GROUP, "shared folder", "not looked at", "no --run_dir was given")])

@@ -1,4 +1,4 @@
-"""Whether the nodes see one folder: files, names, locks and changes of the others. No torch here.
+"""Whether the nodes see one folder: files, names, locks and changes of the others.
 
 Each node reads what a few others wrote (the first node's, and the next two ranks'): as many reads per node on any
 number of nodes.
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from parallel.untrusted import read_text
+from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, Seen, judged
+from tools.doctor.finding import Finding, NodeFacts, judged
 from tools.doctor.run_dir import GROUP, folder_of, token_path
-from tools.doctor.situation import Situation
 
 PATIENCE_S = 5.0
 """How long a file of another node may take to appear: NFS caches names for some seconds (nfs(5), acregmin)."""
@@ -41,7 +41,7 @@ def lock_path(run_dir: Path, nonce: str) -> Path:
     return folder_of(run_dir) / f"lock-{nonce}"
 
 
-def around(question: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
+def around(question: Mapping[str, Any], situation: DoctorContext) -> dict[str, Any]:
     """Facts: "sees" rank -> "" or what was found instead; "won" the race; "lock" was refused, given, or an error."""
     if situation.run_dir is None:
         return {}
@@ -55,7 +55,7 @@ def around(question: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
     return {"sees": sees, "won": _try_create(race_path(run_dir, question["nonce"])), "lock": lock}
 
 
-def again(question: Mapping[str, Any], situation: Situation) -> dict[str, Any]:
+def again(question: Mapping[str, Any], situation: DoctorContext) -> dict[str, Any]:
     """Facts: "renewed_s", seconds until the first node's renamed file showed its new content; None if it never did."""
     if situation.run_dir is None or situation.rank == 0:
         return {}
@@ -101,7 +101,7 @@ def _try_lock(path: Path) -> str:
     return "given"
 
 
-def judge(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def judge(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: nodes that are apart from most others; a name created twice. Warnings: locks, late changes."""
     facts = {one.rank: one.facts[GROUP]["shared"] for one in seen if one.facts.get(GROUP, {}).get("shared")}
     if len(facts) < 2:

@@ -1,11 +1,11 @@
-"""Free bytes and free names in the run's folder and in the temporary one. No torch here."""
+"""Free bytes and free names in the run's folder and in the temporary one."""
 
 import os
 import tempfile
 from pathlib import Path
 
+from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, Looked, Status
-from tools.doctor.situation import Situation
 from training.checkpoint.room import nearest
 
 GROUP = "space"
@@ -16,7 +16,7 @@ FILES = 10_000
 """Names that a run may need: a checkpoint has a few files per rank."""
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Wrong below a tenth of what is asked for, a warning below it."""
     findings = []
     if situation.run_dir is not None:

@@ -1,4 +1,4 @@
-"""Versions of what runs, against the pins and between nodes. Reads metadata; nothing is imported. No torch here."""
+"""Versions of what runs, against the pins and between nodes. Reads metadata; nothing is imported."""
 
 import importlib.metadata
 import platform
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from parallel.untrusted import read_toml
 from tools import versions as pins
-from tools.doctor.finding import Finding, Looked, Seen, Status, judged
-from tools.doctor.majority import deciding
-from tools.doctor.situation import Situation
-from training import fingerprint
+from tools.doctor.context import DoctorContext
+from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.outliers import deciding
+from training.run_dir import fingerprint
 
 GROUP = "versions"
 LIBRARIES = (*fingerprint.LIBRARIES, "NCCL")
@@ -19,7 +19,7 @@ MAY_DIFFER = ("kernel", "C library")
 """Seen to train together, but not what a cluster is meant to look like."""
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Facts: name -> version. Wrong: a broken pin of pyproject.toml."""
     facts = {
         "Triplane's code": fingerprint.code_digest(),
@@ -29,14 +29,14 @@ def look(situation: Situation) -> Looked:
         "kernel": platform.release(),
         "C library": " ".join(platform.libc_ver()),
     }
-    told = ", ".join(f"{name} {facts[name]}" for name in ("Python", *LIBRARIES) if facts[name] != "none")
-    findings = [judged(GROUP, "installed", "ok", told)]
+    reported = ", ".join(f"{name} {facts[name]}" for name in ("Python", *LIBRARIES) if facts[name] != "none")
+    findings = [judged(GROUP, "installed", "ok", reported)]
     if situation.device == "cuda" and facts["transformer-engine"] == "none":
         findings.append(_no_te())
     return Looked(findings=[*findings, *_pins()], facts=facts)
 
 
-def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
+def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong on the nodes that have another version than the majority."""
     known = [one for one in seen if GROUP in one.facts]
     if len(known) < 2:
@@ -57,7 +57,7 @@ def compare(seen: Sequence[Seen]) -> list[tuple[str, Finding]]:
     return found
 
 
-def _has(one: Seen, name: str, value: str) -> bool:
+def _has(one: NodeFacts, name: str, value: str) -> bool:
     return bool(one.facts[GROUP].get(name, "none") == value)
 
 

@@ -34,14 +34,14 @@ TIMEOUT = datetime.timedelta(seconds=60)
 
 def main() -> None:
     """Serve the parent until it closes our input."""
-    told = parse_json(sys.argv[1])
+    reported = parse_json(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not to mix with the answers
-    device = torch.device(f"cuda:{told['local_rank']}" if told["device"] == "cuda" else "cpu")
+    device = torch.device(f"cuda:{reported['local_rank']}" if reported["device"] == "cuda" else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
-    say(answers, {"gemm": gemm(device) if told["gemm"] else None})
+    say(answers, {"gemm": gemm(device) if reported["gemm"] else None})
     store: dist.Store | None = None
     for line in sys.stdin:
         question = parse_json(line)

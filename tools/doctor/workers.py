@@ -1,4 +1,4 @@
-"""The parent's side of tools/doctor/worker.py: start ranks, ask them, end them. No torch here."""
+"""The parent's side of tools/doctor/worker.py: start ranks, ask them, end them."""
 
 import contextlib
 import json
@@ -70,14 +70,14 @@ def start(count: int, device: str, environ: Mapping[str, str], gemm: bool) -> li
 
 
 def _start(local_rank: int, device: str, environ: Mapping[str, str], gemm: bool) -> Worker:
-    told = json.dumps({"device": device, "local_rank": local_rank, "gemm": gemm})
-    # They meet by our store, not by what a launcher has told this process.
+    reported = json.dumps({"device": device, "local_rank": local_rank, "gemm": gemm})
+    # They meet by our store, not by the launcher's variables.
     own = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH"}
     variables = {name: value for name, value in environ.items() if name not in own}
     path = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH", ""))))
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (Worker.end closes it)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tools.doctor.worker", told],
+        [sys.executable, "-m", "tools.doctor.worker", reported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -1,4 +1,4 @@
-"""Errors that the NVIDIA driver has written to the kernel's log. No torch here. Not run on a GPU yet.
+"""Errors that the NVIDIA driver has written to the kernel's log. Not run on a GPU yet.
 
 "NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen off the bus.": the numbers' meaning is NVIDIA's catalogue
 (docs.nvidia.com/deploy/xid-errors).
@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 from parallel.untrusted import read_text
+from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import output_of
 from tools.doctor.finding import Finding, Looked, Status, judged
-from tools.doctor.situation import Situation
 
 GROUP = "xid"
 HARDWARE = {
@@ -31,7 +31,7 @@ RECENT_S = 24 * 3600.0
 LINE = re.compile(r"\[\s*(?P<at>[\d.]+)\].*NVRM: Xid \((?P<pci>[^)]*)\): (?P<code>\d+)")
 
 
-def look(situation: Situation) -> Looked:
+def look(situation: DoctorContext) -> Looked:
     """Wrong: a hardware error within the last day; a warning for an older or another one."""
     if not Path("/proc/driver/nvidia").exists() or situation.device == "cpu":
         return Looked(findings=[_finding("not looked at", "no NVIDIA driver is loaded")])

@@ -65,7 +65,7 @@ class Faults:
 
 
 @dataclass
-class Progress:
+class CampaignProgress:
     """A line every few seconds, with the time that is left. Called behind each case, by whichever process did it."""
 
     campaign: str
@@ -103,14 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
-    """Do what is left of a campaign and write its section: how many cases were not as they must be."""
+    """Do the rest of a campaign and write its section: how many cases were not as they must be."""
     (scratch / "logs").mkdir()
     with output.own_output(scratch / "logs", launch.Identity(), every_rank=False) as console:  # torch loads noisily
         module: ModuleType = importlib.import_module(f"tools.faults.{name}")
         count = job.count or COUNTS[name]
         cases = module.cases(count)
         todo = store.left(name, cases)
-        progress = Progress(name, todo, store, 1 if console is None else console)
+        progress = CampaignProgress(name, todo, store, 1 if console is None else console)
         if todo:
             module.run(todo, store, scratch, progress)
     found = {result.case: result for result in store.results(name)}

@@ -14,11 +14,11 @@ from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from tools.faults.injection import Injection, fresh_copy, inject
-from tools.faults.results import Result, Store
-from tools.faults.trainer import TINY, Trainer, configuration, on_ranks, own_digest, started
+from tools.faults.results import CaseResult, Store
+from tools.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST
-from training.config import CheckpointConfig
+from training.config.run_config import CheckpointConfig
 
 CAMPAIGN = "damages"
 TITLE = "Damaged files"
@@ -33,7 +33,7 @@ LIMIT_S = 60
 """A rank that takes longer for one damage hangs: it is killed, and the damage counts as a hang."""
 
 CHANGES = ("bit flip", "zeroed 4 KiB", "truncation", "truncated JSON", "swapped files", "every checkpoint damaged")
-"""Kinds of damage to a file that is there: expected and found must be told."""
+"""Kinds of damage to a file that is there: expected and found must be named."""
 
 Depth = Literal["hashes", "sizes"]
 
@@ -43,20 +43,22 @@ def cases(count: int) -> list[str]:
     return [f"{WORLD_SIZES[number % 2]} rank(s), damage {number // 2}" for number in range(count)]
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Do the cases, each world size in one world; a world that dies is named and started again behind that case."""
     for world_size in WORLD_SIZES:
         left = [case for case in todo if case.startswith(f"{world_size} ")]
         while left:
             folder = scratch / f"{world_size}-{len(left)}"
-            serve = Serve(left, store, folder, told)
+            serve = Serve(left, store, folder, printed)
             failure = on_ranks(world_size, folder / "logs", serve)
             left = store.left(CAMPAIGN, left)
             if failure is None and not left:
                 break
             dead = left.pop(0)
             problem = f"the ranks hung or died: {failure}"
-            store.add(Result(campaign=CAMPAIGN, case=dead, kind="?", outcome="died", seconds=LIMIT_S, problem=problem))
+            store.add(
+                CaseResult(campaign=CAMPAIGN, case=dead, kind="?", outcome="died", seconds=LIMIT_S, problem=problem)
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Serve:
     todo: Sequence[str]
     store: Store
     folder: Path
-    told: Callable[[], None]
+    printed: Callable[[], None]
     """Called on rank 0 behind each case."""
 
     def __call__(self, identity: Identity) -> None:
@@ -75,14 +77,14 @@ class Serve:
         fd = console if identity.rank == 0 else None
         parallel = ParallelConfig(tensor_model_parallel_size=identity.world_size)
         with started(configuration(parallel, **TINY), identity, fd) as trainer:
-            world = World(trainer, heard, self.folder / "whole", self.folder / "damaged")
+            world = DamageScene(trainer, heard, self.folder / "whole", self.folder / "damaged")
             for case in self.todo:
                 signal.alarm(LIMIT_S)
                 result = one(world, case, self.store.seed)
                 signal.alarm(0)
                 if result is not None:
                     self.store.add(result)
-                    self.told()
+                    self.printed()
 
 
 @dataclasses.dataclass
@@ -98,10 +100,10 @@ class Heard:
         return text
 
 
-class World:
+class DamageScene:
     """Ranks with two checkpoints that are whole, and what they hold when they have loaded each."""
 
-    def __init__(self, trainer: Trainer, heard: Heard, whole: Path, damaged: Path) -> None:
+    def __init__(self, trainer: FaultTrainer, heard: Heard, whole: Path, damaged: Path) -> None:
         self.trainer, self.heard, self.whole, self.damaged = trainer, heard, whole, damaged
         self.as_damaged = damaged.with_name(f"{damaged.name} kept")
         self.digests: dict[str, str] = {}
@@ -142,7 +144,7 @@ class World:
         return own | {"alike": alike, "as_saved": as_saved, "seconds": slowest}
 
 
-def one(world: World, case: str, seed: int) -> Result | None:
+def one(world: DamageScene, case: str, seed: int) -> CaseResult | None:
     """Damage a copy, and load it by all ranks with both depths: on rank 0, what was seen."""
     ranks = world.trainer.ranks
     injection = None
@@ -156,7 +158,7 @@ def one(world: World, case: str, seed: int) -> Result | None:
     if injection is None:
         return None
     problems = [f"{depth}: {text}" for depth, found in seen.items() for text in wrong(injection, depth, found, world)]
-    return Result(
+    return CaseResult(
         campaign=CAMPAIGN,
         case=case,
         kind=injection.kind,
@@ -166,7 +168,7 @@ def one(world: World, case: str, seed: int) -> Result | None:
     )
 
 
-def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: World) -> list[str]:
+def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: DamageScene) -> list[str]:
     """What a load did that it must not, or did not and must."""
     unseen = depth == "sizes" and injection.content_only
     problems = [] if found["alike"] else ["ranks decided differently"]
@@ -199,14 +201,14 @@ def wrong(injection: Injection, depth: Depth, found: dict[str, Any], world: Worl
     return problems
 
 
-def expected_path(injection: Injection, unseen: bool, world: World) -> str | None:
+def expected_path(injection: Injection, unseen: bool, world: DamageScene) -> str | None:
     """Which checkpoint must be loaded; None: none may be."""
     if not injection.named or unseen:
         return world.newest
     return world.older if injection.spares_older else None
 
 
-def outcome(injection: Injection, seen: dict[Depth, dict[str, Any]], world: World) -> str:
+def outcome(injection: Injection, seen: dict[Depth, dict[str, Any]], world: DamageScene) -> str:
     """In a few words."""
     words = []
     for depth, found in seen.items():

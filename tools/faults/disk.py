@@ -1,6 +1,6 @@
 """A disk that is full, out of names, read-only or gone: what a run says, whether it goes on, and what it leaves.
 
-Each case has a small file system (tmpfs) of its own, mounted where nobody else sees it; only root can do that.
+Each case has a small file system (tmpfs) of its own, mounted in a namespace of its own; only root can do that.
 """
 
 import os
@@ -20,13 +20,13 @@ from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from tools.faults.damages import Heard
-from tools.faults.results import Result, Store
-from tools.faults.trainer import TINY, Trainer, configuration, on_ranks, started
+from tools.faults.results import CaseResult, Store
+from tools.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, started
 from training import checkpoint
 from training.checkpoint import folders
 from training.checkpoint.background.saver import BackgroundWriter
+from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format.verify import damages
-from training.saves import Saves
 from training.step import StepResult
 
 CAMPAIGN = "disk"
@@ -42,17 +42,17 @@ NAMES = 200
 LIMIT_S = 60
 
 
-class Wrong(Exception):
+class DiskCaseFailed(Exception):
     """What was not as it must be."""
 
 
-class World:
+class DiskScene:
     """A rank that trains and saves; on rank 0 what is done to the disk, and what was said."""
 
-    def __init__(self, trainer: Trainer, heard: Heard, disk: Path, background: bool, keep: int) -> None:
+    def __init__(self, trainer: FaultTrainer, heard: Heard, disk: Path, background: bool, keep: int) -> None:
         self.trainer, self.heard, self.disk, self.root = trainer, heard, disk, disk / "checkpoints"
         contents = checkpoint.Contents(keep=keep, texts={"config.toml": "x = 1\n"})
-        self.saves = Saves(
+        self.saves = SaveCallback(
             self.root, contents, trainer.chunks, trainer.optimizer, trainer.ranks, background=background, timeout_s=30.0
         )
 
@@ -85,7 +85,7 @@ class World:
     def expect(self, said: str, *texts: str) -> None:
         """On rank 0: all of ``texts`` were said."""
         if missing := [text for text in texts if text not in said] if self.trainer.ranks.rank == 0 else []:
-            raise Wrong(f"expected {missing} in {said!r}")
+            raise DiskCaseFailed(f"expected {missing} in {said!r}")
 
     def expect_committed(self, said: str, iteration: int) -> None:
         """On rank 0: this iteration was committed, is the newest, and it and all others are whole."""
@@ -98,10 +98,10 @@ class World:
             return
         newest = folders.latest(self.root)
         if newest is None or folders.iteration_of(newest) != iteration:
-            raise Wrong(f"expected the newest checkpoint to be of iteration {iteration}, found {newest}")
+            raise DiskCaseFailed(f"expected the newest checkpoint to be of iteration {iteration}, found {newest}")
         for path in folders.complete(self.root):
             if found := damages(path, "hashes"):
-                raise Wrong(f"{path}: {found[0].text}")
+                raise DiskCaseFailed(f"{path}: {found[0].text}")
 
     @property
     def needed(self) -> str:
@@ -163,15 +163,15 @@ def delete_unfinished(disk: Path) -> None:
 # ---- the cases
 
 
-def full_at_the_start(world: World) -> None:
+def full_at_the_start(world: DiskScene) -> None:
     """Before the first step, on every rank."""
     world.to_disk(fill(100_000))
     found = world.start()
     if found is None or f"a checkpoint takes {world.needed} bytes, but {world.root} has " not in found:
-        raise Wrong(f"expected a refusal with the bytes needed, found {found!r}")
+        raise DiskCaseFailed(f"expected a refusal with the bytes needed, found {found!r}")
 
 
-def full_later(world: World) -> None:
+def full_later(world: DiskScene) -> None:
     """Between two saves; then there is room again."""
     world.start()
     world.expect_committed(world.save(), 1)
@@ -183,7 +183,7 @@ def full_later(world: World) -> None:
     world.expect_committed(world.save(), 3)
 
 
-def full_while_writing(world: World) -> None:
+def full_while_writing(world: DiskScene) -> None:
     """There is room for the tensors, not for the tables beside them: the disk says so in the middle of a save."""
     world.start()
     world.expect_committed(world.save(), 1)
@@ -195,26 +195,26 @@ def full_while_writing(world: World) -> None:
     world.expect_committed(world.save(), 3)
 
 
-def full_of_old_ones(world: World) -> None:
+def full_of_old_ones(world: DiskScene) -> None:
     """Room for two, and three are to be kept: the oldest makes room, and the save is tried again by itself."""
     world.start()
     world.to_disk(lambda disk: fill(world.saves.needed_bytes * 29 // 10)(disk))
     world.expect_committed(world.save(), 1)
     world.expect_committed(world.save(), 2)
     world.expect(world.save(), "iter_0000003 FAILED", f"takes {world.needed} bytes", "iter_0000002")
-    if world.trainer.ranks.rank == 0 and not world.saves.wishes().save:
-        raise Wrong("the save that failed is not tried again")
+    if world.trainer.ranks.rank == 0 and not world.saves.requests().save:
+        raise DiskCaseFailed("the save that failed is not tried again")
     world.expect_committed(world.save(), 4)
 
 
-def full_before_the_first(world: World) -> None:
+def full_before_the_first(world: DiskScene) -> None:
     """There is nothing to come back to: the run ends."""
     world.start()
     world.to_disk(fill(100_000))
     world.save()
 
 
-def no_names(world: World) -> None:
+def no_names(world: DiskScene) -> None:
     """No inode for the files of a checkpoint."""
     world.start()
     world.expect_committed(world.save(), 1)
@@ -225,15 +225,15 @@ def no_names(world: World) -> None:
     world.expect_committed(world.save(), 3)
 
 
-def read_only_at_the_start(world: World) -> None:
+def read_only_at_the_start(world: DiskScene) -> None:
     """Before the first step, on every rank."""
     world.to_disk(make("ro"))
     found = world.start()
     if found is None or f"cannot be written to {world.root}: Read-only file system" not in found:
-        raise Wrong(f"expected a refusal that names the folder, found {found!r}")
+        raise DiskCaseFailed(f"expected a refusal that names the folder, found {found!r}")
 
 
-def read_only_later(world: World) -> None:
+def read_only_later(world: DiskScene) -> None:
     """With two checkpoints, of which none can be deleted either."""
     world.start()
     world.save()
@@ -247,8 +247,8 @@ def read_only_later(world: World) -> None:
     world.expect_committed(world.save(), 5)
 
 
-def gone(world: World) -> None:
-    """The folder of checkpoints was moved away: the next save says so, and makes it anew."""
+def gone(world: DiskScene) -> None:
+    """The folder of checkpoints was moved away: the next save says so, and creates it."""
     world.start()
     world.expect_committed(world.save(), 1)
     world.to_disk(take_away)
@@ -257,7 +257,7 @@ def gone(world: World) -> None:
     world.expect_committed(said, 2)
 
 
-def gone_while_writing(world: World) -> None:
+def gone_while_writing(world: DiskScene) -> None:
     """The folder that is being written into was deleted under the writers."""
     world.start()
     world.expect_committed(world.save(), 1)
@@ -273,7 +273,7 @@ def gone_while_writing(world: World) -> None:
     world.expect_committed(said, 3)
 
 
-Scenario = Callable[[World], None]
+Scenario = Callable[[DiskScene], None]
 
 CASES: Mapping[str, Scenario] = {
     "full before the first step": full_at_the_start,
@@ -312,7 +312,7 @@ def cases(count: int) -> list[str]:
     return every[:count]
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Do the cases. Raises PermissionError where a file system cannot be mounted."""
     for number, case in enumerate(todo):
         began = time.monotonic()
@@ -320,8 +320,10 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
         problem = in_own_mounts(scratch / str(number), CASES[name], background=how == "in the background")
         outcome = SEEN.get(CASES[name], GOES_ON)
         seconds = time.monotonic() - began
-        store.add(Result(campaign=CAMPAIGN, case=case, kind=name, outcome=outcome, seconds=seconds, problem=problem))
-        told()
+        store.add(
+            CaseResult(campaign=CAMPAIGN, case=case, kind=name, outcome=outcome, seconds=seconds, problem=problem)
+        )
+        printed()
 
 
 def in_own_mounts(folder: Path, scenario: Scenario, *, background: bool) -> str:
@@ -351,14 +353,14 @@ def _mounted(folder: Path, scenario: Scenario, background: bool) -> str:
     disk.mkdir()
     options = f"size={SIZE_KIB}k,nr_inodes={NAMES}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "triplane-faults", str(disk)], check=True)
-    failure = on_ranks(RANKS, folder / "logs", Task(scenario, disk, background)) or ""
+    failure = on_ranks(RANKS, folder / "logs", DiskTask(scenario, disk, background)) or ""
     if (expected := ENDS.get(scenario)) is not None:
         return "" if expected in failure else f"expected the run to end with {expected!r}, found {failure!r}"
     return failure
 
 
 @dataclass(frozen=True)
-class Task:
+class DiskTask:
     """A case, on every rank."""
 
     scenario: Scenario
@@ -370,7 +372,7 @@ class Task:
         heard = Heard(os.memfd_create("console"))
         fd = heard.console if identity.rank == 0 else None
         with started(configuration(ParallelConfig(), **TINY), identity, fd) as trainer:
-            world = World(trainer, heard, self.disk, self.background, KEEP.get(self.scenario, 2))
+            world = DiskScene(trainer, heard, self.disk, self.background, KEEP.get(self.scenario, 2))
             self.scenario(world)
             if world.saves.writer is not None:
                 world.saves.writer.close()

@@ -1,10 +1,10 @@
-"""docs/faults.md: a section for each campaign, replaced when that campaign has run. No torch here."""
+"""docs/faults.md: a section for each campaign, replaced when that campaign has run."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.faults.results import Result
+from tools.faults.results import CaseResult
 
 HEAD = """# What Triplane survives
 
@@ -14,7 +14,7 @@ each kind are injected by every run of the test suite, through the same code.
 
 
 def section(
-    title: str, text: str, command: str, machine: str, results: Sequence[Result], table: Sequence[str] = ()
+    title: str, text: str, command: str, machine: str, results: Sequence[CaseResult], table: Sequence[str] = ()
 ) -> str:
     """A campaign's part of the document: what was injected, how many, what came of it, the slowest; or its table."""
     dates = sorted({result.date for result in results})
@@ -39,14 +39,14 @@ def write(path: Path, title: str, text: str) -> None:
     path.write_text("\n## ".join([head.rstrip("\n") + "\n", *(part.rstrip("\n") + "\n" for part in named.values())]))
 
 
-def _grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    found: dict[tuple[str, str], list[Result]] = {}
+def _grouped(results: Sequence[CaseResult]) -> dict[tuple[str, str], list[CaseResult]]:
+    found: dict[tuple[str, str], list[CaseResult]] = {}
     for result in sorted(results, key=lambda result: (result.kind, result.outcome)):
         found.setdefault((result.kind, result.outcome), []).append(result)
     return found
 
 
-def _row(kind: str, outcome: str, results: Sequence[Result]) -> str:
+def _row(kind: str, outcome: str, results: Sequence[CaseResult]) -> str:
     worst = math.ceil(max(result.seconds for result in results) * 100) / 100
     return f"| {kind} | {len(results)} | {outcome} | {worst:.2f} |"
 

@@ -17,12 +17,12 @@ from random import Random
 
 from tools.faults import hostile_environment, hostile_signals, hostile_values
 from tools.faults.hostile_attack import attack, hostile_words
-from tools.faults.hostile_judge import CLASSES, Reference, Verdict, contents, judge
+from tools.faults.hostile_judge import CLASSES, CaseVerdict, Reference, contents, judge
 from tools.faults.hostile_mutations import Mutation
-from tools.faults.hostile_process import Ended, forked
+from tools.faults.hostile_process import EndedProgram, forked
 from tools.faults.hostile_scenes import MAKERS, make
 from tools.faults.hostile_targets import BY_NAME, TARGETS, Target
-from tools.faults.results import Result, Store
+from tools.faults.results import CaseResult, Store
 
 CAMPAIGN = "hostile"
 TITLE = "Hostile files, flags and surroundings"
@@ -39,7 +39,7 @@ WORKERS = 2
 PROGRAMS = (
     "tools.clusters", "tools.convert.__main__", "tools.from_megatron.__main__", "tools.goodput.__main__",
     "tools.inspect_checkpoint.__main__", "tools.plan.__main__", "tools.preprocess.__main__", "tools.reshard.__main__",
-    "tools.supervise.decide", "training.describe", "training.job",
+    "tools.supervise.decide", "training.cli.dry_run", "training.train",
 )  # fmt: skip
 """Imported before anything is forked."""
 SHARE = 11
@@ -53,7 +53,7 @@ def cases(count: int) -> list[str]:
     return files + [f"surroundings {number}" for number in range(surroundings)]
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Do the cases, ``WORKERS`` at a time, each worker forked from this process once it has imported everything."""
     scenes = scratch / "scenes"
     warm(scenes)
@@ -61,17 +61,19 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
     surroundings = [case for case in todo if case not in files]
     if files:
         references = {name: reference(target, scenes, scratch) for name, target in BY_NAME.items()}
-        in_workers(files, lambda case, folder: one(case, store.seed, scenes, references, folder), store, scratch, told)
+        in_workers(
+            files, lambda case, folder: one(case, store.seed, scenes, references, folder), store, scratch, printed
+        )
     if surroundings:
         hostile_signals.make(scenes, scratch)
         attempt = hostile_environment.one
-        in_workers(surroundings, lambda case, at: attempt(case, store.seed, scenes, at), store, scratch, told)
+        in_workers(surroundings, lambda case, at: attempt(case, store.seed, scenes, at), store, scratch, printed)
 
 
 def in_workers(
-    todo: Sequence[str], do: Callable[[str, Path], Result], store: Store, scratch: Path, told: Callable[[], None]
+    todo: Sequence[str], do: Callable[[str, Path], CaseResult], store: Store, scratch: Path, printed: Callable[[], None]
 ) -> None:
-    """Share the cases out over processes. Raises RuntimeError where one of them fails, which is a fault of ours."""
+    """Share the cases out over processes. Raises RuntimeError where one of them fails, which is a bug here."""
     pids = []
     for number in range(WORKERS):
         pid = os.fork()
@@ -82,7 +84,7 @@ def in_workers(
                     with tempfile.TemporaryDirectory(prefix="case-", dir=scratch, ignore_cleanup_errors=True) as folder:
                         store.add(do(case, Path(folder)))
                     if number == 0:
-                        told()
+                        printed()
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -119,7 +121,7 @@ def copied(target: Target, scenes: Path, folder: Path) -> Path:
     return copy
 
 
-def execute(target: Target, words: Sequence[str], copy: Path) -> Ended:
+def execute(target: Target, words: Sequence[str], copy: Path) -> EndedProgram:
     """Run a target's command in a copy of its scene."""
     return forked(words, copy, LIMIT_S, {"TMPDIR": str(copy.with_name("tmp"))}, target.before)
 
@@ -141,7 +143,7 @@ def reference(target: Target, scenes: Path, scratch: Path) -> Mapping[tuple[str,
 
 def one(
     case: str, seed: int, scenes: Path, references: Mapping[str, Mapping[tuple[str, ...], Reference]], folder: Path
-) -> Result:
+) -> CaseResult:
     """A case: change a copy, run the command, judge."""
     began = time.monotonic()
     target, draw = chosen(case, seed)
@@ -159,10 +161,12 @@ def one(
     return result(case, target.name, mutation, verdict, time.monotonic() - began, " ".join(given))
 
 
-def result(case: str, target: str, mutation: Mutation, verdict: Verdict, seconds: float, command: str) -> Result:
+def result(
+    case: str, target: str, mutation: Mutation, verdict: CaseVerdict, seconds: float, command: str
+) -> CaseResult:
     """What the store keeps of a case."""
     problem = f"{mutation.text}: {verdict.why}" if verdict.name != "handled" else ""
-    return Result(
+    return CaseResult(
         campaign=CAMPAIGN,
         case=case,
         kind=f"{target}: {mutation.kind}",
@@ -177,7 +181,7 @@ def _storable(text: str) -> str:
     return json.loads(json.dumps(text.encode("utf-8", "backslashreplace").decode()))
 
 
-def table(results: Sequence[Result]) -> list[str]:
+def table(results: Sequence[CaseResult]) -> list[str]:
     """A row for each target, a column for each class."""
     lines = [f"| Target | Cases | {' | '.join(name.capitalize() for name in CLASSES)} |", "|---|" + "---|" * 7]
     for target in sorted({result.facts["target"] for result in results}):
@@ -186,6 +190,6 @@ def table(results: Sequence[Result]) -> list[str]:
     return [*lines, _row("all", results)]
 
 
-def _row(name: str, results: Sequence[Result]) -> str:
+def _row(name: str, results: Sequence[CaseResult]) -> str:
     counts = [sum(result.outcome == one for result in results) for one in CLASSES]
     return f"| {name} | {len(results)} | {' | '.join(map(str, counts))} |"

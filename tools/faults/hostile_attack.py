@@ -1,4 +1,4 @@
-"""Which file or flag of a target is changed, and how: drawn, and told by name."""
+"""Which file or flag of a target is changed, and how: drawn, and named."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +67,7 @@ def hostile_words(words: Sequence[str], draw: Random) -> tuple[list[str], Mutati
 
 
 RUN_FLAGS = (
-    "run_dir", "nproc", "device", "world_size", "parallel.tensor_model_parallel_size", "parallel.fit",
+    "run_dir", "nproc", "device", "world_size", "parallel.tensor_model_parallel_size", "parallel.elastic",
     "parallel.pipeline_model_parallel_size", "parallel.context_parallel_size", "parallel.distributed_timeout_minutes",
     "parallel.megatron", "model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.shape",
     "model.seq_length", "model.vocab_size", "model.init_method_std", "model.rotary_base", "model.hidden_dropout",

@@ -1,7 +1,7 @@
 """Surroundings that a run does not expect: limits, streams, mounts, variables, rights, paths, signals. From a seed.
 
 A run that has saved 3 of its 4 iterations is started again in them. It must end as it would, or say in a line what is
-in the way; and in ordinary surroundings it then goes on to the same bits as a run that nobody disturbed.
+in the way; and in ordinary surroundings it then goes on to the same bits as an undisturbed run.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from random import Random
 
 from tools.faults import hostile_signals
 from tools.faults.hostile_files import REPLACEMENTS
-from tools.faults.hostile_judge import Verdict, ugliness
-from tools.faults.hostile_process import SCRIPT, Ended, forked, in_surroundings
+from tools.faults.hostile_judge import CaseVerdict, ugliness
+from tools.faults.hostile_process import SCRIPT, EndedProgram, forked, in_surroundings
 from tools.faults.hostile_values import word
-from tools.faults.results import Result
+from tools.faults.results import CaseResult
 from training.checkpoint import folders
 from training.checkpoint.format.verify import damages
 
@@ -53,12 +53,12 @@ class Surroundings:
     prepare: Callable[[Path], None] = lambda _: None
     """To the copy."""
     cwd: str = "."
-    afresh: bool = False
+    new_interpreter: bool = False
     same_bits: bool = True
     """Whether the end is as in ordinary surroundings; not on another number of ranks."""
 
 
-def one(case: str, seed: int, scenes: Path, folder: Path) -> Result:
+def one(case: str, seed: int, scenes: Path, folder: Path) -> CaseResult:
     """A case: start the run again in hostile surroundings, judge, and start it in ordinary ones."""
     began = time.monotonic()
     draw = Random(f"{seed} {case}")
@@ -70,7 +70,7 @@ def one(case: str, seed: int, scenes: Path, folder: Path) -> Result:
         kind, text = around.kind, around.text
         verdict = in_these(around, scenes, folder)
     problem = f"{text}: {verdict.why}" if verdict.name != "handled" else ""
-    return Result(
+    return CaseResult(
         campaign="hostile",
         case=case,
         kind=f"surroundings: {kind}",
@@ -81,7 +81,7 @@ def one(case: str, seed: int, scenes: Path, folder: Path) -> Result:
     )
 
 
-def in_these(around: Surroundings, scenes: Path, folder: Path) -> Verdict:
+def in_these(around: Surroundings, scenes: Path, folder: Path) -> CaseVerdict:
     """Start in these, then in ordinary ones."""
     folder.chmod(0o755)
     copy, plain = folder / "copy", {"TMPDIR": str(folder)}
@@ -89,7 +89,9 @@ def in_these(around: Surroundings, scenes: Path, folder: Path) -> Verdict:
     around.prepare(copy)
     words = [SCRIPT, "recipe.toml", "--run_dir", "run", *SOON, *around.flags]
     environ = {**plain, **around.environ}
-    ended = in_surroundings(words, copy / around.cwd, LIMIT_S, environ, around.before, afresh=around.afresh)
+    ended = in_surroundings(
+        words, copy / around.cwd, LIMIT_S, environ, around.before, new_interpreter=around.new_interpreter
+    )
     restore(copy)
     verdict = judged(around, ended)
     if verdict.name != "handled":
@@ -104,31 +106,39 @@ def restore(copy: Path) -> None:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def judged(around: Surroundings, ended: Ended) -> Verdict:
+def judged(around: Surroundings, ended: EndedProgram) -> CaseVerdict:
     """Of what was said in hostile surroundings."""
     if ended.code is None:
-        return Verdict("hang", ended.said[-300:])
-    if ugly := ugliness(Ended(ended.code, ended.said.replace("fault: ", "") if around.kind in SYSTEM else ended.said)):
-        return Verdict("traceback", ugly)
+        return CaseVerdict("hang", ended.said[-300:])
+    if ugly := ugliness(
+        EndedProgram(ended.code, ended.said.replace("fault: ", "") if around.kind in SYSTEM else ended.said)
+    ):
+        return CaseVerdict("traceback", ugly)
     if ended.code == 0 or not around.tells:
-        return Verdict("handled")
+        return CaseVerdict("handled")
     said = ended.said.strip()
     if not any(one.lower() in said.lower() for one in around.tells):
-        return Verdict("poor", f"exit code {ended.code}, expected one of {around.tells} in {said[-400:]!r}")
-    return Verdict("handled") if len(said.splitlines()) <= 40 else Verdict("poor", f"{len(said.splitlines())} lines")
+        return CaseVerdict("poor", f"exit code {ended.code}, expected one of {around.tells} in {said[-400:]!r}")
+    return (
+        CaseVerdict("handled")
+        if len(said.splitlines()) <= 40
+        else CaseVerdict("poor", f"{len(said.splitlines())} lines")
+    )
 
 
-def goes_on(scenes: Path, copy: Path, environ: Mapping[str, str], ended: Ended, same_bits: bool) -> Verdict:
-    """In ordinary surroundings: the same last loss and tensors as a run that nobody disturbed, nothing damaged."""
+def goes_on(scenes: Path, copy: Path, environ: Mapping[str, str], ended: EndedProgram, same_bits: bool) -> CaseVerdict:
+    """In ordinary surroundings: the same last loss and tensors as an undisturbed run, nothing damaged."""
     for path in folders.complete(folders.checkpoints(copy / "run")):
         if found := damages(path, "hashes"):
-            return Verdict("loss", f"{path.name}: {found[0].text}")
+            return CaseVerdict("loss", f"{path.name}: {found[0].text}")
     again = forked((SCRIPT, "recipe.toml", "--run_dir", "run"), copy, LIMIT_S, environ)
     if again.code:
-        return Verdict("loss", f"the next start ended with {again.code}: {again.said[-400:]!r} (before: {ended.code})")
+        return CaseVerdict(
+            "loss", f"the next start ended with {again.code}: {again.said[-400:]!r} (before: {ended.code})"
+        )
     if same_bits and hostile_signals.last_tensors(copy) != (scenes / hostile_signals.TENSORS).read_text():
-        return Verdict("silent", f"other tensors after {ended.code}: {ended.said[-300:]!r}")
-    return Verdict("handled")
+        return CaseVerdict("silent", f"other tensors after {ended.code}: {ended.said[-300:]!r}")
+    return CaseVerdict("handled")
 
 
 # ---- the kinds
@@ -147,21 +157,23 @@ def limits(draw: Random) -> Surroundings:
         number = getattr(resource, name)
         resource.setrlimit(number, (value, value))
 
-    afresh = name == "RLIMIT_AS" or draw.random() < 0.3
-    return Surroundings(kind="limits", text=f"{name} {value}", tells=tells, before=before, afresh=afresh)
+    new_interpreter = name == "RLIMIT_AS" or draw.random() < 0.3
+    return Surroundings(
+        kind="limits", text=f"{name} {value}", tells=tells, before=before, new_interpreter=new_interpreter
+    )
 
 
 def streams(draw: Random) -> Surroundings:
-    """Closed, full, or with nobody who reads."""
+    """Closed, full, or without a reader."""
     numbers = draw.choice([(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-    how = draw.choice(["closed", "/dev/full", "a pipe that nobody reads", "for reading only"])
+    how = draw.choice(["closed", "/dev/full", "a pipe without a reader", "for reading only"])
 
     def before() -> None:
         for number in numbers:
             if how == "closed":
                 os.close(number)
                 continue
-            if how == "a pipe that nobody reads":
+            if how == "a pipe without a reader":
                 reading, target = os.pipe()
                 os.close(reading)
             else:
@@ -172,7 +184,9 @@ def streams(draw: Random) -> Surroundings:
             os.dup2(target, number)
             os.close(target)
 
-    return Surroundings(kind="streams", text=f"{numbers} {how}", tells=(), before=before, afresh=draw.random() < 0.4)
+    return Surroundings(
+        kind="streams", text=f"{numbers} {how}", tells=(), before=before, new_interpreter=draw.random() < 0.4
+    )
 
 
 def variables(draw: Random) -> Surroundings:
@@ -186,7 +200,7 @@ def variables(draw: Random) -> Surroundings:
         value = draw.choice(["/nowhere", "/dev/null", "", "/proc", value])
     return Surroundings(
         kind="variables", text=f"{name}={value[:60]!r}", tells=tells, environ={**given, name: value[:100_000]},
-        afresh=name in ("LANG", "LC_ALL", "OMP_NUM_THREADS", "HOME"),
+        new_interpreter=name in ("LANG", "LC_ALL", "OMP_NUM_THREADS", "HOME"),
     )  # fmt: skip
 
 

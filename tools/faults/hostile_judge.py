@@ -1,4 +1,4 @@
-"""What came of a hostile file: handled, or one of five ways to fail. No torch here.
+"""What came of a hostile file: handled, or one of five ways to fail.
 
 handled     as if nothing had been, or else the change, the file or the field is named; or refused so (exit code 2)
 poor        safe, but the message does not say which file or field, or fills a screen
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.faults.hostile_mutations import Mutation
-from tools.faults.hostile_process import Ended
+from tools.faults.hostile_process import EndedProgram
 from tools.faults.hostile_targets import Target
 from training.checkpoint.format.verify import damages
 
@@ -29,7 +29,7 @@ FRAMES = re.compile(r"^\s*Traceback \(most recent call last\)|^[\w./-]+: fault: 
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CaseVerdict:
     """The class of a case and, but for ``handled``, why."""
 
     name: str
@@ -66,42 +66,42 @@ def judge(
     victim: Path | None,
     before: Mapping[str, bytes],
     folder: Path,
-    ended: Ended,
-) -> Verdict:
+    ended: EndedProgram,
+) -> CaseVerdict:
     """before: contents of the changed copy, before the command ran in it. folder: that copy, behind it."""
     if ended.code is None:
-        return Verdict("hang", ended.said[-300:])
+        return CaseVerdict("hang", ended.said[-300:])
     if lost := losses(reference, before, contents(folder), _superseded(victim, folder)):
-        return Verdict("loss", lost)
+        return CaseVerdict("loss", lost)
     if ugly := ugliness(ended):
-        return Verdict("traceback", ugly)
+        return CaseVerdict("traceback", ugly)
     new = new_lines(ended.said, reference.said)
     text = "\n".join(new)
     named = any(name in text for name in (mutation.file, *mutation.names) if name)
     short = len(new) <= MOST_LINES and len(text) < 8000
     if ended.code in target.refused:
         if not named:
-            return Verdict("poor", f"exit code {ended.code}, and neither file nor field is named: {text[-500:]!r}")
+            return CaseVerdict("poor", f"exit code {ended.code}, and neither file nor field is named: {text[-500:]!r}")
         return (
-            Verdict("handled")
+            CaseVerdict("handled")
             if short
-            else Verdict("poor", f"{len(new)} lines, {len(text)} characters: {text[:200]!r}")
+            else CaseVerdict("poor", f"{len(new)} lines, {len(text)} characters: {text[:200]!r}")
         )
     if ended.code not in target.fine:
-        return Verdict("poor", f"exit code {ended.code}: {text[-500:]!r}")
+        return CaseVerdict("poor", f"exit code {ended.code}: {text[-500:]!r}")
     if not short and target.reads_all:
-        return Verdict("poor", f"{len(new)} lines, {len(text)} characters: {text[:200]!r}")
+        return CaseVerdict("poor", f"{len(new)} lines, {len(text)} characters: {text[:200]!r}")
     if target.honours is not None and victim is not None and (problem := target.honours(victim, folder, ended.said)):
-        return Verdict("handled") if named else Verdict("silent", f"{problem}: {text[-300:]!r}")
+        return CaseVerdict("handled") if named else CaseVerdict("silent", f"{problem}: {text[-300:]!r}")
     results = target.results(folder, ended.said)
     if target.reads_all and target.honours is None and results != reference.results:
         if named or shown(ended.said.replace(str(folder), ""), reference.said):
-            return Verdict("handled")
+            return CaseVerdict("handled")
         other = {
             key: (value, results.get(key)) for key, value in reference.results.items() if results.get(key) != value
         }
-        return Verdict("silent", f"expected and found {str(other)[:300]}: {text[-300:]!r}")
-    return Verdict("handled")
+        return CaseVerdict("silent", f"expected and found {str(other)[:300]}: {text[-300:]!r}")
+    return CaseVerdict("handled")
 
 
 def losses(reference: Reference, before: Mapping[str, bytes], after: Mapping[str, bytes], exempt: str = "") -> str:
@@ -143,7 +143,7 @@ def lines_lost(whole: bytes, content: bytes, after: bytes) -> str:
     return ""
 
 
-def ugliness(ended: Ended) -> str:
+def ugliness(ended: EndedProgram) -> str:
     """What a console must not get; empty: nothing."""
     if ended.code is not None and (ended.code < 0 or ended.code == 70):
         return f"ended by signal {-ended.code}: {ended.said[-300:]!r}"
@@ -163,7 +163,7 @@ def new_lines(said: str, usual: str) -> list[str]:
 
 
 SHOWN = ("  at  ", "  changed ", "  layout ", "  from ", "schedule:")
-"""Rows of what a run says when it goes on: another number there is the change, told."""
+"""Rows of what a run says when it goes on: another number there is the change, reported."""
 
 
 def shown(said: str, usual: str) -> bool:

@@ -1,6 +1,6 @@
 """A file's content changed with an eye for its structure: JSON, TOML, tables of numbers, text. From a seed.
 
-Structure-aware operators are seeded ones of our own, since a change has to be told by name for its case to be judged;
+Structure-aware operators are seeded ones of our own, since a change needs a name for its case to be judged;
 what they put in place comes from Hypothesis in part (``hostile_values``).
 """
 

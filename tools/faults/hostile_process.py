@@ -1,4 +1,4 @@
-"""A command of ours in a process forked from a warm one: what it says, how it ends, and whether it ends at all.
+"""A command in a process forked from a warm one: what it says, how it ends, and whether it ends at all.
 
 The process that forks has imported everything and computed nothing. The command has a session, a folder and limits
 of its own; what it leaves running is killed with it.
@@ -29,7 +29,7 @@ RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SI
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProgram:
     """How a command ended."""
 
     code: int | None
@@ -44,7 +44,7 @@ def forked(
     limit_s: float,
     environ: Mapping[str, str] | None = None,
     before: Callable[[], None] = lambda: None,
-) -> Ended:
+) -> EndedProgram:
     """Run ``pretrain_gpt.py ARGUMENTS`` or ``tools.NAME ARGUMENTS`` in ``folder``; ``before`` is called in it first."""
     console = os.memfd_create("console")
     try:
@@ -54,7 +54,7 @@ def forked(
         code = wait(pid, limit_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # whatever it started and left
-        return Ended(code, os.pread(console, MOST_SAID, 0).decode(errors="surrogateescape"))
+        return EndedProgram(code, os.pread(console, MOST_SAID, 0).decode(errors="surrogateescape"))
     finally:
         os.close(console)
 
@@ -66,17 +66,17 @@ def in_surroundings(
     environ: Mapping[str, str],
     before: Callable[[], None],
     during: Callable[[int], None] = lambda _: None,
-    afresh: bool = False,
-) -> Ended:
+    new_interpreter: bool = False,
+) -> EndedProgram:
     """As ``forked``, with surroundings that ``before`` changes in the process itself; ``during`` gets its pid.
 
-    afresh: a new interpreter, as from a shell. The console is a pipe: limits on files do not touch it.
+    new_interpreter: one, as from a shell. The console is a pipe: limits on files do not touch it.
     """
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MOST_SAID)
     os.set_blocking(reading, False)
     try:
-        if afresh:
+        if new_interpreter:
             command = [sys.executable, str(ROOT / SCRIPT) if words[0] == SCRIPT else "", *words[1:]]
             process = subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, preexec_fn=before,
@@ -91,13 +91,13 @@ def in_surroundings(
         code = wait(pid, limit_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        if afresh:
+        if new_interpreter:
             process.returncode = code
         try:
             said = os.read(reading, MOST_SAID)
         except BlockingIOError:
             said = b""
-        return Ended(code, said.decode(errors="surrogateescape"))
+        return EndedProgram(code, said.decode(errors="surrogateescape"))
     finally:
         os.close(reading)
         os.close(writing)
@@ -135,7 +135,7 @@ def _become(
             os.dup2(source, target)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
         os.environ.update(environ)
-        tempfile.tempdir = None  # found anew in TMPDIR
+        tempfile.tempdir = None  # looked up again in TMPDIR
         os.chdir(folder)
         _limit()
         before()

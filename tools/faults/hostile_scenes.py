@@ -13,8 +13,8 @@ from tools.faults.hostile_process import SCRIPT, forked
 from training.run_lock import lock
 from training.run_lock.heartbeat import file_of
 from training.run_lock.record import OWNER, encode, myself, successor
-from training.watch import record
-from training.watch.verdict import Verdict
+from training.watchdog import verdict_file
+from training.watchdog.verdict import Verdict
 
 RECIPE = """# A run whose iterations take milliseconds
 nproc = 1
@@ -99,7 +99,9 @@ def make_run(folder: Path) -> None:
     start = run / "watch/start-0123456789abcdef"
     start.mkdir(parents=True)
     line = "rank 0 of 1 on n1 hangs in iteration 3, phase step"
-    record.leave(start, Verdict(kind="hang", rank=0, world_size=1, host="n1", iteration=3, phase="step", line=line))
+    verdict_file.leave(
+        start, Verdict(kind="hang", rank=0, world_size=1, host="n1", iteration=3, phase="step", line=line)
+    )
 
 
 def make_text(folder: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from tools.faults.hostile_judge import Verdict, ugliness
+from tools.faults.hostile_judge import CaseVerdict, ugliness
 from tools.faults.hostile_process import SCRIPT, forked, in_surroundings
 from tools.faults.hostile_targets import digest
 from training.checkpoint import folders
@@ -20,14 +20,14 @@ ITERATIONS = 12
 FLAGS = ("--nproc", "2", "--run_dir", "signalled", "--train.train_iters", str(ITERATIONS))
 LIMIT_S = 60.0
 TENSORS = "tensors.txt"
-"""Beside the scenes: ``last_tensors`` of a run that nobody disturbed."""
+"""Beside the scenes: ``last_tensors`` of an undisturbed run."""
 WHOLE_S = 2.5
 """A run of two ranks takes about so long, from its start to its end."""
 MOST_LINES = 4
 """Said of the request and its end, beside what a run says anyway."""
 
 
-def one(draw: Random, scenes: Path, folder: Path) -> tuple[str, str, Verdict]:
+def one(draw: Random, scenes: Path, folder: Path) -> tuple[str, str, CaseVerdict]:
     """A case: (kind, what was done, what came of it)."""
     copy = folder / "copy"
     shutil.copytree(scenes / "run", copy, symlinks=True, ignore=shutil.ignore_patterns("checkpoints"))
@@ -48,22 +48,22 @@ def one(draw: Random, scenes: Path, folder: Path) -> tuple[str, str, Verdict]:
     text = f"{', '.join(names)} to {who} after {moments[0]:.2f} s and {moments[1]:.2f} s more"
     kind = "signals"
     if ended.code is None:
-        return kind, text, Verdict("hang", ended.said[-300:])
+        return kind, text, CaseVerdict("hang", ended.said[-300:])
     untouched = not (copy / "signalled").exists()
     by_itself = ended.code < 0 and -ended.code in [getattr(signal, name) for name in names] and untouched
     if not by_itself and (ugly := ugliness(ended)):  # the system ends a process that is not listening yet
-        return kind, text, Verdict("traceback", ugly)
+        return kind, text, CaseVerdict("traceback", ugly)
     if not by_itself and ended.code not in (0, 75, 130):
-        return kind, text, Verdict("poor", f"exit code {ended.code}: {ended.said[-300:]!r}")
+        return kind, text, CaseVerdict("poor", f"exit code {ended.code}: {ended.said[-300:]!r}")
     for path in folders.complete(copy / "signalled/checkpoints"):
         if found := damages(path, "hashes"):
-            return kind, text, Verdict("loss", f"{path.name}: {found[0].text}")
+            return kind, text, CaseVerdict("loss", f"{path.name}: {found[0].text}")
     again = forked(words, copy, LIMIT_S, environ)
     if again.code:
-        return kind, text, Verdict("loss", f"the next start ended with {again.code}: {again.said[-300:]!r}")
+        return kind, text, CaseVerdict("loss", f"the next start ended with {again.code}: {again.said[-300:]!r}")
     if (seen := losses(copy)) != (expected := undisturbed(scenes)):
-        return kind, text, Verdict("silent", f"expected losses {expected}, found {seen}")
-    return kind, text, Verdict("handled")
+        return kind, text, CaseVerdict("silent", f"expected losses {expected}, found {seen}")
+    return kind, text, CaseVerdict("handled")
 
 
 def last_tensors(copy: Path) -> str:
@@ -77,12 +77,12 @@ def losses(copy: Path) -> list[float]:
 
 
 def undisturbed(scenes: Path) -> list[float]:
-    """Those of a run that nobody disturbs, made once by ``make``."""
+    """Those of an undisturbed run, made once by ``make``."""
     return [float(line) for line in (scenes / "losses.txt").read_text().split()]
 
 
 def make(scenes: Path, scratch: Path) -> None:
-    """Note losses and tensors of a run that nobody disturbs. Raises RuntimeError where it fails."""
+    """Note losses and tensors of an undisturbed run. Raises RuntimeError where it fails."""
     copy = scratch / "undisturbed"
     shutil.copytree(scenes / "run", copy)
     ended = forked((SCRIPT, "recipe.toml", *FLAGS), copy, LIMIT_S)

@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint, from a seed; and what must be said of it. No torch here."""
+"""Damage to the files of a checkpoint, from a seed; and what must be said of it."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from random import Random
 
 from training.checkpoint.folders import LATEST
 from training.checkpoint.format.manifest import MANIFEST
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 
 PAGE_BYTES = 4096
 TENSORS = ".bin"
@@ -93,7 +93,7 @@ def remove(newest: Path, older: Path, draw: Random) -> Injection:
 
 
 def add(newest: Path, older: Path, draw: Random) -> Injection:
-    """A file that nobody wrote."""
+    """A file that the run did not write."""
     name = draw.choice([".metadata", "common.pt", "__0_0.distcp", "rank_00099.bin", "state.json.partial", "x" * 200])
     (newest / name).write_bytes(draw.randbytes(draw.choice([0, 1, 5000])))
     return Injection(kind="extra file", text=name, named=(), warned=(name,))
@@ -190,7 +190,7 @@ def _cut(kind: str, path: Path, kept: int) -> Injection:
 def _tensors_of(path: Path, before: bytes, after: bytes) -> tuple[str, ...]:
     """Keys whose bytes differ, from the tables of the checkpoint while it is whole."""
     found = []
-    with Reader(path.parent) as reader:
+    with FileReader(path.parent) as reader:
         for key, info in reader.tensors.items():
             for piece in reader.pieces(key):
                 size = info.piece_bytes(piece.shape)

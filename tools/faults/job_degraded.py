@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 from tools.faults.job_program import Fault
-from tools.faults.job_scene import Scene, Seen, Wrong
+from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
 from tools.faults.job_transient import wait_for_idle
 from tools.faults.processes import WRITER, command_of
 from training.checkpoint import folders
 
 
-def logs_full(scene: Scene) -> Seen:
+def logs_full(scene: Scene) -> JobObservation:
     """The file system of logs/ has not a byte left."""
     logs = scene.run_dir / "logs"
     logs.mkdir(parents=True)
@@ -36,7 +36,7 @@ def fill(folder: Path) -> None:
             return
 
 
-def wandb_gone(scene: Scene) -> Seen:
+def wandb_gone(scene: Scene) -> JobObservation:
     """log.wandb = online, no key and no network."""
     scene.flags = ("--log.wandb", "online")
     scene.variables = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "5"}
@@ -45,7 +45,7 @@ def wandb_gone(scene: Scene) -> Seen:
     return scene.unharmed(scene.heard("wandb (did not finish|is off)")[0], None)
 
 
-def writer_killed(scene: Scene) -> Seen:
+def writer_killed(scene: Scene) -> JobObservation:
     """kill -9 of the process that saves in the background, while it has nothing to do."""
     scene.submit(Fault(act="wait", iteration=6))
     rank = scene.until_waiting()
@@ -64,17 +64,17 @@ def children(pid: int) -> list[int]:
     return [int(number) for numbers in found for number in numbers]
 
 
-def one_node_fewer(scene: Scene) -> Seen:
-    """--nodes=1-2 and parallel.fit; both spare nodes are drained, so that one is left."""
+def one_node_fewer(scene: Scene) -> JobObservation:
+    """--nodes=1-2 and parallel.elastic; both spare nodes are drained, so that one is left."""
     drain(scene, "n3", "drain")
-    scene.sbatch, scene.flags = ("--nodes", "1-2"), ("--parallel.fit", "True")
+    scene.sbatch, scene.flags = ("--nodes", "1-2"), ("--parallel.elastic", "True")
     try:
         scene.submit(Fault(pace_s=0.5))
         scene.until_iteration(5)
         drain(scene, "n2", "drain")
         scene.inject(lambda: scene.cluster.run("scontrol", "requeue", str(scene.job)))
         again_s = scene.again()
-        line, _ = scene.heard("parallel.fit|TP 1 x PP 1 x DP 1")
+        line, _ = scene.heard("parallel.elastic|TP 1 x PP 1 x DP 1")
         scene.end(restarts=1)
         furthest = max(abs(loss / scene.undisturbed.losses[number] - 1) for number, loss in scene.losses().items())
     finally:
@@ -82,8 +82,10 @@ def one_node_fewer(scene: Scene) -> Seen:
             drain(scene, name, "resume")
         wait_for_idle(scene, 3)
     if furthest > 1e-5:
-        raise Wrong(f"losses differ by up to {furthest:.1e} (relative) from those of two ranks")
-    return Seen(printed=line, again_s=again_s, lost=scene.lost(), weights="another layout: losses within 1e-5")
+        raise JobCaseFailed(f"losses differ by up to {furthest:.1e} (relative) from those of two ranks")
+    return JobObservation(
+        printed=line, again_s=again_s, lost=scene.lost(), weights="another layout: losses within 1e-5"
+    )
 
 
 def drain(scene: Scene, name: str, state: str) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tools.faults.job_degraded import fill
 from tools.faults.job_program import Fault
-from tools.faults.job_scene import Scene, Seen, Wrong
+from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
 from training.checkpoint import folders
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Debian's package faketime. Without it clocks are not injected: one kernel has one clock."""
 
 
-def cancelled(scene: Scene) -> Seen:
+def cancelled(scene: Scene) -> JobObservation:
     """scancel: it stays cancelled, and the same command goes on from the checkpoint of its last step."""
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
@@ -25,7 +25,7 @@ def cancelled(scene: Scene) -> Seen:
     return continued(scene, line, seconds)
 
 
-def crash_loop(scene: Scene) -> Seen:
+def crash_loop(scene: Scene) -> JobObservation:
     """The same exception in every start, behind no new checkpoint."""
     scene.variables = {"MAX_ATTEMPTS": "2"}
     scene.submit(Fault(act="raise", every_start=True))
@@ -36,15 +36,15 @@ def crash_loop(scene: Scene) -> Seen:
     return continued(scene, scene.shown(line), None)
 
 
-def continued(scene: Scene, line: str, seconds: float | None) -> Seen:
-    """Submitted again, without the fault, it ends with the bits of a run that nobody disturbed."""
+def continued(scene: Scene, line: str, seconds: float | None) -> JobObservation:
+    """Submitted again, without the fault, it ends with the bits of an undisturbed run."""
     (scene.folder / "out").rename(scene.folder / "out.before")
     scene.variables.pop("MAX_ATTEMPTS", None)
     scene.submit()
     scene.end(restarts=0)
     if (weights := scene.weights()) != "equal":
-        raise Wrong(f"final weights: {weights}")
-    return Seen(printed=line, verdict_s=seconds, lost=scene.lost(), weights=f"{weights}, submitted again")
+        raise JobCaseFailed(f"final weights: {weights}")
+    return JobObservation(printed=line, verdict_s=seconds, lost=scene.lost(), weights=f"{weights}, submitted again")
 
 
 @contextlib.contextmanager
@@ -58,32 +58,32 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def disk_full(scene: Scene) -> Seen:
+def disk_full(scene: Scene) -> JobObservation:
     """Of checkpoints/, from the start."""
     with small_disk(folders.checkpoints(scene.run_dir), "size=64k"):
         fill(folders.checkpoints(scene.run_dir))
         return refused(scene, "a checkpoint takes")
 
 
-def read_only(scene: Scene) -> Seen:
+def read_only(scene: Scene) -> JobObservation:
     """The whole run folder."""
     with small_disk(scene.run_dir, "size=1m"):
         subprocess.run(["mount", "-o", "remount,ro", str(scene.run_dir)], check=True)
         return refused(scene, "cannot be written: read-only")
 
 
-def refused(scene: Scene, words: str) -> Seen:
+def refused(scene: Scene, words: str) -> JobObservation:
     """Bad input: exit code 2, never again."""
     scene.submit()
     scene.inject(lambda: None)
     line, seconds = scene.heard(words)
     ended = scene.end("FAILED", restarts=0)
     if ended.exit_code != 2:
-        raise Wrong(f"exit code {ended.exit_code}; printed: {ended.output[-1500:]}")
-    return Seen(printed=line, verdict_s=seconds)
+        raise JobCaseFailed(f"exit code {ended.exit_code}; printed: {ended.output[-1500:]}")
+    return JobObservation(printed=line, verdict_s=seconds)
 
 
-def damaged_shard(scene: Scene) -> Seen:
+def damaged_shard(scene: Scene) -> JobObservation:
     """The end of a shard's tokens is missing."""
     scene.make_checkout()
     [tokens] = scene.cache_dir.glob("tokens/*/tokens.bin")
@@ -94,7 +94,7 @@ def damaged_shard(scene: Scene) -> Seen:
     return refused(scene, r"tokens\.bin has .* promises")
 
 
-def two_jobs(scene: Scene) -> Seen:
+def two_jobs(scene: Scene) -> JobObservation:
     """A second job on the folder of one that runs."""
     scene.submit(Fault(pace_s=5.0))  # it must still run when the second one has loaded
     scene.until_iteration(1)
@@ -112,7 +112,7 @@ def two_jobs(scene: Scene) -> Seen:
     return scene.unharmed(scene.shown(line), None)
 
 
-def wrong_version(scene: Scene) -> Seen:
+def wrong_version(scene: Scene) -> JobObservation:
     """Another megatron-core on the second node: the doctor finds it, and the job moves to the third."""
     stub = scene.folder / "other/megatron_core-0.0.1.dist-info"
     stub.mkdir(parents=True)
@@ -131,23 +131,23 @@ def wrong_version(scene: Scene) -> Seen:
     return scene.resumed(*scene.heard("the doctor finds n2 bad"))
 
 
-def wrong_interface(scene: Scene) -> Seen:
+def wrong_interface(scene: Scene) -> JobObservation:
     """GLOO_SOCKET_IFNAME names an interface that no node has."""
     scene.variables = {"DOCTOR": "1", "GLOO_SOCKET_IFNAME": "nope0", "MAX_ATTEMPTS": "1"}
     scene.submit()
     scene.inject(lambda: None)
     line, seconds = scene.heard("nope0")
     scene.end("FAILED")
-    return Seen(printed=line, verdict_s=seconds)
+    return JobObservation(printed=line, verdict_s=seconds)
 
 
-def bad_recipe(scene: Scene) -> Seen:
+def bad_recipe(scene: Scene) -> JobObservation:
     """Five samples cannot be divided over two replicas."""
     scene.flags = ("--train.global_batch_size", "5")
     return refused(scene, "train.global_batch_size 5")
 
 
-def skewed_clock(scene: Scene) -> Seen:
+def skewed_clock(scene: Scene) -> JobObservation:
     """Two hours, for all processes of the second node (libfaketime, which the doctor's meeting survives)."""
     scene.make_checkout()
     python = scene.folder / "python"

@@ -1,7 +1,7 @@
 """``pretrain_gpt.py`` with one fault of its own, as ``fault.json`` beside it says. Runs in the jobs of a campaign.
 
 Faults that come from outside (signals, links, disks) need a rank to be at a known place: there it waits for them.
-Those from within (an exception, a number that is none) happen there. In the first start of a job only, unless told.
+Those from within (an exception, a NaN) happen there. In the first start of a job only, by default.
 """
 
 import json
@@ -58,28 +58,31 @@ def _put_in(fault: Fault, rank: int) -> None:
     mine = fault.act != "" and rank == fault.rank
     if mine and fault.place == "start":
         _happen(fault)
-    from training import evaluation, job, preparing, saves, step
+    from training import evaluation, prepare, step, train
+    from training.checkpoint import callback
 
     if fault.pace_s:
-        _before(job, "one_step", lambda *_: time.sleep(fault.pace_s))
+        _before(train, "one_step", lambda *_: time.sleep(fault.pace_s))
     if not mine:
         return
     if fault.act == "nan":
-        _in_a_microbatch(job, step, fault)
+        _in_a_microbatch(train, step, fault)
     elif fault.act == "slow":
-        _before(job, "one_step", lambda *given: _slow_down(given[1]))
+        _before(train, "one_step", lambda *given: _slow_down(given[1]))
     elif fault.act == "desync":
-        _before(job, "one_step", lambda *given: _change_weight(given[1], _due(given, fault)))
+        _before(train, "one_step", lambda *given: _change_weight(given[1], _due(given, fault)))
     elif fault.place == "data":
-        _before(preparing, "prepare", lambda *_: _happen(fault))
+        _before(prepare, "prepare", lambda *_: _happen(fault))
     elif fault.place == "step":
-        _before(job, "one_step", lambda *given: _happen(fault, _due(given, fault)))
+        _before(train, "one_step", lambda *given: _happen(fault, _due(given, fault)))
     elif fault.place == "evaluation":
         _before(evaluation.Evaluation, "_measure", lambda *given: _happen(fault, given[1].iteration == fault.iteration))
     elif fault.place == "save":
-        _before(saves.Saves, "_hand_over", lambda *given: _happen(fault, given[1].iteration == fault.iteration))
+        _before(
+            callback.SaveCallback, "_hand_over", lambda *given: _happen(fault, given[1].iteration == fault.iteration)
+        )
     else:
-        _before(job, "finish", lambda *_: _happen(fault))
+        _before(train, "finish", lambda *_: _happen(fault))
 
 
 def _before(owner: Any, name: str, first: Callable[..., object]) -> None:
@@ -94,7 +97,7 @@ def _before(owner: Any, name: str, first: Callable[..., object]) -> None:
 
 
 def _due(given: tuple[Any, ...], fault: Fault) -> bool:
-    """Whether these arguments of ``job.one_step`` are of the iteration before which the fault comes."""
+    """Whether these arguments of ``train.one_step`` are of the iteration before which the fault comes."""
     return bool(given[5].iteration + 1 == fault.iteration)
 
 
@@ -109,7 +112,7 @@ def _happen(fault: Fault, due: bool = True) -> None:
         time.sleep(0.05)
 
 
-def _in_a_microbatch(job: Any, step: Any, fault: Fault) -> None:
+def _in_a_microbatch(train: Any, step: Any, fault: Fault) -> None:
     """The first one of the iteration, once: not a number."""
     original, due = step.forward_step, [False]
 
@@ -123,12 +126,12 @@ def _in_a_microbatch(job: Any, step: Any, fault: Fault) -> None:
             output = output * float("nan")
         return output, loss
 
-    _before(job, "one_step", begin)
+    _before(train, "one_step", begin)
     step.forward_step = forward_step
 
 
 def _slow_down(chunks: Any) -> None:
-    """As a card that computes slowly would: within its own computing, where nobody waits for another."""
+    """As a card that computes slowly would: within its own computing, where no rank waits for another."""
     [layer] = [module for path, module in chunks[0].named_modules() if path.endswith("decoder.layers.0.mlp")]
     if not layer._forward_hooks:
         layer.register_forward_hook(lambda *_: time.sleep(SLOW_S))

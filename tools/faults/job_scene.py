@@ -14,9 +14,9 @@ from typing import Any
 from tools.benchmark.circumstances import ROOT
 from tools.faults import job_program
 from tools.faults.job_program import Fault
-from tools.faults.private_cluster import FINAL_STATES, Cluster, Job, ranks_left, until
+from tools.faults.private_cluster import FINAL_STATES, Job, PrivateCluster, ranks_left, until
 from training.checkpoint import folders
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.rng import PREFIX as GENERATORS
 
 SCRIPT = ROOT / "slurm/pretrain.sbatch"
@@ -40,12 +40,12 @@ NO_FAULT = Fault()
 Digests = Mapping[str, str]
 
 
-class Wrong(Exception):
+class JobCaseFailed(Exception):
     """What was seen is not what had to be seen."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Seen:
+class JobObservation:
     """What came of a fault: a row of the table."""
 
     printed: str
@@ -56,12 +56,12 @@ class Seen:
     lost: int | None = None
     """Iterations that were trained twice."""
     weights: str = ""
-    """Final weights and moments against those of the run that nobody disturbed."""
+    """Final weights and moments against those of the undisturbed run."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Undisturbed:
-    """What the run that nobody disturbs ends with."""
+    """What the undisturbed run ends with."""
 
     digests: Digests
     losses: Mapping[int, float]
@@ -71,7 +71,7 @@ class Undisturbed:
 class Scene:
     """A job's folder, the cluster it runs on, and what it must end with."""
 
-    cluster: Cluster
+    cluster: PrivateCluster
     folder: Path
     cache_dir: Path
     undisturbed: Undisturbed
@@ -135,7 +135,7 @@ class Scene:
             if now - asked > STATE_INTERVAL_S or now - began > limit_s:
                 asked = now
                 if (self._state() in FINAL_STATES or now - began > limit_s) and not condition():
-                    raise Wrong(self._in_vain(what, now - began))
+                    raise JobCaseFailed(self._in_vain(what, now - began))
             time.sleep(0.1)
         return time.monotonic() - self.injected_s
 
@@ -189,13 +189,13 @@ class Scene:
         try:
             ended = self.cluster.wait(self.job, LIMIT_S)
         except TimeoutError as error:
-            raise Wrong(str(error)) from None
+            raise JobCaseFailed(str(error)) from None
         if ended.state != state or restarts not in (None, ended.restarts):
-            raise Wrong(f"{ended.state} after {ended.restarts} restarts; printed: {ended.output[-1500:]}")
+            raise JobCaseFailed(f"{ended.state} after {ended.restarts} restarts; printed: {ended.output[-1500:]}")
         try:
             until(lambda: not ranks_left(self.cluster, self.job), 30.0)
         except TimeoutError:
-            raise Wrong(f"still running: {ranks_left(self.cluster, self.job)}") from None
+            raise JobCaseFailed(f"still running: {ranks_left(self.cluster, self.job)}") from None
         return ended
 
     def lost(self) -> int:
@@ -207,25 +207,25 @@ class Scene:
         """Whether the last checkpoint has the bits of the undisturbed run's. Raises Wrong where there is none."""
         newest = folders.latest(folders.checkpoints(self.run_dir))
         if newest is None or folders.iteration_of(newest) != ITERATIONS:
-            raise Wrong(f"the newest checkpoint is {newest}; printed: {self.output()[-1500:]}")
+            raise JobCaseFailed(f"the newest checkpoint is {newest}; printed: {self.output()[-1500:]}")
         found = digests(newest)
         other = [key for key, digest in self.undisturbed.digests.items() if found.get(key) != digest]
         return f"{len(other)} of {len(found)} tensors differ" if other else "equal"
 
-    def resumed(self, printed: str, verdict_s: float | None) -> Seen:
+    def resumed(self, printed: str, verdict_s: float | None) -> JobObservation:
         """After a word was printed: the job starts again by itself, trains, and ends with the same bits."""
         again_s = self.again()
         self.end(restarts=1)
         if (weights := self.weights()) != "equal":
-            raise Wrong(f"final weights: {weights}")
-        return Seen(printed=printed, verdict_s=verdict_s, again_s=again_s, lost=self.lost(), weights=weights)
+            raise JobCaseFailed(f"final weights: {weights}")
+        return JobObservation(printed=printed, verdict_s=verdict_s, again_s=again_s, lost=self.lost(), weights=weights)
 
-    def unharmed(self, printed: str, seconds: float | None, weights: str = "equal") -> Seen:
+    def unharmed(self, printed: str, seconds: float | None, weights: str = "equal") -> JobObservation:
         """The job goes on to its end without a restart."""
         self.end(restarts=0)
         if self.weights() != weights:
-            raise Wrong(f"final weights: {self.weights()}")
-        return Seen(printed=printed, verdict_s=seconds, lost=self.lost(), weights=weights)
+            raise JobCaseFailed(f"final weights: {self.weights()}")
+        return JobObservation(printed=printed, verdict_s=seconds, lost=self.lost(), weights=weights)
 
     def _state(self) -> str:
         return self.cluster.show(self.job)["JobState"]
@@ -236,12 +236,12 @@ class Scene:
 
 def digests(folder: Path) -> Digests:
     """Of every tensor of a checkpoint, weights and moments, but not the generators."""
-    with Reader(folder) as reader:
+    with FileReader(folder) as reader:
         keys = sorted(key for key in reader.tensors if not key.startswith(GENERATORS))
         return {key: hashlib.sha256(reader.whole(key).tobytes()).hexdigest() for key in keys}
 
 
-def facts(seen: Seen) -> dict[str, str]:
+def facts(seen: JobObservation) -> dict[str, str]:
     """For the table: names of columns and what stands in them."""
     values = dataclasses.asdict(seen)
     return {name: _text(value) for name, value in values.items()}

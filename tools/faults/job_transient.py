@@ -1,4 +1,4 @@
-"""Faults that pass: the job starts again by itself and ends with the bits of a run that nobody disturbed."""
+"""Faults that pass: the job starts again by itself and ends with the bits of an undisturbed run."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from tools.faults.job_program import Fault, Place
-from tools.faults.job_scene import Scene, Seen, Wrong
+from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
 from tools.faults.private_cluster import until
 from training.checkpoint import folders
 from training.checkpoint.format.writer import DATA
@@ -30,12 +30,12 @@ PLACES: Mapping[Place, tuple[str, int]] = {
 HANGS: Sequence[Place] = ("data", "step", "evaluation", "save")
 
 
-def killed(scene: Scene, place: Place, rank: int = 1) -> Seen:
+def killed(scene: Scene, place: Place, rank: int = 1) -> JobObservation:
     """kill -9."""
     scene.submit(Fault(act="wait", place=place, iteration=PLACES[place][1], rank=rank))
     pid = scene.until_waiting()
     scene.inject(lambda: os.kill(pid, signal.SIGKILL))
-    # Before our code is imported there is nobody but SLURM to say it.
+    # Before our code is imported only SLURM can say it.
     words = rf"task {rank}: Killed" if place == "start" else rf"rank {rank} of 2 .*(SIGKILL|killed)"
     return scene.resumed(*scene.heard(words))
 
@@ -44,15 +44,15 @@ def _send(number: signal.Signals, pid: int) -> None:
     os.kill(pid, number)
 
 
-def stopped(scene: Scene) -> Seen:
-    """SIGSTOP: nobody gets an error, everybody waits."""
+def stopped(scene: Scene) -> JobObservation:
+    """SIGSTOP: no rank gets an error, all wait."""
     scene.submit(Fault(act="wait"))
     pid = scene.until_waiting()
     scene.inject(lambda: os.kill(pid, signal.SIGSTOP))
     return scene.resumed(*scene.heard(r"rank 1 of 2 .* hangs .*SIGSTOP"))
 
 
-def hung(scene: Scene, place: Place = "step") -> Seen:
+def hung(scene: Scene, place: Place = "step") -> JobObservation:
     """A rank that waits for something that never comes."""
     scene.submit(Fault(act="wait", place=place, iteration=PLACES[place][1]))
     scene.until_waiting()
@@ -60,7 +60,7 @@ def hung(scene: Scene, place: Place = "step") -> Seen:
     return scene.resumed(*scene.heard(r"rank 1 of 2 .* hangs"))
 
 
-def after_the_end(scene: Scene, act: Callable[[int], object], words: str) -> Seen:
+def after_the_end(scene: Scene, act: Callable[[int], object], words: str) -> JobObservation:
     """Rank 1 falls while all leave: what was to be trained is trained and saved, so nothing is started again."""
     scene.submit(Fault(act="wait", place="shutdown"))
     pid = scene.until_waiting()
@@ -68,11 +68,11 @@ def after_the_end(scene: Scene, act: Callable[[int], object], words: str) -> See
     line, seconds = scene.heard(words)
     ended = scene.end("FAILED", restarts=0)
     if "done with a checkpoint of iteration 12" not in ended.output or (weights := scene.weights()) != "equal":
-        raise Wrong(f"not done; printed: {ended.output[-1500:]}")
-    return Seen(printed=line, verdict_s=seconds, lost=scene.lost(), weights=f"{weights}, not started again")
+        raise JobCaseFailed(f"not done; printed: {ended.output[-1500:]}")
+    return JobObservation(printed=line, verdict_s=seconds, lost=scene.lost(), weights=f"{weights}, not started again")
 
 
-def raised(scene: Scene) -> Seen:
+def raised(scene: Scene) -> JobObservation:
     """An exception on one rank."""
     scene.submit(Fault(act="raise"))
     scene.until_iteration(5)
@@ -81,7 +81,7 @@ def raised(scene: Scene) -> Seen:
     return scene.resumed(*scene.heard(r"rank 1 of 2 .* failed first"))
 
 
-def daemon_killed(scene: Scene) -> Seen:
+def daemon_killed(scene: Scene) -> JobObservation:
     """slurmd of the second node; its step goes on, until SLURM takes the node for lost."""
     scene.submit(Fault(pace_s=5.0))
     scene.until_iteration(5)
@@ -89,7 +89,7 @@ def daemon_killed(scene: Scene) -> Seen:
     return _after_lost_node(scene, "n2", "TERM: SLURM ends this job")  # who computes misses no daemon
 
 
-def node_killed(scene: Scene) -> Seen:
+def node_killed(scene: Scene) -> JobObservation:
     """All of the second node; a third one is there."""
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
@@ -97,7 +97,7 @@ def node_killed(scene: Scene) -> Seen:
     return _after_lost_node(scene, "n2", r"node n2 \(rank 1 of 2\) does not answer")
 
 
-def link_cut(scene: Scene) -> Seen:
+def link_cut(scene: Scene) -> JobObservation:
     """No packet from or to the second node, and no error either."""
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
@@ -110,7 +110,7 @@ def link_cut(scene: Scene) -> Seen:
     return seen
 
 
-def _after_lost_node(scene: Scene, name: str, words: str) -> Seen:
+def _after_lost_node(scene: Scene, name: str, words: str) -> JobObservation:
     line, seconds = scene.heard(words)
     try:
         return scene.resumed(line, seconds)
@@ -125,7 +125,7 @@ def wait_for_idle(scene: Scene, nodes: int) -> None:
     until(lambda: scene.cluster.run(*idle).stdout.strip() == str(nodes), 60.0)
 
 
-def preempted(scene: Scene, launcher: str = "srun") -> Seen:
+def preempted(scene: Scene, launcher: str = "srun") -> JobObservation:
     """A job of a partition with precedence takes the nodes, after a grace.
 
     Ranks that obey SIGTERM before the grace ends make SLURM take the job for ended: it is requeued by us.
@@ -138,7 +138,7 @@ def preempted(scene: Scene, launcher: str = "srun") -> Seen:
     return scene.resumed(*scene.heard("asked to stop"))
 
 
-def near_its_time_limit(scene: Scene) -> Seen:
+def near_its_time_limit(scene: Scene) -> JobObservation:
     """A real limit of 2 minutes, of which SLURM tells the batch shell 60 to 90 s before."""
     scene.sbatch, scene.flags = ("--time", "2", "--signal", "B:USR2@60"), ("--fault.step_timeout_s", "60")
     scene.submit(Fault(pace_s=14.0))
@@ -148,7 +148,7 @@ def near_its_time_limit(scene: Scene) -> Seen:
     return scene.resumed(line, None)
 
 
-def requeued(scene: Scene) -> Seen:
+def requeued(scene: Scene) -> JobObservation:
     """scontrol requeue."""
     scene.submit(Fault(pace_s=0.5))
     scene.until_iteration(5)
@@ -156,7 +156,7 @@ def requeued(scene: Scene) -> Seen:
     return scene.resumed(*scene.heard("TERM: SLURM ends this job"))
 
 
-def damaged_checkpoint(scene: Scene) -> Seen:
+def damaged_checkpoint(scene: Scene) -> JobObservation:
     """A bit of the newest checkpoint, and then kill -9."""
     scene.submit(Fault(act="wait", iteration=10))
     pid = scene.until_waiting()
@@ -172,11 +172,11 @@ def damaged_checkpoint(scene: Scene) -> Seen:
     scene.heard("falling back to")
     scene.end(restarts=1)
     if (weights := scene.weights()) != "equal":
-        raise Wrong(f"final weights: {weights}")
-    return Seen(printed=line, again_s=again_s, lost=scene.lost(), weights=weights)
+        raise JobCaseFailed(f"final weights: {weights}")
+    return JobObservation(printed=line, again_s=again_s, lost=scene.lost(), weights=weights)
 
 
-def not_a_number(scene: Scene) -> Seen:
+def not_a_number(scene: Scene) -> JobObservation:
     """Once, in one microbatch of one rank, as a card that computes wrongly would."""
     scene.submit(Fault(act="nan"))
     scene.until_iteration(5)
@@ -184,7 +184,7 @@ def not_a_number(scene: Scene) -> Seen:
     return scene.unharmed(*scene.heard("a passing fault of the hardware; first in .*rank 1"))
 
 
-def replica_changed(scene: Scene) -> Seen:
+def replica_changed(scene: Scene) -> JobObservation:
     """A weight of one data-parallel replica."""
     scene.submit(Fault(act="desync"))
     scene.until_iteration(5)
@@ -192,8 +192,8 @@ def replica_changed(scene: Scene) -> Seen:
     return scene.resumed(*scene.heard("differs between ranks|of rank 1 .* differs"))
 
 
-def dead_owner(scene: Scene) -> Seen:
-    """The folder's owner ran on a host that nobody can look at, and left a heartbeat that stands still."""
+def dead_owner(scene: Scene) -> JobObservation:
+    """The folder's owner ran on a host that cannot be reached, and left a heartbeat that stands still."""
     scene.submit(Fault(act="raise", every_start=True))
     scene.variables = {"MAX_ATTEMPTS": "1"}
     scene.until_iteration(5)
@@ -213,7 +213,7 @@ def dead_owner(scene: Scene) -> Seen:
     return replace(seen, weights=f"{seen.weights}, trained {seconds:.0f} s after that line")
 
 
-def port_taken(scene: Scene) -> Seen:
+def port_taken(scene: Scene) -> JobObservation:
     """Somebody else listens on the job's MASTER_PORT."""
     scene.submit(hold=True)
     with contextlib.closing(socket.create_server(("", 20000 + scene.job * 7 % 10000))):
@@ -221,7 +221,7 @@ def port_taken(scene: Scene) -> Seen:
         return scene.resumed(*scene.heard("(?i)address already in use|EADDRINUSE"))
 
 
-def slow_rank(scene: Scene) -> Seen:
+def slow_rank(scene: Scene) -> JobObservation:
     """One rank computes several times as long as its peer."""
     scene.submit(Fault(act="slow"))
     scene.until_iteration(1)
@@ -230,7 +230,7 @@ def slow_rank(scene: Scene) -> Seen:
     return scene.unharmed(line, seconds)
 
 
-ROWS: Mapping[str, Callable[[Scene], Seen]] = {
+ROWS: Mapping[str, Callable[[Scene], JobObservation]] = {
     **{
         f"kill -9 of rank 1|{PLACES[place][0]}": partial(killed, place=place) for place in PLACES if place != "shutdown"
     },

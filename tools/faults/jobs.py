@@ -16,17 +16,17 @@ from tools.faults.job_scene import (
     FLAGS,
     START_TIMEOUT_S,
     STEP_TIMEOUT_S,
+    JobCaseFailed,
+    JobObservation,
     Scene,
-    Seen,
     Undisturbed,
-    Wrong,
     digests,
     facts,
 )
 from tools.faults.job_transient import LINKS
-from tools.faults.private_cluster import Cluster, running_cluster
+from tools.faults.private_cluster import PrivateCluster, running_cluster
 from tools.faults.private_links import links_possible
-from tools.faults.results import Result, Store
+from tools.faults.results import CaseResult, Store
 from training.checkpoint import folders
 
 CAMPAIGN = "jobs"
@@ -37,7 +37,7 @@ host; for the cut link, network namespaces): two nodes, one rank each, DP 2, a c
 `fault.step_timeout_s` {STEP_TIMEOUT_S:.0f}, `fault.start_timeout_s` {START_TIMEOUT_S:.0f}. "To verdict" is from the
 injection until the words are printed, "to training" from when SLURM says that the job runs again until its first new
 iteration, imports and, in its rows, the doctor included. Transient faults must end, by themselves, with the bits of a
-run that nobody disturbed in weights and moments, and no process may be left. A kill must be told within
+run that was not disturbed in weights and moments, and no process may be left. A kill must be reported within
 {KILL_LEVEL_S:.0f} s, a hang within 1.5 times its timeout; training must go on within {AGAIN_LEVEL_S:.0f} s, but for the
 doctor's rows. Two take longer by their nature: a killed slurmd, which no rank misses and SLURM alone notices, and an
 owner on another host, taken for dead after 60 s of silence."""
@@ -49,7 +49,7 @@ COLUMNS = {
     "weights": "Final weights",
 }
 
-Play = Callable[[Scene], Seen]
+Play = Callable[[Scene], JobObservation]
 SECTIONS: Mapping[str, Mapping[str, Play]] = {
     "transient": job_transient.ROWS,
     "degraded": job_degraded.ROWS,
@@ -63,7 +63,7 @@ def cases(count: int) -> list[str]:
     return list(ROWS)[:count]
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+def run(todo: Sequence[str], store: Store, scratch: Path, report: Callable[[], None]) -> None:
     """Each row in a folder of its own, one after the other."""
     cache_dir = scratch / "cache"
     prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
@@ -74,7 +74,11 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
             continue
         if links and not links_possible():
             for case in chosen:
-                store.add(_result(case, Seen(printed="not injected: this machine has no network namespaces"), 0.0, ""))
+                store.add(
+                    _result(
+                        case, JobObservation(printed="not injected: this machine has no network namespaces"), 0.0, ""
+                    )
+                )
             continue
         with cluster(scratch / f"cluster{links}", links) as running:
             undisturbed = undisturbed or alone(running, scratch, cache_dir)
@@ -83,42 +87,42 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
                 store.add(
                     one(case, Scene(cluster=running, folder=folder, cache_dir=cache_dir, undisturbed=undisturbed))
                 )
-                told()
+                report()
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, links: bool) -> Iterator[Cluster]:
+def cluster(folder: Path, links: bool) -> Iterator[PrivateCluster]:
     """Three nodes."""
     folder.mkdir()
     with running_cluster(folder, nodes=3, cpus_per_node=4, links=links) as running:
         yield running
 
 
-def alone(running: Cluster, scratch: Path, cache_dir: Path) -> Undisturbed:
-    """The run that nobody disturbs, through the same script."""
+def alone(running: PrivateCluster, scratch: Path, cache_dir: Path) -> Undisturbed:
+    """The undisturbed run, through the same script."""
     nothing = Undisturbed(digests={}, losses={})
     scene = Scene(cluster=running, folder=scratch / "undisturbed", cache_dir=cache_dir, undisturbed=nothing)
     scene.submit()
     scene.end(restarts=0)
     newest = folders.latest(folders.checkpoints(scene.run_dir))
     if newest is None:
-        raise Wrong(f"the undisturbed run has no checkpoint; flags {FLAGS}; printed: {scene.output()[-1500:]}")
+        raise JobCaseFailed(f"the undisturbed run has no checkpoint; flags {FLAGS}; printed: {scene.output()[-1500:]}")
     return Undisturbed(digests=digests(newest), losses=scene.losses())
 
 
-def one(case: str, scene: Scene) -> Result:
+def one(case: str, scene: Scene) -> CaseResult:
     """Play a row and look whether all was as it must be."""
     began, missing = time.monotonic(), _missing(case)
-    seen, problem = Seen(printed=missing), ""
+    seen, problem = JobObservation(printed=missing), ""
     try:
         if not missing:
             seen = play(case, scene)
     except Exception as error:  # of this row; the others are still worth playing
-        problem = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+        problem = str(error) if isinstance(error, JobCaseFailed) else f"{type(error).__name__}: {error}"
     return _result(case, seen, time.monotonic() - began, problem or too_slow(case, seen))
 
 
-def play(case: str, scene: Scene) -> Seen:
+def play(case: str, scene: Scene) -> JobObservation:
     """A row; nothing is left of it. Raises Wrong where what was seen is not what had to be seen."""
     try:
         return ROWS[case](scene)
@@ -132,7 +136,7 @@ def _missing(case: str) -> str:
     return f"not injected: {needed} is not installed" if needed and not needed.exists() else ""
 
 
-def too_slow(case: str, seen: Seen) -> str:
+def too_slow(case: str, seen: JobObservation) -> str:
     """Which level was not kept; empty: all were."""
     level_s = float("inf")
     if "SIGSTOP" in case or "for ever" in case or "link" in case:
@@ -140,21 +144,21 @@ def too_slow(case: str, seen: Seen) -> str:
     elif "kill -9" in case or "whole node" in case:
         level_s = KILL_LEVEL_S
     if (seen.verdict_s or 0.0) > level_s:
-        return f"told after {seen.verdict_s:.1f} s, the level is {level_s:.0f} s"
+        return f"reported after {seen.verdict_s:.1f} s, the level is {level_s:.0f} s"
     if (seen.again_s or 0.0) > AGAIN_LEVEL_S and "doctor" not in case:
         return f"training again after {seen.again_s:.1f} s, the level is {AGAIN_LEVEL_S:.0f} s"
     return ""
 
 
-def _result(case: str, seen: Seen, seconds: float, problem: str) -> Result:
+def _result(case: str, seen: JobObservation, seconds: float, problem: str) -> CaseResult:
     kind = case.partition("|")[0]
     columns = {"phase": case.partition("|")[2], **facts(seen)}
-    return Result(
+    return CaseResult(
         campaign=CAMPAIGN, case=case, kind=kind, outcome=seen.weights, seconds=seconds, problem=problem, facts=columns
     )
 
 
-def table(results: Sequence[Result]) -> list[str]:
+def table(results: Sequence[CaseResult]) -> list[str]:
     """Of docs/faults.md: a line for each row."""
     lines = ["| Injected | Phase | " + " | ".join(COLUMNS.values()) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
     for result in results:

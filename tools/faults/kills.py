@@ -1,7 +1,7 @@
 """Processes of a real run killed around saving: is there always a checkpoint, and does the next start go on from it?
 
 Kills come in chains: a run in a folder is started and killed, started again and killed again, and in the end runs on
-to its end. Its losses must then be, bit for bit, those of a run that nobody disturbed.
+to its end. Its losses must then be, bit for bit, those of an undisturbed run.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from random import Random
 
 from tools.faults import program
 from tools.faults.processes import Family, Process, all_gone, family, kill
-from tools.faults.results import Result, Store
+from tools.faults.results import CaseResult, Store
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
 from training.checkpoint.format.tables import INDEX
@@ -29,17 +29,17 @@ TEXT = """`pretrain_gpt.py` on 2 local ranks saves at every iteration, in the ba
 random moment around a save a process gets SIGKILL: a rank, the launcher, a writer of the background, or all at once.
 Then every checkpoint that is visible must be whole, byte by byte; what was committed must still be there; and the run,
 started again in the same folder, must go on from it. Ten kills follow each other in a folder, then the run goes on to
-its end: its losses are, bit for bit, those of a run that nobody disturbed. A killed writer does not end the run: it
+its end: its losses are, bit for bit, those of an undisturbed run. A killed writer does not end the run: it
 must commit again by itself. "Seen" is how the save that was hit was left."""
 CHAIN = 10
 """Kills in one run folder."""
 UNDISTURBED = 100
-"""Iterations of the run that nobody disturbs; a chain of 10 kills gets to about 50."""
+"""Iterations of the undisturbed run; a chain of 10 kills gets to about 50."""
 LIMIT_S = 60.0
 """Whatever takes longer hangs."""
 
 OLD = (f"{folders.TEMPORARY}removed", f"{folders.TEMPORARY}replaced")
-"""Endings of committed checkpoints that are on their way out."""
+"""Endings of committed checkpoints that are being deleted."""
 LAYOUTS = ((), ("--parallel.tensor_model_parallel_size", "2"))
 STAGES = ("", DATA, TABLE, INDEX, MANIFEST)
 """What must be there of a save when the moment of the kill is drawn, by its ending; "": its folder. In the background
@@ -76,7 +76,7 @@ class Chain:
 
 
 @dataclass(slots=True, frozen=True)
-class Seen:
+class KillObservation:
     """The folder of checkpoints at a moment."""
 
     committed: int
@@ -85,8 +85,8 @@ class Seen:
     """Names of folders that are being written."""
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
-    """Do the cases. A chain that was begun before is begun anew with what is left of it."""
+def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
+    """Do the cases. A chain that was begun before starts over with its remaining kills."""
     cache_dir = scratch / "cache"
     program.import_once(cache_dir)
     undisturbed = [reference(scratch / f"undisturbed-{n}", cache_dir, layout) for n, layout in enumerate(LAYOUTS)]
@@ -106,13 +106,13 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
         )
         for result in killed(chain, mine):
             store.add(result)
-            told()
+            printed()
         if not any(result.problem for result in store.results(CAMPAIGN) if result.case in mine):
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def reference(run_dir: Path, cache_dir: Path, layout: Sequence[str], iterations: int = UNDISTURBED) -> list[float]:
-    """The losses of a run that nobody disturbs."""
+    """The losses of an undisturbed run."""
     run_dir.mkdir(parents=True, exist_ok=True)
     flags = (*layout, "--train.exit_interval", str(iterations), "--checkpoint.async_save", "False")
     code = program.finish(program.start(program.command(run_dir, cache_dir, 2, *flags), run_dir / "console.log"))
@@ -127,7 +127,7 @@ def losses(run_dir: Path) -> list[float]:
     return [line["loss"] for line in read_jsonl(path) if "loss" in line] if path.exists() else []
 
 
-def killed(chain: Chain, mine: Sequence[str]) -> Iterator[Result]:
+def killed(chain: Chain, mine: Sequence[str]) -> Iterator[CaseResult]:
     """The chain's kills, one after the other; with the last one comes the end of the run."""
     for case in mine:
         began = time.monotonic()
@@ -138,7 +138,7 @@ def killed(chain: Chain, mine: Sequence[str]) -> Iterator[Result]:
         kind = f"{victim} ({'in the background' if chain.background else 'while training waits'})"
         seconds = time.monotonic() - began
         problem = "; ".join(problems)
-        yield Result(campaign=CAMPAIGN, case=case, kind=kind, outcome=how, seconds=seconds, problem=problem)
+        yield CaseResult(campaign=CAMPAIGN, case=case, kind=kind, outcome=how, seconds=seconds, problem=problem)
 
 
 def one(chain: Chain, victim: str) -> tuple[str, list[str]]:
@@ -186,14 +186,14 @@ def joined(first: Family, second: Family) -> Family:
     return dataclasses.replace(first, ranks=ranks, writers=tuple(dict.fromkeys(first.writers + second.writers)))
 
 
-def look(root: Path) -> Seen:
+def look(root: Path) -> KillObservation:
     """The folder of checkpoints now, without opening a file of tensors."""
     try:
         names = os.listdir(root)  # noqa: PTH208  (a path object for each name would take too long here)
     except OSError:
         names = []
     temporary = frozenset(name for name in names if folders.TEMPORARY in name and not name.endswith(OLD))
-    return Seen(committed=newest(root), temporary=temporary)
+    return KillObservation(committed=newest(root), temporary=temporary)
 
 
 def newest(root: Path) -> int:
@@ -206,7 +206,7 @@ def newest(root: Path) -> int:
         return (folders.iteration_of(path) or 0) if path else 0
 
 
-def wait_for_save(chain: Chain, before: Seen, more: int, pid: int) -> tuple[Seen, list[str]]:
+def wait_for_save(chain: Chain, before: KillObservation, more: int, pid: int) -> tuple[KillObservation, list[str]]:
     """Until the first save of this start has begun, and ``more`` behind it; what was seen, what was wrong with it."""
     begun: list[str] = []
     deadline = time.monotonic() + LIMIT_S
@@ -246,17 +246,17 @@ def goes_on(chain: Chain, pid: int) -> list[str]:
     return []
 
 
-def wrong(chain: Chain, seen: Seen) -> list[str]:
-    """What a folder of checkpoints that nobody writes into any more must not look like."""
+def wrong(chain: Chain, seen: KillObservation) -> list[str]:
+    """What a folder of checkpoints without a writer must not look like."""
     problems = [f"{path.name} is visible without its manifest" for path in folders.incomplete(chain.root)]
     for path in folders.complete(chain.root):
         problems += [f"{path.name} is visible and not whole: {damage.text}" for damage in damages(path, "hashes")]
         try:
-            told = read_manifest(path).about["iteration"]
+            printed = read_manifest(path).about["iteration"]
         except DamagedError:
             continue
-        if told != folders.iteration_of(path):
-            problems.append(f"{path.name} holds iteration {told}")
+        if printed != folders.iteration_of(path):
+            problems.append(f"{path.name} holds iteration {printed}")
     if (number := newest(chain.root)) < seen.committed:
         problems.append(f"iteration {seen.committed} was committed, now the newest is {number}")
     return problems + other_losses(chain)
@@ -283,7 +283,7 @@ def to_its_end(chain: Chain) -> list[str]:
 
 
 def left_behind(root: Path) -> str:
-    """How the save that was hit was left, told by the files of its folder."""
+    """How the save that was hit was left, by the files of its folder."""
     latest = folders.latest(root)
     complete = folders.complete(root)
     if complete and latest != complete[-1]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
-from tools.faults.results import Result, Store
-from tools.faults.trainer import DENSE, EXPERTS, Trainer, configuration, global_digests, on_ranks, started
+from tools.faults.results import CaseResult, Store
+from tools.faults.trainer import DENSE, EXPERTS, FaultTrainer, configuration, global_digests, on_ranks, started
 from training import checkpoint
-from training.config import CheckpointConfig, RunConfig
+from training.config.run_config import CheckpointConfig, RunConfig
 
 CAMPAIGN = "matrix"
 TITLE = "Saved in one layout, loaded in every other"
@@ -80,7 +80,7 @@ def places(model: str) -> list[str]:
     return [name for name in PLACES if model == "experts" or name not in ONLY_EXPERTS]
 
 
-def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], None]) -> None:
+def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], None]) -> None:
     """Save in each source that is needed, then load all of them in each target, in one world for each."""
     for model in ("dense", "experts"):
         mine = [_parts(case) for case in todo if case.startswith(model)]
@@ -93,13 +93,19 @@ def run(todo: Sequence[str], store: Store, scratch: Path, told: Callable[[], Non
                 raise RuntimeError(f"saving {model} in {source}: {failure}")
         for target in dict.fromkeys(target for _, _, target in mine):
             sources = [source for _, source, to in mine if to == target]
-            load = Load(model, PLACES[target].config(model), target, sources, folder, store, told)
+            load = Load(model, PLACES[target].config(model), target, sources, folder, store, printed)
             failure = on_ranks(PLACES[target].world_size, folder / "logs", load)
             for case in store.left(CAMPAIGN, [f"{model}: {source} -> {target}" for source in sources]):
                 store.add(
-                    Result(campaign=CAMPAIGN, case=case, kind=f"{model}, into {target}", outcome="died", seconds=0.0,
-                           problem=failure or "no result")
-                )  # fmt: skip
+                    CaseResult(
+                        campaign=CAMPAIGN,
+                        case=case,
+                        kind=f"{model}, into {target}",
+                        outcome="died",
+                        seconds=0.0,
+                        problem=failure or "no result",
+                    )
+                )
 
 
 def _parts(case: str) -> tuple[str, str, str]:
@@ -135,7 +141,7 @@ class Load:
     sources: Sequence[str]
     folder: Path
     store: Store
-    told: Callable[[], None]
+    printed: Callable[[], None]
 
     def __call__(self, identity: Identity) -> None:
         with started(self.config, identity) as trainer:
@@ -144,7 +150,7 @@ class Load:
                 outcome, problem = compare(trainer, self.folder / source)
                 if identity.rank == 0:
                     self.store.add(
-                        Result(
+                        CaseResult(
                             campaign=CAMPAIGN,
                             case=f"{self.model}: {source} -> {self.target}",
                             kind=f"{self.model}, into {self.target}",
@@ -153,10 +159,10 @@ class Load:
                             problem=problem,
                         )
                     )
-                    self.told()
+                    self.printed()
 
 
-def compare(trainer: Trainer, folder: Path) -> tuple[str, str]:
+def compare(trainer: FaultTrainer, folder: Path) -> tuple[str, str]:
     """Load, and what was seen; on rank 0 also what is wrong. Collective."""
     expected = json.loads((folder / "expected.json").read_text())
     restored = checkpoint.restore(folder, CheckpointConfig(), trainer.chunks, trainer.optimizer, trainer.ranks)

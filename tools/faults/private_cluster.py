@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Cluster:
+class PrivateCluster:
     """A running cluster; ``environ`` is what its commands and jobs need, ``nodes`` the slurmd by name."""
 
     folder: Path
@@ -153,7 +153,7 @@ class Cluster:
 @contextlib.contextmanager
 def running_cluster(
     folder: Path, nodes: int, cpus_per_node: int, gpus_per_node: int = 0, *, grace_s: int = 15, links: bool = False
-) -> Iterator[Cluster]:
+) -> Iterator[PrivateCluster]:
     """A cluster of ``nodes`` idle nodes n1, n2, ... in ``folder``, stopped with its jobs at the end.
 
     CPUs are what SLURM believes, not what is there. GPUs are stand-ins: SLURM sets CUDA_VISIBLE_DEVICES for
@@ -166,13 +166,13 @@ def running_cluster(
         network = stack.enter_context(Links.connected(folder, nodes)) if links else None
         write_configuration(folder, sizes, network)
         environ = {name: environ[name] for name in environ if not _of_a_job(name)}
-        cluster = Cluster(folder=folder, environ=environ, links=network)
+        cluster = PrivateCluster(folder=folder, environ=environ, links=network)
         stack.callback(_stop, cluster)
         _bring_up(cluster, nodes)
         yield cluster
 
 
-def _bring_up(cluster: Cluster, nodes: int) -> None:
+def _bring_up(cluster: PrivateCluster, nodes: int) -> None:
     """Start munged, slurmctld and a slurmd per node until all nodes are idle."""
     try:
         cluster.others.append(_start(cluster, *_munged(cluster.folder)))
@@ -204,7 +204,7 @@ def _munged(folder: Path) -> Sequence[str]:
     )  # fmt: skip
 
 
-def _start(cluster: Cluster, *command: str) -> subprocess.Popen[bytes]:
+def _start(cluster: PrivateCluster, *command: str) -> subprocess.Popen[bytes]:
     """Start a daemon in the foreground; it is ended with this process, should that be killed."""
     with (cluster.folder / "log/daemons.stdio").open("ab") as log:
         return subprocess.Popen(
@@ -213,7 +213,7 @@ def _start(cluster: Cluster, *command: str) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def _stop(cluster: Cluster) -> None:
+def _stop(cluster: PrivateCluster) -> None:
     """End the jobs, then the daemons, then what the jobs may have left behind."""
     daemons = [*cluster.others, *cluster.nodes.values()]
     with contextlib.suppress(TimeoutError):
@@ -231,8 +231,8 @@ def _stop(cluster: Cluster) -> None:
     kill_all(marked(cluster))
 
 
-def marked(cluster: Cluster, *variables: bytes) -> list[int]:
-    """Processes of this cluster's jobs (and, without ``variables``, daemons), told by their environment."""
+def marked(cluster: PrivateCluster, *variables: bytes) -> list[int]:
+    """Processes of this cluster's jobs (and, without ``variables``, daemons), known by their environment."""
     marks = {f"SLURM_CONF={cluster.environ['SLURM_CONF']}".encode(), *variables}
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
@@ -242,7 +242,7 @@ def marked(cluster: Cluster, *variables: bytes) -> list[int]:
     return found
 
 
-def rank_process(cluster: Cluster, job: int, rank: int) -> int:
+def rank_process(cluster: PrivateCluster, job: int, rank: int) -> int:
     """The process of ``rank`` of ``job`` under srun: the one that runs pretrain_gpt.py, not those it has forked."""
     programs = {}
     for pid in marked(cluster, f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode()):
@@ -256,12 +256,12 @@ def rank_process(cluster: Cluster, job: int, rank: int) -> int:
     raise ProcessLookupError(f"rank {rank} of job {job} is not running")
 
 
-def ranks_left(cluster: Cluster, job: int) -> list[int]:
+def ranks_left(cluster: PrivateCluster, job: int) -> list[int]:
     """Processes of ``job`` that still run."""
     return marked(cluster, f"SLURM_JOB_ID={job}".encode())
 
 
-def _step_daemons(cluster: Cluster, name: str) -> list[int]:
+def _step_daemons(cluster: PrivateCluster, name: str) -> list[int]:
     """The slurmstepd of a node, one per step: those that hold its log."""
     log, found = str(cluster.folder / f"log/slurmd.{name}.log"), []
     for pid in marked(cluster):

@@ -52,7 +52,7 @@ MailProg=/bin/true
 PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime={grace_s} State=UP
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
 """
-"""cred_expire is also how long SLURM lets a requeued job wait before it starts again: 120 s unless told."""
+"""cred_expire is also how long SLURM lets a requeued job wait before it starts again: 120 s by default."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -61,7 +61,7 @@ class Links:
     def inside(self, name: str) -> tuple[str, ...]:
         """Begins a command that is to run on node ``name``.
 
-        Not ``ip netns exec``: that mounts /sys anew, without the cgroups that slurmd looks for.
+        Not ``ip netns exec``: that mounts another /sys, without the cgroups that slurmd looks for.
         """
         enter = f'mount --bind {self.hosts} /etc/hosts; hostname {name}; exec "$@"'
         space = f"--net=/run/netns/{self.prefix}{name}"

@@ -27,8 +27,8 @@ def command(run_dir: Path, cache_dir: Path, nproc: int, *flags: str) -> list[str
 
 
 def import_once(cache_dir: Path) -> None:
-    """What every start would else do anew: import torch and megatron, and prepare the data."""
-    import training.job  # noqa: F401
+    """What every start would else repeat: import torch and megatron, and prepare the data."""
+    import training.train  # noqa: F401
 
     prepare(DataConfig(tokenizer="byte", cache_dir=str(cache_dir)), lambda _: None)
 

@@ -1,4 +1,4 @@
-"""What came of each injected fault: JSON lines, so that a campaign that was interrupted goes on. No torch here."""
+"""What came of each injected fault: JSON lines, so that a campaign that was interrupted goes on."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Result:
+class CaseResult:
     """One fault and what was seen."""
 
     campaign: str
@@ -39,7 +39,7 @@ class Store:
     mend: bool = False
     """What went well at whichever commit counts, and what did not is left to be done again."""
 
-    def add(self, result: Result) -> None:
+    def add(self, result: CaseResult) -> None:
         """Append a line; whole, since a short line is one write."""
         stamped = dataclasses.replace(result, date=self.date, commit=self.commit)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,15 +47,15 @@ class Store:
         with self.path.open("ab", buffering=0) as file:
             file.write(line.encode())
 
-    def results(self, campaign: str) -> list[Result]:
+    def results(self, campaign: str) -> list[CaseResult]:
         """Of this campaign, in the order in which they came; the last one of a case counts."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        found: dict[str, Result] = {}
+        found: dict[str, CaseResult] = {}
         for line in lines:
             values = json.loads(line)
             same = values["commit"] == self.commit or (self.mend and not values["problem"])
             if values.pop("seed") == self.seed and same and values["campaign"] == campaign:
-                found[values["case"]] = Result(**values)
+                found[values["case"]] = CaseResult(**values)
         return list(found.values())
 
     def left(self, campaign: str, cases: list[str]) -> list[str]:

@@ -12,19 +12,19 @@ import torch.distributed as dist
 
 from data.loader import Batch, to_batch
 from models.config import ModelConfig
-from models.families import resolve
 from models.init import global_tensors
 from models.names import canonical
+from models.resolve import resolve
 from parallel import groups, launch, local_ranks, output
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.replicas import unwrap
-from training import checkpoint, job
+from training import checkpoint, train
 from training.checkpoint import optimizer_state
 from training.checkpoint.progress import Progress
-from training.config import RunConfig, TrainConfig
-from training.step import Chunks, Wishes, train_step
+from training.config.run_config import RunConfig, TrainConfig
+from training.step import Chunks, StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 4, "ffn_hidden_size": 176}
@@ -44,7 +44,7 @@ def configuration(parallel: ParallelConfig, **model: Any) -> RunConfig:
 
 
 @dataclass
-class Trainer:
+class FaultTrainer:
     """A rank's part of a model, and how far it has come."""
 
     ranks: Ranks
@@ -65,7 +65,7 @@ class Trainer:
                 micro_batch_size=MICRO_BATCH_SIZE,
                 learning_rate=3e-3,
                 weight_decay=0.1,
-                wishes=Wishes(),
+                requests=StepRequests(),
             )
             iteration = self.progress.iteration + 1
             self.progress = Progress(iteration=iteration, consumed_samples=iteration * GLOBAL_BATCH_SIZE)
@@ -86,14 +86,14 @@ def batches(iteration: int, ranks: Ranks) -> list[Batch | None]:
 
 
 @contextlib.contextmanager
-def started(config: RunConfig, identity: Identity, console_fd: int | None = None) -> Iterator[Trainer]:
+def started(config: RunConfig, identity: Identity, console_fd: int | None = None) -> Iterator[FaultTrainer]:
     """Groups, model and optimizer of this rank."""
     layout = config.layout(identity.world_size)
     with groups.start(
         layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=2, console_fd=console_fd
     ) as ranks:
-        chunks, optimizer = job.build_parts(config, resolve(config.model, VOCABULARY), ranks)
-        yield Trainer(ranks, chunks, optimizer)
+        chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+        yield FaultTrainer(ranks, chunks, optimizer)
 
 
 def on_ranks(world_size: int, logs: Path, run: Callable[[Identity], None]) -> str | None:
@@ -121,7 +121,7 @@ def as_launcher(logs: Path) -> contextlib.AbstractContextManager[int | None]:
 Held = tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]
 
 
-def held(trainer: Trainer) -> Iterator[Held]:
+def held(trainer: FaultTrainer) -> Iterator[Held]:
     """(name, global shape, offset, data) of every piece of weights, and of the optimizer's three states."""
     for chunk in trainer.chunks:
         for entry in global_tensors(unwrap(chunk)):
@@ -132,7 +132,7 @@ def held(trainer: Trainer) -> Iterator[Held]:
         yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data
 
 
-def own_digest(trainer: Trainer) -> str:
+def own_digest(trainer: FaultTrainer) -> str:
     """Of all that this rank holds. No communication."""
     digest = hashlib.blake2b(digest_size=16)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def own_digest(trainer: Trainer) -> str:
     return digest.hexdigest()
 
 
-def global_digests(trainer: Trainer) -> dict[str, str]:
+def global_digests(trainer: FaultTrainer) -> dict[str, str]:
     """On rank 0: name -> digest of each global tensor. Collective.
 
     Raises ValueError where copies of an element on different ranks differ, or no rank holds it.

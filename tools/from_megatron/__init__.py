@@ -3,5 +3,5 @@
 A script is read, never run: ``statements`` cuts it into commands, ``script`` follows them (with ``words`` and
 ``conditions``) to the one that starts Megatron-LM, and ``launch`` counts its ranks. ``arguments`` reads that
 command's flags by the tables in ``flags*``; ``translate`` and its ``rules_*`` make a ``draft`` of them, and ``text``
-writes it. No torch here.
+writes it.
 """

@@ -24,7 +24,7 @@ from parallel import command
 from parallel.errors import UserError, printable
 from parallel.untrusted import read_text
 from tools.from_megatron.convert import convert
-from training.recipe import escaped
+from training.config.recipe import escaped
 
 SHOWN = 1000
 """Characters of a message that quotes a script."""
@@ -44,7 +44,7 @@ class FromMegatron:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all is translated; 1: something is not; 2: bad input."""
     given = sys.argv[1:] if argv is None else argv
-    # A command line that begins with its first flag is one word here, no flag of ours.
+    # A command line that begins with its first flag is one word here, not one of our flags.
     shielded = [f" {word}" if word.startswith("--") and len(word.split()) > 1 else word for word in given]
     job = tyro.cli(
         FromMegatron, args=shielded, use_underscores=True, prog="python -m tools.from_megatron", description=__doc__

@@ -14,8 +14,8 @@ from tools.from_megatron.launch import ranks
 from tools.from_megatron.script import Launch, read_script
 from tools.from_megatron.translate import translate
 from tools.from_megatron.words import Variables, words
-from training.config import RunConfig
-from training.recipe import load
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)

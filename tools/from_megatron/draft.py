@@ -9,7 +9,7 @@ from parallel.schema import fits, type_name
 from tools.from_megatron.arguments import Arguments, number
 from tools.from_megatron.flags_translated import Default
 from tools.from_megatron.gaps import gaps, readable
-from training.recipe import names
+from training.config.recipe import names
 
 DEFAULT = "Megatron-LM's default"
 
@@ -56,7 +56,7 @@ class Draft:
     def convert(self, flag: str, text: str, expected: Any) -> Any:
         """The text as a field's type; None, and a line under unsupported, where it is a word that we do not know.
 
-        Raises UserError for what is no number.
+        Raises UserError for what is not a number.
         """
         choices = typing.get_args(expected) if typing.get_origin(expected) in (types.UnionType, typing.Union) else ()
         for choice in (choice for choice in choices or (expected,) if choice is not types.NoneType):

@@ -24,7 +24,7 @@ class Flag:
     """"0", "1", "3", "+" or "*"."""
     fate: Literal["translated", "irrelevant", "unsupported"]
     reason: str = ""
-    """Why it is irrelevant; or what it does and the way out."""
+    """Why it is irrelevant; or what it does and what to use instead."""
     harmless: str | None = None
     """The one value with which it changes nothing."""
 

@@ -81,7 +81,7 @@ IRRELEVANT: dict[str, str] = {
         moe-routing-trace-dump-weights save-activations-interval=1 save-tokens-per-expert-interval=1
         save-wgrads-interval=1 save-dgrads-interval=1
     """,
-    "Triplane always watches for stragglers, jumps and what is no number (section fault)": """
+    "Triplane always watches for stragglers, spikes and non-finite values (section fault)": """
         log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1 disable-straggler-on-startup rerun-mode=1
         check-for-spiky-loss check-for-large-grads no-check-for-nan-in-loss-and-grad
     """,

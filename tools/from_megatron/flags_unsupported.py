@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM that Triplane cannot follow: what they do and the way out -> flags.
+"""Flags of Megatron-LM that Triplane cannot follow: what they do and what to use instead -> flags.
 
 Written as in ``flags``; a flag with the value behind its | is irrelevant.
 """

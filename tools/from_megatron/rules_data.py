@@ -69,11 +69,12 @@ def _is_number(text: str) -> bool:
 def _documents(draft: Draft) -> None:
     mask, positions = map(draft.arguments.switch, ("reset-attention-mask", "reset-position-ids"))
     if mask and positions:
-        draft.put("data.reset", "attention", "--reset-attention-mask --reset-position-ids")
+        draft.put("data.reset_attention_mask", True, "--reset-attention-mask")
+        draft.put("data.reset_position_ids", True, "--reset-position-ids")
     elif mask or positions:
         given, missing = ("attention-mask", "position-ids") if mask else ("position-ids", "attention-mask")
         draft.unsupported.append(
-            f"--reset-{given} without --reset-{missing}: Triplane resets both (data.reset) or none; here none."
+            f"--reset-{given} without --reset-{missing}: Triplane resets both or neither; here neither."
         )
 
 
@@ -168,7 +169,7 @@ def _start(draft: Draft, load: list[str]) -> tuple[tuple[str, str] | None, bool]
 
 
 def logging(draft: Draft) -> None:
-    """Where metrics go: with Megatron-LM only where it is told to."""
+    """Where metrics go: with Megatron-LM only where asked to."""
     arguments = draft.arguments
     folder, project = next(iter(arguments.raw("tensorboard-dir")), None), arguments.switch("wandb-project")
     name = draft.path("wandb-exp-name", "log.wandb_name")

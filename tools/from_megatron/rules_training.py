@@ -6,7 +6,7 @@ import re
 from parallel.errors import UserError
 from tools.from_megatron.arguments import number
 from tools.from_megatron.draft import DEFAULT, Draft
-from training.batch_size import BatchSchedule
+from training.config.batch_schedule import BatchSchedule
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 

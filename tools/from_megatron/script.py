@@ -50,7 +50,7 @@ class Launch:
 
 
 @dataclass(slots=True)
-class Reading:
+class ScriptReading:
     """What a script says."""
 
     launches: list[Launch] = field(default_factory=list)
@@ -70,23 +70,23 @@ class _If:
     """Its line, where it depends on what a command would answer; 0 once that is noted."""
 
 
-def read_script(text: str, starts_megatron: Callable[[list[str]], bool], given: Mapping[str, str]) -> Reading:
+def read_script(text: str, starts_megatron: Callable[[list[str]], bool], given: Mapping[str, str]) -> ScriptReading:
     """Follow a script as far as that is possible without running anything.
 
     starts_megatron: whether these flags are a Megatron-LM command's. given: variables from outside, which win over
     what the script assigns from something unknown. Raises UserError for what is no shell script.
     """
     slurm = {name: value for option, value in _DIRECTIVE.findall(text) for name in _SLURM.get(option, ()) if value}
-    reader = _Reader(starts_megatron, given, slurm)
+    reader = _ScriptReader(starts_megatron, given, slurm)
     reader.read(text, 1)
     return reader.reading
 
 
-class _Reader:
+class _ScriptReader:
     def __init__(self, starts_megatron: Callable[[list[str]], bool], given: Mapping[str, str], slurm: dict[str, str]):
         self.starts_megatron, self.given, self.slurm = starts_megatron, given, slurm
         self.variables = Variables({**slurm, **given})
-        self.reading = Reading()
+        self.reading = ScriptReading()
         self.launcher: list[str] = []  # what stands before the bash -c that is being read
         self.depth = 0
 

@@ -25,14 +25,14 @@ class Statement:
 
 def split(script: str, first_line: int = 1) -> list[Statement]:
     """All commands of a script, in order. Raises UserError for a quote or bracket that is never closed."""
-    cutter = _Cutter(script.replace("\r\n", "\n"), first_line)
+    cutter = _StatementCutter(script.replace("\r\n", "\n"), first_line)
     while cutter.at < len(cutter.script):
         cutter.step()
     cutter.end("\n")
     return cutter.found
 
 
-class _Cutter:
+class _StatementCutter:
     def __init__(self, script: str, first_line: int) -> None:
         self.script, self.first_line = script, first_line
         self.at = 0

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import tomli_w
 
 from tools.from_megatron.draft import Draft
-from training.recipe import sections
+from training.config.recipe import sections
 
 _WIDTH = 110
 
 
 def toml(draft: Draft, origin: str, problems: Sequence[str]) -> str:
-    """The recipe that ``training.recipe.load`` reads.
+    """The recipe that ``training.config.recipe.load`` reads.
 
     origin: a sentence on where it comes from. problems: what a run of it would refuse.
     """

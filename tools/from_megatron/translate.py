@@ -14,7 +14,7 @@ def translate(words: Sequence[str], world: int | None = None) -> Draft:
     """The recipe of a Megatron-LM command, whose flags are ``words``.
 
     world: ranks that the script starts, where it says so.
-    Raises UserError for a value that is missing, no number, or not known though the model depends on it.
+    Raises UserError for a value that is missing, not a number, or not known though the model depends on it.
     """
     draft = Draft(parse(words), world)
     draft.fields({name: entry for name, entry in table.FIELDS.items() if name not in ("lr", "micro-batch-size")})

@@ -68,7 +68,7 @@ def one(text: str, variables: Variables) -> str:
 
 
 def expand(text: str, variables: Variables) -> str:
-    """The text with variables put in and quoted anew, so that shlex splits where a shell would."""
+    """The text with variables put in and quoted again, so that shlex splits where a shell would."""
     parts, at, quoted = [], 0, False
     while at < len(text):
         character = text[at]

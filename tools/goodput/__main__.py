@@ -20,9 +20,9 @@ from parallel import command, output
 from parallel.errors import UserError
 from parallel.schema import shown
 from tools.goodput import measured
-from tools.goodput.model import CAUSES, Shares, Times, closed_form, times
+from tools.goodput.model import CAUSES, FaultTimes, Shares, closed_form, times
 from tools.goodput.simulation import simulate
-from training.watch.interval import FAILURES_PER_GPU_HOUR, advised_interval_s, mtbf_s
+from training.checkpoint.young_daly import FAILURES_PER_GPU_HOUR, advised_interval_s, mtbf_s
 
 DAY_S = 86400.0
 PUBLISHED = """published, of whole jobs and their own machines:
@@ -157,7 +157,7 @@ def answer(job: Goodput) -> None:
     print(f"\n{PUBLISHED}")
 
 
-def report(num_gpus: int, times: Times, expected: Shares, simulated: Shares, days: float) -> str:
+def report(num_gpus: int, times: FaultTimes, expected: Shares, simulated: Shares, days: float) -> str:
     """What is printed about one size."""
     advised_s = advised_interval_s(times.stall_s, times.mtbf_s)
     given = "" if times.interval_s == advised_s else f" (advised: {_duration(advised_s)})"

@@ -24,7 +24,7 @@ def stall_s(run_dir: Path) -> float:
 
 
 def faults(document: Path) -> tuple[float, float]:
-    """Medians, in seconds, of what transient faults took until they were told and until the job trained again.
+    """Medians, in seconds, of what transient faults took until they were reported and until the job trained again.
 
     Raises UserError where ``document``, the docs/faults.md of a cluster, has no such table.
     """

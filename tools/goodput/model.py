@@ -1,9 +1,9 @@
-"""What failures cost a job, in closed form. No torch here."""
+"""What failures cost a job, in closed form."""
 
 import math
 from dataclasses import dataclass
 
-from training.watch.interval import advised_interval_s, mtbf_s
+from training.checkpoint.young_daly import advised_interval_s, mtbf_s
 
 CAUSES = ("training", "stall", "lost work", "verdict", "queueing", "restart")
 """What all of a job's time goes into; only the first is effective."""
@@ -13,7 +13,7 @@ Shares = dict[str, float]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Times:
+class FaultTimes:
     """How long each part of a fault takes, and how often there is one."""
 
     mtbf_s: float
@@ -42,10 +42,10 @@ def times(
     verdict_s: float,
     queueing_s: float,
     restart_s: float,
-) -> Times:
+) -> FaultTimes:
     """The times of a job of ``num_gpus`` that saves as often as advised unless ``interval_s`` says otherwise."""
     between_s = mtbf_s(num_gpus, failures_per_gpu_hour)
-    return Times(
+    return FaultTimes(
         mtbf_s=between_s,
         interval_s=advised_interval_s(stall_s, between_s) if interval_s is None else interval_s,
         stall_s=stall_s,
@@ -56,7 +56,7 @@ def times(
     )
 
 
-def closed_form(times: Times) -> Shares:
+def closed_form(times: FaultTimes) -> Shares:
     """Expected shares for failures that come exponentially, with mean M.
 
     Saves are committed c + k w after a start, where w is interval + stall and c the time to commit. A start fails

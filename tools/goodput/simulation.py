@@ -1,12 +1,12 @@
-"""What failures cost a job, one after the other. No torch here."""
+"""What failures cost a job, one after the other."""
 
 import math
 import random
 
-from tools.goodput.model import CAUSES, Shares, Times
+from tools.goodput.model import CAUSES, FaultTimes, Shares
 
 
-def simulate(times: Times, duration_s: float, seed: int) -> Shares:
+def simulate(times: FaultTimes, duration_s: float, seed: int) -> Shares:
     """Shares over ``duration_s`` of a job whose failures come exponentially; the same seed gives the same failures.
 
     What was trained and is not yet saved when the time is over counts as trained.
@@ -26,7 +26,7 @@ def simulate(times: Times, duration_s: float, seed: int) -> Shares:
     return {cause: spent[cause] / total for cause in CAUSES}
 
 
-def _train(spent: Shares, times: Times, lasted_s: float) -> None:
+def _train(spent: Shares, times: FaultTimes, lasted_s: float) -> None:
     """Time that no failure ended."""
     saves, rest_s = divmod(lasted_s, times.interval_s + times.stall_s)
     stalled_s = saves * times.stall_s + max(0.0, rest_s - times.interval_s)
@@ -34,7 +34,7 @@ def _train(spent: Shares, times: Times, lasted_s: float) -> None:
     spent["training"] += lasted_s - stalled_s
 
 
-def _train_in_vain(spent: Shares, times: Times, lasted_s: float) -> None:
+def _train_in_vain(spent: Shares, times: FaultTimes, lasted_s: float) -> None:
     """A start that failed: what was committed counts, the rest is to be done again."""
     cycle_s = times.interval_s + times.stall_s
     saves = max(0, math.floor((lasted_s - times.commit_s) / cycle_s))
@@ -43,7 +43,7 @@ def _train_in_vain(spent: Shares, times: Times, lasted_s: float) -> None:
     spent["lost work"] += lasted_s - saves * cycle_s
 
 
-def _recover(spent: Shares, times: Times, draw: random.Random) -> None:
+def _recover(spent: Shares, times: FaultTimes, draw: random.Random) -> None:
     """From a failure until training goes on, over restarts that fail themselves."""
     again = True
     while again:

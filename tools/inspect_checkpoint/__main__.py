@@ -27,7 +27,7 @@ from tools.inspect_checkpoint import average, catalogue, checking, compare, diff
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import Depth, strangers
 
 
@@ -50,7 +50,7 @@ class Inspect:
     top: int = 20
     """Differences shown, the largest first."""
     json: bool = False
-    """For programs; what no number is (NaN, infinity) becomes null."""
+    """For programs; NaN and infinity become null."""
 
     def run(self) -> int:
         """The exit code. Raises UserError, DamagedError."""
@@ -79,12 +79,12 @@ class Inspect:
 
     def _details(self, path: Path, found: Sequence[catalogue.Checkpoint]) -> int:
         own = next((one for one in found if one.path == path), None) or catalogue.read(path)
-        with Reader(path) as reader:
+        with FileReader(path) as reader:
             tensors = parameters(reader.tensors)
         listed = [*catalogue.listed(found), ""] if found else []
         text = [*listed, *tree.head(own, tensors), "", *tree.tree(tensors, fold=not self.every_block)]
-        told = {**own.to_json(), "checkpoints": [one.to_json() for one in found], "tensors": tree.to_json(tensors)}
-        self._print(text, told)
+        record = {**own.to_json(), "checkpoints": [one.to_json() for one in found], "tensors": tree.to_json(tensors)}
+        self._print(text, record)
         return 1 if own.status == "damaged" else 0
 
     def _verify(self, path: Path) -> int:
@@ -95,15 +95,15 @@ class Inspect:
         bad = [*(damage.text for damage in found), f"DAMAGED: {path}: {len(found):,} of {own.files:,} files"]
         try:
             others = strangers(path)
-        except DamagedError:  # no manifest, which is told above
+        except DamagedError:  # no manifest, which is reported above
             others = []
         unknown = [f"{path / name}: not in the manifest, and not read" for name in others]
-        told: dict[str, Any] = {"path": str(path), "depth": depth, "damages": [damage._asdict() for damage in found]}
-        self._print([*(bad if found else [good]), *unknown], told | {"unknown_files": others})
+        record: dict[str, Any] = {"path": str(path), "depth": depth, "damages": [damage._asdict() for damage in found]}
+        self._print([*(bad if found else [good]), *unknown], record | {"unknown_files": others})
         return 1 if found else 0
 
     def _statistics(self, path: Path, pattern: str) -> int:
-        with Reader(path) as reader:
+        with FileReader(path) as reader:
             chosen = numbers.matching(parameters(reader.tensors), pattern, path)
             with checking.bar(sum(stored.bytes for _, stored in chosen), "reading") as bar:
                 found = []
@@ -114,25 +114,25 @@ class Inspect:
         return 0
 
     def _compare(self, path: Path, other: Path) -> int:
-        with Reader(path) as one, Reader(other) as two:
+        with FileReader(path) as one, FileReader(other) as two:
             pairs = compare.pairs(parameters(one.tensors), parameters(two.tensors))
             total = sum(max(side.bytes if side else 0 for side in pair[2:]) for pair in pairs)
             with checking.bar(total, "comparing") as bar:
                 tensors = compare.compare(pairs, one, two, bar.update)
         found = fields.differing(catalogue.read(path), catalogue.read(other))
         same = difference.is_same(tensors, found)
-        told = {
+        record = {
             "first": str(path),
             "second": str(other),
             "same": same,
             "fields": [{"name": field.name, "first": field.first, "second": field.second} for field in found],
             "tensors": [tensor.to_json() for tensor in tensors],
         }
-        self._print(difference.report(path, other, tensors, found, self.top), told)
+        self._print(difference.report(path, other, tensors, found, self.top), record)
         return 0 if same else 1
 
-    def _print(self, lines: Sequence[str], told: Any) -> None:
-        print(json.dumps(told, indent=1, default=str) if self.json else printable("\n".join(lines)))
+    def _print(self, lines: Sequence[str], record: Any) -> None:
+        print(json.dumps(record, indent=1, default=str) if self.json else printable("\n".join(lines)))
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints' weights, as a checkpoint of weights alone. No torch here."""
+"""The mean of several checkpoints' weights, as a checkpoint of weights alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ import numpy as np
 from models.hf.files import CARRIED_BYTES
 from parallel.errors import UserError
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
-from tools.convert import work
+from tools.convert import resumable
 from tools.convert.checked import CheckedReader, check_files
+from tools.convert.dtypes import FLOATS, from_numbers, to_numbers
 from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
-from tools.convert.words import FLOATS, from_numbers, to_numbers
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some
 from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
-from training.checkpoint.format.pieces import ITEM_BYTES, Group
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import INDEX, PIECES, merge, remove_tables
 from training.checkpoint.format.writer import FileWriter, write_durably
 
@@ -33,7 +33,7 @@ FILE_BYTES = 4 << 30
 
 
 @dataclass(slots=True, frozen=True)
-class Block:
+class AveragedBlock:
     """What is averaged in one go: a piece of the result."""
 
     name: str
@@ -49,7 +49,7 @@ class Block:
 
 
 @dataclass(kw_only=True, frozen=True)
-class Average:
+class AveragePlan:
     """One mean, as every worker works it out from the same checkpoints."""
 
     sources: tuple[Path, ...]
@@ -59,18 +59,18 @@ class Average:
     """The unfinished checkpoint."""
 
     @cached_property
-    def parts(self) -> list[list[Block]]:
+    def parts(self) -> list[list[AveragedBlock]]:
         """Blocks by the file that they go into; the same whatever the number of workers."""
-        with Reader(self.sources[-1]) as reader:
+        with FileReader(self.sources[-1]) as reader:
             weights = weights_of(reader)
         found = (
-            Block(name, kind_of(stored.key)[1], stored.shape, offset, shape)
+            AveragedBlock(name, kind_of(stored.key)[1], stored.shape, offset, shape)
             for name, stored in weights.items()
             for offset, shape in rectangles(stored.shape)
         )
         return in_parts(found, FILE_BYTES)
 
-    def do(self, worker: int, workers: int, report: work.Report) -> None:
+    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         readers = [CheckedReader(source) for source in self.sources]
         weights = [weights_of(reader) for reader in readers]
@@ -83,7 +83,7 @@ class Average:
                         stored = [of[block.name] for of in weights]
                         words = mean(readers, stored, self.shares, block.offset, block.size)
                         data = memoryview(words.reshape(-1).view(np.uint8))
-                        file.add(Group((block.key,), DTYPE, block.shape), block.offset, block.size, [data])
+                        file.add(TensorGroup((block.key,), DTYPE, block.shape), block.offset, block.size, [data])
                         report(block.bytes)
         finally:
             for reader in readers:
@@ -91,7 +91,7 @@ class Average:
 
 
 def mean(
-    readers: Sequence[Reader], stored: Sequence[Stored], shares: Sequence[float], offset: Shape, shape: Shape
+    readers: Sequence[FileReader], stored: Sequence[Stored], shares: Sequence[float], offset: Shape, shape: Shape
 ) -> np.ndarray:
     """The rectangle's mean over all checkpoints, added up in fp64: words of DTYPE."""
     total = np.zeros(shape)
@@ -106,22 +106,22 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
     Killed and started again it goes on with the next file. Raises UserError for a target that is there and sources
     that are not of one shape, before anything is written, and for damaged ones, of which nothing is left.
     """
-    work.check_free(target)
+    resumable.check_free(target)
     check(sources)
     manifests = [read_text(source / MANIFEST, JSON_BYTES) for source in sources]
     parts = normalised(shares, len(sources))
     job_text: dict[str, Any] = {"average": list(map(str, sources)), "shares": parts, "of": manifests, "version": 1}
-    with work.unfinished(target, job_text) as folder:
-        job = Average(sources=tuple(sources), shares=tuple(parts), folder=folder)
+    with resumable.unfinished(target, job_text) as folder:
+        job = AveragePlan(sources=tuple(sources), shares=tuple(parts), folder=folder)
         if not is_committed(folder):
             do(job, folder, job.parts, workers, "average")
             commit(job)
         remove_tables(folder, map(part_name, range(len(job.parts))))
-        work.finish(folder, target)
+        resumable.finish(folder, target)
 
 
-def commit(job: Average) -> None:
-    """Index, and what goes along from the last source; the manifest last."""
+def commit(job: AveragePlan) -> None:
+    """Index, and the carried files of the last source; the manifest last."""
     last = job.sources[-1]
     facts = merge(job.folder, map(part_name, range(len(job.parts))))
     manifest = read_manifest(last)
@@ -139,14 +139,14 @@ def check(sources: Sequence[Path]) -> None:
         check_files(source)
     tables = []
     for source in sources:
-        with Reader(source) as reader:
+        with FileReader(source) as reader:
             tables.append(weights_of(reader))
     for source, table in zip(sources[1:], tables[1:], strict=True):
         if problem := _difference(sources[0], tables[0], source, table):
             raise UserError(f"only checkpoints of one shape have a mean: {problem}.")
 
 
-def weights_of(reader: Reader) -> dict[str, Stored]:
+def weights_of(reader: FileReader) -> dict[str, Stored]:
     """Name -> its weights, the fp32 masters where there are any. Raises UserError for what is no floating point."""
     found = {parameter.name: parameter.weights for parameter in parameters(reader.tensors) if parameter.weights}
     if wrong := [f"{name} {stored.dtype}" for name, stored in found.items() if stored.dtype not in FLOATS]:

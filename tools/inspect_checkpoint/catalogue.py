@@ -1,4 +1,4 @@
-"""The checkpoints of a folder, whole or not, and what each says of itself. No torch here."""
+"""The checkpoints of a folder, whole or not, and what each says of itself."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""The files of a checkpoint against its manifest, hashed by several threads. No torch here."""
+"""The files of a checkpoint against its manifest, hashed by several threads."""
 
 import os
 import sys

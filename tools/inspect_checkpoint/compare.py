@@ -1,4 +1,4 @@
-"""Two checkpoints, tensor by tensor, whatever layout wrote each. No torch here."""
+"""Two checkpoints, tensor by tensor, whatever layout wrote each."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tools.convert.words import FLOATS, cast
-from tools.inspect_checkpoint.contents import Kind, Parameter, Stored
+from tools.convert.dtypes import FLOATS, cast
+from tools.inspect_checkpoint.contents import Kind, Stored, StoredParameter
 from tools.inspect_checkpoint.numbers import read, rectangles, values
 from tools.inspect_checkpoint.text import finite
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 
 What = Literal["weights", "exp_avg", "exp_avg_sq", "generators", "other"]
 Outcome = Literal["equal", "rounded", "differs", "shape", "dtype", "first", "second"]
@@ -53,7 +53,7 @@ class Comparison:
         return asdict(self) | {"max_abs": finite(self.max_abs), "relative": finite(self.relative)}
 
 
-def pairs(first: Sequence[Parameter], second: Sequence[Parameter]) -> list[Pair]:
+def pairs(first: Sequence[StoredParameter], second: Sequence[StoredParameter]) -> list[Pair]:
     """What is compared with what: weights by the fp32 masters where there are any, in the first's order."""
     one, other = (
         {(parameter.name, what): stored for parameter in side for what, stored in _stored(parameter)}
@@ -64,7 +64,9 @@ def pairs(first: Sequence[Parameter], second: Sequence[Parameter]) -> list[Pair]
     ]
 
 
-def compare(found: Sequence[Pair], one: Reader, other: Reader, report: Callable[[int], Any]) -> list[Comparison]:
+def compare(
+    found: Sequence[Pair], one: FileReader, other: FileReader, report: Callable[[int], Any]
+) -> list[Comparison]:
     """Every pair; ``report`` is called with the bytes of each. Raises DamagedError where a file is too short."""
     result = []
     for name, what, first, second in found:
@@ -73,7 +75,7 @@ def compare(found: Sequence[Pair], one: Reader, other: Reader, report: Callable[
     return result
 
 
-def _stored(parameter: Parameter) -> Iterator[tuple[What, Stored]]:
+def _stored(parameter: StoredParameter) -> Iterator[tuple[What, Stored]]:
     if parameter.weights:
         yield "weights", parameter.weights
     for kind, what in _OTHERS.items():
@@ -82,7 +84,7 @@ def _stored(parameter: Parameter) -> Iterator[tuple[What, Stored]]:
 
 
 def _compare(
-    name: str, what: What, first: Stored | None, second: Stored | None, one: Reader, other: Reader
+    name: str, what: What, first: Stored | None, second: Stored | None, one: FileReader, other: FileReader
 ) -> Comparison:
     max_abs = relative = None
     outcome: Outcome
@@ -111,7 +113,9 @@ def _compare(
     )
 
 
-def _blocks(first: Stored, second: Stored, one: Reader, other: Reader) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
+def _blocks(
+    first: Stored, second: Stored, one: FileReader, other: FileReader
+) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
     """Both tensors' words, block by block, in the dtype of fewer bytes: what the other is rounded to."""
     dtype = min(first.dtype, second.dtype, key=lambda name: ITEM_BYTES[name])
     if first.dtype != second.dtype and ITEM_BYTES[first.dtype] == ITEM_BYTES[second.dtype]:
@@ -123,11 +127,11 @@ def _blocks(first: Stored, second: Stored, one: Reader, other: Reader) -> Iterat
         yield words[0], words[1], dtype
 
 
-def _is_equal(first: Stored, second: Stored, one: Reader, other: Reader) -> bool:
+def _is_equal(first: Stored, second: Stored, one: FileReader, other: FileReader) -> bool:
     return all(np.array_equal(a, b) for a, b, _ in _blocks(first, second, one, other))
 
 
-def _difference(first: Stored, second: Stored, one: Reader, other: Reader) -> tuple[float, float]:
+def _difference(first: Stored, second: Stored, one: FileReader, other: FileReader) -> tuple[float, float]:
     """Largest, and relative. Read once more: only what differs is worth the arithmetic."""
     largest, difference, norms = 0.0, 0.0, np.zeros(2)
     for a, b, dtype in _blocks(first, second, one, other):

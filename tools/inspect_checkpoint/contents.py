@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by parameter: what is stored of each. No torch here."""
+"""A checkpoint's tensors by parameter: what is stored of each."""
 
 import math
 import re
@@ -42,7 +42,7 @@ class Stored:
 
 
 @dataclass(slots=True, frozen=True)
-class Parameter:
+class StoredParameter:
     """What is stored under one name: a weight, its fp32 master, its moments; or a generator's states alone."""
 
     name: str
@@ -78,7 +78,7 @@ class Parameter:
         return match[3] if match else self.name
 
 
-def parameters(tensors: Mapping[str, TensorInfo]) -> list[Parameter]:
+def parameters(tensors: Mapping[str, TensorInfo]) -> list[StoredParameter]:
     """All of a checkpoint's tensors by name, in the order in which a token meets them; generators come last.
 
     Raises DamagedError for a dtype that no checkpoint has.
@@ -90,7 +90,7 @@ def parameters(tensors: Mapping[str, TensorInfo]) -> list[Parameter]:
         kind, own = kind_of(key)
         found.setdefault(name_of(own), {})[kind] = Stored(key, kind, info.dtype, info.shape)
     ordered = ({kind: states[kind] for kind in KINDS if kind in states} for states in found.values())
-    return sorted(map(Parameter, found, ordered), key=_place)
+    return sorted(map(StoredParameter, found, ordered), key=_place)
 
 
 def kind_of(key: str) -> tuple[Kind, str]:
@@ -111,7 +111,7 @@ def name_of(key: str) -> str:
         return key
 
 
-def bytes_by_kind(found: list[Parameter]) -> dict[Kind, int]:
+def bytes_by_kind(found: list[StoredParameter]) -> dict[Kind, int]:
     """Kind -> bytes, of the kinds that are there."""
     sizes = {
         kind: sum(parameter.states[kind].bytes for parameter in found if kind in parameter.states) for kind in KINDS
@@ -119,7 +119,7 @@ def bytes_by_kind(found: list[Parameter]) -> dict[Kind, int]:
     return {kind: size for kind, size in sizes.items() if size}
 
 
-def _place(parameter: Parameter) -> tuple[int, int, bool, str]:
+def _place(parameter: StoredParameter) -> tuple[int, int, bool, str]:
     """Embedding, blocks, multi-token prediction, output layer, what has no canonical name, generators."""
     name = parameter.name
     block = _BLOCK.fullmatch(name)

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, as text: the largest differences first, and few lines. No torch here."""
+"""What differs between two checkpoints, as text: the largest differences first, and few lines."""
 
 import math
 from collections.abc import Iterator, Sequence

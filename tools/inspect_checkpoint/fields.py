@@ -1,4 +1,4 @@
-"""Two checkpoints' progress, state and configuration, field by field. No torch here."""
+"""Two checkpoints' progress, state and configuration, field by field."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

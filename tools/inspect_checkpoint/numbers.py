@@ -1,4 +1,4 @@
-"""Tensors in blocks of bounded size, and what can be said of their numbers. No torch here."""
+"""Tensors in blocks of bounded size, and what can be said of their numbers."""
 
 import difflib
 import math
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from parallel.errors import UserError
-from tools.convert.words import to_numbers
-from tools.inspect_checkpoint.contents import Parameter, Stored
+from tools.convert.dtypes import to_numbers
+from tools.inspect_checkpoint.contents import Stored, StoredParameter
 from tools.inspect_checkpoint.text import columns, finite, number
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.format.reader import WORDS, Reader
+from training.checkpoint.format.reader import WORDS, FileReader
 
 BLOCK_ELEMENTS = 4 << 20
 """Read at once: 32 MiB as fp64, of which a few copies are held."""
@@ -68,7 +68,7 @@ class Statistics:
         self.squares += float(np.dot(good, good)) + step * step * before * good.size / total
 
 
-def statistics(reader: Reader, stored: Stored) -> Statistics:
+def statistics(reader: FileReader, stored: Stored) -> Statistics:
     """Of one tensor, read block by block. Raises DamagedError where a file is too short."""
     found = Statistics()
     for offset, shape in rectangles(stored.shape):
@@ -92,7 +92,7 @@ def rectangles(shape: Shape, most: int = BLOCK_ELEMENTS) -> Iterator[tuple[Shape
         yield (first, *(0,) * (len(shape) - 1)), (min(step, shape[0] - first), *shape[1:])
 
 
-def read(reader: Reader, stored: Stored, offset: Shape, shape: Shape) -> np.ndarray:
+def read(reader: FileReader, stored: Stored, offset: Shape, shape: Shape) -> np.ndarray:
     """A rectangle's words. Raises DamagedError where the checkpoint does not hold all of it."""
     words = np.empty(shape, dtype=WORDS[ITEM_BYTES[stored.dtype]])
     try:
@@ -111,7 +111,7 @@ def values(words: np.ndarray, dtype: str) -> np.ndarray:
     return to_numbers(words, dtype)
 
 
-def matching(found: Sequence[Parameter], pattern: str, path: Path) -> list[tuple[str, Stored]]:
+def matching(found: Sequence[StoredParameter], pattern: str, path: Path) -> list[tuple[str, Stored]]:
     """(name, tensor) of all whose name, or key in the checkpoint, fits. Raises UserError, with near names, for none."""
     fitting = [
         (parameter.name, stored)
@@ -145,7 +145,7 @@ def table(found: Sequence[tuple[str, Stored, Statistics]]) -> list[str]:
 
 
 def to_json(name: str, stored: Stored, one: Statistics) -> dict[str, Any]:
-    """What ``table`` shows; null for what no number is."""
+    """What ``table`` shows; null for NaN and infinity."""
     exact = {key: finite(value) if isinstance(value, float) else value for key, value in asdict(one).items()}
     del exact["squares"]
     own = {"name": name, "state": stored.kind, "key": stored.key, "dtype": stored.dtype, "shape": list(stored.shape)}

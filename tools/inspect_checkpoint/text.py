@@ -1,4 +1,4 @@
-"""Sizes and columns for people. No torch here."""
+"""Sizes and columns for people."""
 
 import math
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""A checkpoint's tensors as a table by block, blocks that are alike folded into one. No torch here."""
+"""A checkpoint's tensors as a table by block, blocks that are alike folded into one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tools.inspect_checkpoint.catalogue import Checkpoint
-from tools.inspect_checkpoint.contents import Parameter, bytes_by_kind
+from tools.inspect_checkpoint.contents import StoredParameter, bytes_by_kind
 from tools.inspect_checkpoint.text import columns, count, size
 
 PLURAL = {
@@ -15,7 +15,7 @@ MOST_RANGES = 6
 """Of block numbers in the heading of a folded block."""
 
 
-def head(checkpoint: Checkpoint, found: list[Parameter]) -> list[str]:
+def head(checkpoint: Checkpoint, found: list[StoredParameter]) -> list[str]:
     """What the checkpoint says of itself, and how many bytes of what it holds."""
     kinds = bytes_by_kind(found)
     rest = checkpoint.bytes - sum(kinds.values())
@@ -40,7 +40,7 @@ def head(checkpoint: Checkpoint, found: list[Parameter]) -> list[str]:
     return [str(checkpoint.path), *(f"  {name:<11}{text}" for name, text in rows.items() if text)]
 
 
-def tree(found: Sequence[Parameter], fold: bool) -> list[str]:
+def tree(found: Sequence[StoredParameter], fold: bool) -> list[str]:
     """A line for each parameter, under a line for each block. ``fold``: one block for all that are like it."""
     rows = [("tensor", "shape", "stored", "bytes")]
     for names, block in groups(found, fold):
@@ -54,9 +54,9 @@ def tree(found: Sequence[Parameter], fold: bool) -> list[str]:
     return columns(rows, right=(3,))
 
 
-def groups(found: Sequence[Parameter], fold: bool) -> Iterator[tuple[list[str], list[Parameter]]]:
+def groups(found: Sequence[StoredParameter], fold: bool) -> Iterator[tuple[list[str], list[StoredParameter]]]:
     """(names of blocks that are alike, the parameters of the first); a parameter outside of the blocks by itself."""
-    blocks: dict[str, list[Parameter]] = {}
+    blocks: dict[str, list[StoredParameter]] = {}
     for parameter in found:
         blocks.setdefault(parameter.block or parameter.name, []).append(parameter)
     alike: dict[Any, list[str]] = {}
@@ -83,7 +83,7 @@ def ranges(names: Sequence[str]) -> str:
     return f"{kind}.{', '.join(texts)}"
 
 
-def to_json(found: Sequence[Parameter]) -> list[dict[str, Any]]:
+def to_json(found: Sequence[StoredParameter]) -> list[dict[str, Any]]:
     """Every parameter with all that is stored of it."""
     return [
         {
@@ -97,12 +97,12 @@ def to_json(found: Sequence[Parameter]) -> list[dict[str, Any]]:
     ]
 
 
-def _shape(parameter: Parameter) -> str:
+def _shape(parameter: StoredParameter) -> str:
     """Of all its tensors, which have the same one unless something is wrong."""
     return " ".join(dict.fromkeys(str(list(stored.shape)) for stored in parameter.states.values()))
 
 
-def _stored(parameter: Parameter) -> str:
+def _stored(parameter: StoredParameter) -> str:
     by_dtype: dict[str, list[str]] = {}
     for stored in parameter.states.values():
         by_dtype.setdefault(stored.dtype, []).append(stored.kind)

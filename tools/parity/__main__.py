@@ -17,8 +17,8 @@ import tyro
 from parallel import command, launch, output
 from parallel.errors import UserError
 from tools.parity.layouts import shrink
-from training import cli
-from training.preparing import prepare
+from training.cli import parse
+from training.prepare import prepare
 
 
 @dataclass(kw_only=True)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prove(job: Parity) -> int:
     """Run one rank, then every layout; one line each, then what differs."""
-    config = shrink(cli.load(job.recipe), num_layers=job.num_layers)
+    config = shrink(parse.load(job.recipe), num_layers=job.num_layers)
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as scratch:
         with output.own_output(Path(scratch), launch.Identity(), every_rank=False):
             from tools.parity.compare import compare, observe  # torch loads only now, and not quietly

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from data.prepare import Prepared
+from data.prepared import Prepared
 from parallel import launch, local_ranks, output
 from tools.parity.layouts import with_layout
-from tools.parity.probe import Piece, Task, run
-from training import cli
-from training.config import RunConfig
+from tools.parity.probe import ProbedPart, ProbeTask, run
+from training.cli import parse
+from training.config.run_config import RunConfig
 
 TOLERANCE = 1e-5
 STEPS = 4
@@ -28,12 +28,12 @@ class Observed:
     grad_norm: list[float]
     order: list[list[str]]
     """Digests of every iteration's samples, in the order of the global batch."""
-    gradients: dict[str, list[Piece]]
+    gradients: dict[str, list[ProbedPart]]
     folder: Path
 
 
 @dataclass(kw_only=True)
-class Verdict:
+class LayoutDifference:
     """How far a layout is from one rank; ``problems`` is empty when it agrees within ``TOLERANCE``."""
 
     layout: str
@@ -54,9 +54,9 @@ def observe(
     Raises UserError for an impossible layout and RuntimeError, with the first failing rank's traceback, otherwise.
     """
     changed, world_size = with_layout(config, layout)
-    cli.check(changed, world_size)
+    parse.check(changed, world_size)
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as notes:
-        task = Task(
+        task = ProbeTask(
             config=changed, prepared=prepared, folder=folder, notes=Path(notes), gradients=gradients, save_at=SAVED_AT
         )
         fork(world_size, task, until)
@@ -64,7 +64,7 @@ def observe(
     return assemble(ranks, changed, world_size, folder)
 
 
-def fork(world_size: int, task: Task, until: int) -> None:
+def fork(world_size: int, task: ProbeTask, until: int) -> None:
     """All ranks of a task; raises RuntimeError with the first failure."""
 
     def rank(identity: launch.Identity) -> int:
@@ -88,7 +88,7 @@ def assemble(ranks: list[dict[str, Any]], config: RunConfig, world_size: int, fo
         rows = [reader["observed"]["order"][step] for reader in readers]
         count = len(rows[0]) // micro
         order.append([digest for m in range(count) for row in rows for digest in row[m * micro : (m + 1) * micro]])
-    gradients: dict[str, list[Piece]] = {}
+    gradients: dict[str, list[ProbedPart]] = {}
     for note in ranks:
         for name, pieces in note["gradients"].items():
             gradients.setdefault(name, []).extend(pieces)
@@ -97,10 +97,10 @@ def assemble(ranks: list[dict[str, Any]], config: RunConfig, world_size: int, fo
     return Observed(loss=first["loss"], grad_norm=first["grad_norm"], order=order, gradients=gradients, folder=folder)
 
 
-def compare(config: RunConfig, prepared: Prepared, layout: str, reference: Observed, folder: Path) -> Verdict:
+def compare(config: RunConfig, prepared: Prepared, layout: str, reference: Observed, folder: Path) -> LayoutDifference:
     """Train ``layout``, resume its checkpoint on one rank, and compare both with ``reference`` (one rank, straight)."""
     _, world_size = with_layout(config, layout)
-    verdict = Verdict(layout=layout, world_size=world_size)
+    verdict = LayoutDifference(layout=layout, world_size=world_size)
     seen = observe(config, prepared, layout, folder)
     verdict.loss = furthest(seen.loss, reference.loss)
     verdict.grad_norm = furthest(seen.grad_norm, reference.grad_norm)
@@ -132,7 +132,9 @@ def furthest(ours: list[float], theirs: list[float]) -> float:
     return max((abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, theirs, strict=True)), default=math.inf)
 
 
-def worst_gradient(ours: dict[str, list[Piece]], reference: dict[str, list[Piece]]) -> tuple[float, str, list[str]]:
+def worst_gradient(
+    ours: dict[str, list[ProbedPart]], reference: dict[str, list[ProbedPart]]
+) -> tuple[float, str, list[str]]:
     """Largest difference of any piece, replicas included, relative to the whole tensor's largest gradient.
 
     Also says which tensors are not covered exactly once by main replicas.
@@ -154,12 +156,12 @@ def worst_gradient(ours: dict[str, list[Piece]], reference: dict[str, list[Piece
     return worst, name_of_worst, problems
 
 
-def box(piece: Piece) -> tuple[slice, ...]:
+def box(piece: ProbedPart) -> tuple[slice, ...]:
     """Where a piece lies in its tensor."""
     return tuple(slice(start, start + size) for start, size in zip(piece.offset, piece.data.shape, strict=True))
 
 
-def covered_once(pieces: list[Piece]) -> bool:
+def covered_once(pieces: list[ProbedPart]) -> bool:
     """Whether each element of the tensor is in one main piece."""
     counts = torch.zeros(pieces[0].global_shape, dtype=torch.int32)
     for piece in pieces:
@@ -168,7 +170,7 @@ def covered_once(pieces: list[Piece]) -> bool:
     return bool((counts == 1).all())
 
 
-def whole_tensor(pieces: list[Piece]) -> torch.Tensor:
+def whole_tensor(pieces: list[ProbedPart]) -> torch.Tensor:
     """A global tensor from its main pieces."""
     whole = torch.full(pieces[0].global_shape, math.nan)
     for piece in pieces:

@@ -1,16 +1,16 @@
-"""Layouts by short names (``tp2pp2dp2``), and a recipe's architecture shrunk to laptop size. No torch here."""
+"""Layouts by short names (``tp2pp2dp2``), and a recipe's architecture shrunk to laptop size."""
 
 import dataclasses
 import re
 from typing import Any
 
-from models.families import resolve
 from models.frequencies import parse_freq
+from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.layout import replica_size, smallest_world
-from training.config import CheckpointConfig, RunConfig
+from training.config.run_config import CheckpointConfig, RunConfig
 
 SIZES = {
     "tp": "tensor_model_parallel_size",

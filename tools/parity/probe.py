@@ -11,26 +11,26 @@ from megatron.core.dist_checkpointing.mapping import is_main_replica
 from megatron.core.distributed import DistributedDataParallel
 
 from data.loader import Batch, Packing
-from data.prepare import Prepared
-from models.families import resolve
+from data.prepared import Prepared
 from models.init import global_tensors
 from models.names import canonical
+from models.resolve import resolve
 from parallel import groups
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.replicas import unwrap
-from training import checkpoint, job
+from training import checkpoint, train
 from training.batches import BatchStream
 from training.checkpoint.progress import Progress
-from training.config import RunConfig, batch_schedule
-from training.step import Chunks, Wishes, run_schedule
+from training.config.run_config import RunConfig, batch_schedule
+from training.step import Chunks, StepRequests, run_schedule
 
 LINE_END = ord("\n")
 """What ends a document here, where a token is a byte: 64 bytes of the corpus hardly ever hold the end of a file."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class Task:
+class ProbeTask:
     """What to run: ``iterations`` steps after what ``folder`` holds, if it holds a checkpoint, and what to leave."""
 
     config: RunConfig
@@ -44,7 +44,7 @@ class Task:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Piece:
+class ProbedPart:
     """A rank's part of a global tensor."""
 
     offset: tuple[int, ...]
@@ -53,22 +53,22 @@ class Piece:
     data: torch.Tensor
 
 
-def run(identity: Identity, task: Task, until: int) -> None:
+def run(identity: Identity, task: ProbeTask, until: int) -> None:
     """Train to iteration ``until`` and write down losses, gradient norms, gradients of step 1 and the data's order."""
     config = task.config
     shape = resolve(config.model, task.prepared.tokenizer.vocab_size)
     with groups.start(
         config.layout(identity.world_size), identity, device="cpu", seed=config.train.seed, timeout_minutes=2
     ) as ranks:
-        chunks, optim = job.build_parts(config, shape, ranks)
+        chunks, optim = train.build_parts(config, shape, ranks)
         restored = checkpoint.restore(task.folder / "checkpoints", config.checkpoint, chunks, optim, ranks)
         progress = restored.progress if restored else Progress()
         gradients = step_gradients(config, task.prepared, chunks, ranks, progress) if task.gradients else {}
         observed: dict[str, list[Any]] = {"loss": [], "grad_norm": [], "order": []}
         stream = open_stream(config, task.prepared, ranks, progress)
         while progress.iteration < until:
-            progress, result = job.one_step(
-                config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, Wishes()
+            progress, result = train.one_step(
+                config, chunks, optim, Watched(stream, observed["order"]), ranks, progress, StepRequests()
             )
             observed["loss"].append(result.loss)
             observed["grad_norm"].append(result.grad_norm)
@@ -108,7 +108,7 @@ class Watched:
 
 def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
     return BatchStream(
-        lambda: job.open_source(prepared, config, "train"),
+        lambda: train.open_source(prepared, config, "train"),
         ranks,
         batch_schedule(config.train),
         config.train.micro_batch_size,
@@ -119,7 +119,7 @@ def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: P
 
 def step_gradients(
     config: RunConfig, prepared: Prepared, chunks: Chunks, ranks: Ranks, progress: Progress
-) -> dict[str, list[Piece]]:
+) -> dict[str, list[ProbedPart]]:
     """Every parameter's gradient of the next global batch, by canonical name; no weight changes."""
     stream = open_stream(config, prepared, ranks, progress)
     for chunk in chunks:
@@ -133,7 +133,7 @@ def step_gradients(
         forward_only=False,
     )
     stream.close()
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[ProbedPart]] = {}
     for chunk in chunks:
         for name, piece in gradient_pieces(chunk):
             found.setdefault(name, []).append(piece)
@@ -143,7 +143,7 @@ def step_gradients(
 
 
 @torch.no_grad()
-def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, Piece]]:
+def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, ProbedPart]]:
     """A chunk's reduced gradients as pieces of global tensors.
 
     For a moment gradients stand where the weights are, so that the checkpoint's own description of the parameters
@@ -157,7 +157,7 @@ def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, Piece]]:
     for entry in global_tensors(unwrap(chunk)):
         if entry.key.endswith("expert_bias"):  # no parameter
             continue
-        piece = Piece(
+        piece = ProbedPart(
             offset=tuple(entry.global_offset),
             global_shape=tuple(entry.global_shape),
             main=is_main_replica(entry.replica_id),

@@ -1,7 +1,7 @@
 """Which TP x PP x DP, how fast, how much memory, how sure: in seconds, without a GPU.
 
     python -m tools.plan --model llama3_70b --cluster h100_ib --num_gpus 512 --global_batch_size 1024 --seq_length 8192
-    python -m tools.plan --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64 --why TP=4,PP=2
+    python -m tools.plan --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64 --explain TP=4,PP=2
     python -m tools.plan --backtest tools/plan/backtest/published.csv
 
 Legal layouts are priced from physics: matrix products, attention, memory traffic, links, the pipeline. Left out are
@@ -22,7 +22,7 @@ from tools.plan.run import run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: answered; 2: bad input, told in one message."""
+    """Exit code 0: answered; 2: bad input, in one message."""
     flags = tyro.cli(Flags, args=argv, use_underscores=True, prog="python -m tools.plan", description=__doc__)
     try:
         with output.for_a_reader():

@@ -1,4 +1,4 @@
-"""Rows as aligned text. No torch here."""
+"""Rows as aligned text."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Flags that are not answered together, and values that no flag has: told before anything is printed. No torch here."""
+"""Flags that are not answered together, and values that no flag has: reported before anything is printed."""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 
 from parallel.launch import MOST_RANKS
 from tools.plan.flags import Flags
-from tools.plan.question import AXES
 from tools.plan.rejections import constraint
+from tools.plan.request import AXES
 
 LARGEST = {"num_gpus": MOST_RANKS, "global_batch_size": (1 << 31) - 1, "seq_length": 1 << 27, "mbs": 1 << 24}
 """Of the axes of a layout, MOST_RANKS: what is beyond is a typing mistake, and would be counted through for hours."""
@@ -24,9 +24,9 @@ LAYOUTS = ("top", "why", "write", "tokens", "report", "trace")
 
 
 def problems(flags: Flags) -> list[str]:
-    """All that is wrong. Raises UserError for a --why that names no sizes."""
-    if flags.why is not None:
-        constraint(flags.why)
+    """All that is wrong. Raises UserError for a --explain that names no sizes."""
+    if flags.explain is not None:
+        constraint(flags.explain)
     return [*_dropped(_given(flags)), *_values(flags)]
 
 

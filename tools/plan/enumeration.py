@@ -1,4 +1,4 @@
-"""Every legal layout. Whether one is legal, the program's own checks say (``training.divisions``). No torch here."""
+"""Every legal layout, by the program's own checks (``training.config.divisibility``)."""
 
 import dataclasses
 import itertools
@@ -11,10 +11,10 @@ from models.config import ModelConfig
 from models.flops import flops_per_token
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-from tools.plan.machine import computable, precisions
-from tools.plan.question import Question
+from tools.plan.hardware import computable, precisions
+from tools.plan.request import PlanRequest
 from tools.plan.splits import stage_choices
-from training.divisions import expert_problems, latent_problems, sequence_problems, split_problems
+from training.config.divisibility import expert_problems, latent_problems, sequence_problems, split_problems
 from training.memory.layouts import Candidate, Recompute, Zero
 from training.memory.peak import SAFE_SHARE
 
@@ -29,19 +29,19 @@ STREAMS = 4
 attention puts out."""
 
 
-def candidates(question: Question) -> list[Candidate]:
+def candidates(question: PlanRequest) -> list[Candidate]:
     """All of them, in the order of their sizes."""
     return list(_candidates(question))
 
 
-def _candidates(question: Question) -> Iterator[Candidate]:
+def _candidates(question: PlanRequest) -> Iterator[Candidate]:
     shape = question.shape
     formats = _formats(question)
     again = [name for name in _recomputations(shape) if question.fixed.get("recompute", name) == name]
     sharded = cast(list[Zero], question.choices("zero", [1, 3]))
     for grid in _grids(question):
         kept = again if _may_fit(question, grid, STREAMS) or "mbs" in question.fixed else again[-1:]
-        alone = grid.dp * grid.cp == 1  # nobody to share gradients and weights with
+        alone = grid.dp * grid.cp == 1  # no rank to share gradients and weights with
         sizes: dict[str, Any] = {name: getattr(grid, name) for name in Candidate.__slots__}  # twice as fast as replace
         rest = itertools.product(kept, [zero for zero in sharded if zero <= 1 or not alone], formats)
         for (ep, etp), (recompute, zero, precision) in itertools.product(_expert_axes(question, grid), rest):
@@ -50,7 +50,7 @@ def _candidates(question: Question) -> Iterator[Candidate]:
             )
 
 
-def _formats(question: Question) -> list[str]:
+def _formats(question: PlanRequest) -> list[str]:
     if "precision" not in question.fixed:
         return precisions(question.cluster)
     return [name for name in computable(question.cluster) if name == question.fixed["precision"]]
@@ -59,12 +59,12 @@ def _formats(question: Question) -> list[str]:
 def _recomputations(shape: GPTShape) -> list[Recompute]:
     if all(shape.moe_blocks):
         return ["none", "moe", "full"]
-    mlp: list[Recompute] = [] if shape.add_bias_linear else ["mlp"]  # training/combinations.py says why
+    mlp: list[Recompute] = [] if shape.add_bias_linear else ["mlp"]  # training/config/incompatible.py says why
     moe: list[Recompute] = ["moe"] if shape.num_moe_experts else []
     return ["none", *moe, *mlp, "full"]
 
 
-def _grids(question: Question) -> Iterator[Candidate]:
+def _grids(question: PlanRequest) -> Iterator[Candidate]:
     """Sizes of TP, CP, PP and DP, microbatches, and stages."""
     shape, world, batch = question.shape, question.num_gpus, question.global_batch_size
     for tp in question.choices("tp", _tensor_sizes(question)):
@@ -83,7 +83,7 @@ def _grids(question: Question) -> Iterator[Candidate]:
                         yield from _staged(question, shape, sized)
 
 
-def _staged(question: Question, shape: GPTShape, base: Candidate) -> Iterator[Candidate]:
+def _staged(question: PlanRequest, shape: GPTShape, base: Candidate) -> Iterator[Candidate]:
     """Interleaving needs a whole number of rounds of PP microbatches."""
     for stages in stage_choices(shape.num_layers, base.pp, shape.mtp_num_layers, _head_blocks(shape)):
         if question.fixed.get("vpp", stages.vpp) != stages.vpp or (stages.vpp > 1 and base.microbatches % base.pp):
@@ -99,7 +99,7 @@ def _head_blocks(shape: GPTShape) -> float:
     return depths + (1 + depths) * logits / (rest / (shape.num_layers + depths))
 
 
-def _micro_batches(question: Question, base: Candidate) -> list[int]:
+def _micro_batches(question: PlanRequest, base: Candidate) -> list[int]:
     """Doubled until the batch ends, until one microbatch cannot fit, or until products gain nothing any more."""
     whole, each = question.global_batch_size // base.dp, question.seq_length * question.shape.hidden_size
     most = min(whole, max(USUAL_MICRO_BATCH, LARGE * base.cp // each))
@@ -107,7 +107,7 @@ def _micro_batches(question: Question, base: Candidate) -> list[int]:
     return [size for size in sizes if size == 1 or _may_fit(question, dataclasses.replace(base, mbs=size), 1)]
 
 
-def _may_fit(question: Question, layout: Candidate, streams: int) -> bool:
+def _may_fit(question: PlanRequest, layout: Candidate, streams: int) -> bool:
     """Whether the least that a stage keeps of its microbatches fits: so many hidden states a block; or the logits.
 
     The second stage's are counted: as many microbatches as there are stages after the first.
@@ -120,14 +120,14 @@ def _may_fit(question: Question, layout: Candidate, streams: int) -> bool:
     return 2 * tokens * max(states, shape.vocab_size) <= room
 
 
-def _tensor_sizes(question: Question) -> list[int]:
+def _tensor_sizes(question: PlanRequest) -> list[int]:
     """Up to a node, or to sixteen where more GPUs share scale-up links: beyond, the network carries every layer."""
     cluster = question.cluster
     most = max(cluster.node.gpus_per_node, min(cluster.fabric.scale_up_domain, 16))
     return [size for size in _divisors(question.num_gpus) if size <= most]
 
 
-def _context_sizes(question: Question) -> list[int]:
+def _context_sizes(question: PlanRequest) -> list[int]:
     length = question.seq_length
     piece = SMALLEST_PIECE if length >= LONG else SMALLEST_OF_SHORT
     return [1, *(2**power for power in range(1, 7) if length >= piece * 2**power)]
@@ -142,7 +142,7 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool
     )
 
 
-def _expert_axes(question: Question, grid: Candidate) -> list[tuple[int, int]]:
+def _expert_axes(question: PlanRequest, grid: Candidate) -> list[tuple[int, int]]:
     """EP and ETP within a stage's ranks. Both at once, unless --etp asks, only with the largest EP: with a smaller one
     a rank holds no less than with more EP alone. In seven questions no other combination was over 0.3 % faster
     (2026-11-22)."""

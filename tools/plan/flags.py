@@ -1,4 +1,4 @@
-"""The flags of tools.plan. No torch here."""
+"""The flags of tools.plan."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,11 @@ class Flags:
     top: int = 10
     """Layouts to show."""
 
-    why: str | None = None
+    explain: str | None = None
     """Explain a layout, or its rejection: TP=8,PP=4."""
 
     write: Path | None = None
-    """Write the best layout (or that of --why) as a recipe here."""
+    """Write the best layout (or that of --explain) as a recipe here."""
 
     tokens: float | None = None
     """Tokens to train on: days and cost of that; with --write, train_iters and save_interval of the recipe."""
@@ -113,4 +113,4 @@ class Flags:
     """With --backtest: also predict each layout, and each cluster, by constants fitted without it (minutes)."""
 
     refit: bool = False
-    """With --backtest: fit the constants anew and keep them."""
+    """With --backtest: fit the constants again and keep them."""

@@ -1,4 +1,4 @@
-"""How many GPUs: the numbers that a cluster comes in, and whether a model fits on one of them. No torch here."""
+"""How many GPUs: the numbers that a cluster comes in, and whether a model fits on one of them."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from models.parameters import num_parameters
 from tools.clusters import Cluster
 from tools.plan.enumeration import candidates
-from tools.plan.machine import precisions
+from tools.plan.hardware import precisions
 from tools.plan.pricing import price
-from tools.plan.question import Question
+from tools.plan.request import PlanRequest
 from training.memory.peak import SAFE_SHARE
 
 LARGEST = 65536
-"""GPUs beyond which nobody is offered a cluster."""
+"""GPUs beyond which no cluster is offered."""
 EVERY_NODE = 256
 """Nodes up to which every whole number of them is tried."""
 TRIED = (
@@ -33,7 +33,7 @@ def gpu_counts(cluster: Cluster) -> Iterator[int]:
         nodes += 1 if nodes < EVERY_NODE else 2 ** (nodes.bit_length() - 4)
 
 
-def fewest(question: Question) -> int | None:
+def fewest(question: PlanRequest) -> int | None:
     """GPUs on which some layout that runs today fits; none of fewer GPUs does."""
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     least = STATE_BYTES * num_parameters(question.shape) / room
@@ -41,7 +41,7 @@ def fewest(question: Question) -> int | None:
     return next((count for count in counts if fits(dataclasses.replace(question, num_gpus=count))), None)
 
 
-def fits(question: Question) -> bool:
+def fits(question: PlanRequest) -> bool:
     """Whether some layout that runs today does, or one of the sharding that was asked for.
 
     Asked of the leanest, which hold no more than others of their sizes: micro-batches of one, full recomputation, one

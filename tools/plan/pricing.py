@@ -1,4 +1,4 @@
-"""Candidates into priced plans: seconds, bytes, and what follows from them. No torch here."""
+"""Candidates into priced plans: seconds, bytes, and what follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,23 +10,23 @@ from models.flops import flops_per_token
 from models.sizes import sizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
-from tools.plan.cases import Case, Columns
+from tools.plan.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, Interval, fitted, interval
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.machine import card_age, machine, on_cpu
-from tools.plan.question import Question
+from tools.plan.hardware import card_age, machine, on_cpu
+from tools.plan.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
-from training.memory.peak import SAFE_SHARE, Memory, memory
+from training.memory.peak import SAFE_SHARE, PeakBytes, memory
 from training.memory.software import OURS, Software
-from training.memory.states import Held, Stack, states
+from training.memory.states import BlockStack, HeldParameters, states
 
 SPENT = StepTimes.__slots__
 HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Plan:
+class PricedLayout:
     """One priced layout."""
 
     layout: Candidate
@@ -73,7 +73,7 @@ class Plan:
         return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
 
 
-def price(question: Question, layouts: Sequence[Candidate], keep: int | None = None) -> list[Plan]:
+def price(question: PlanRequest, layouts: Sequence[Candidate], keep: int | None = None) -> list[PricedLayout]:
     """All layouts at once: well below a millisecond each.
 
     keep: of those that fit, no more than the fastest so many, and as many that run today; and, unless --zero decides
@@ -99,14 +99,14 @@ def price(question: Question, layouts: Sequence[Candidate], keep: int | None = N
     return [plan for plan in both if id(plan) in kept]
 
 
-def _with_split_gradients(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
+def _with_split_gradients(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
     """The same with ZeRO-2, of those with ZeRO-1 and more than one rank to split gradients over."""
     if "zero" in question.fixed:
         return []
     return [replace(layout, zero=2) for layout in layouts if layout.zero == 1 and layout.dp * layout.cp > 1]
 
 
-def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case]:
+def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[PricedCase]:
     """On the question's cluster, under pretrain_gpt.py as the question's recipe has it."""
     model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
@@ -115,7 +115,7 @@ def planned_cases(question: Question, layouts: Sequence[Candidate]) -> list[Case
         for name in machines
     }
     return [
-        Case(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
+        PricedCase(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
         for own in layouts
     ]
 
@@ -124,13 +124,13 @@ HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "precision")
 """What decides how many parameters a rank has, near enough, and what it holds of them."""
 
 
-def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate]:
+def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
     """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
 
     A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those looked at.
     Where they do not fit with ZeRO-1, and do with ZeRO-2, that takes their place.
     """
-    whole = Stack(question.shape).held(Candidate(), 0)
+    whole = BlockStack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     fits: dict[tuple[object, ...], bool] = {}
     narrow = 4 if question.grad_reduce_in_fp32 else 2
@@ -139,7 +139,7 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
         key = HOLDS(layout), zero
         if key not in fits:
             ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
-            share = Held(whole.dense // ranks[0], whole.expert // ranks[1])
+            share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
             fits[key] = 0.9 * states(share, replace(layout, zero=zero), narrow).total <= room
         return fits[key]
 
@@ -152,8 +152,8 @@ def holdable(question: Question, layouts: Sequence[Candidate]) -> list[Candidate
     return found + _with_split_gradients(question, leaner)
 
 
-def _memory(question: Question, cases: Sequence[Case]) -> Memory:
-    found = memory(Columns(cases), [question.shape] * len(cases), [case.layout for case in cases])
+def _memory(question: PlanRequest, cases: Sequence[PricedCase]) -> PeakBytes:
+    found = memory(PricedColumns(cases), [question.shape] * len(cases), [case.layout for case in cases])
     if on_cpu(question.cluster):
         found.workspace = np.zeros(len(cases))  # neither CUDA nor NCCL is there to hold any
     return found
@@ -190,13 +190,15 @@ BLOCK = 8192
 """Cases that are looked at together: columns that stay in a processor's cache take two thirds of the time."""
 
 
-def _times(cases: Sequence[Case], constants: Constants) -> StepTimes:
-    blocks = [step_times(Columns(cases[start : start + BLOCK]), constants) for start in range(0, len(cases), BLOCK)]
+def _times(cases: Sequence[PricedCase], constants: Constants) -> StepTimes:
+    blocks = [
+        step_times(PricedColumns(cases[start : start + BLOCK]), constants) for start in range(0, len(cases), BLOCK)
+    ]
     return StepTimes(*(np.concatenate([getattr(block, name) for block in blocks]) for name in SPENT))
 
 
 def _fastest(
-    question: Question, cases: Sequence[Case], total_s: Column, keep: int
+    question: PlanRequest, cases: Sequence[PricedCase], total_s: Column, keep: int
 ) -> tuple[list[int], list[Candidate]]:
     """Those that fit; and of as fast ones those that would with gradients split. Memory is worked out for the fastest
     first, until enough of them fit: it takes as long as time does."""
@@ -218,13 +220,13 @@ def _fastest(
 
 
 def _plan(
-    question: Question, case: Case, times: StepTimes, number: int, held: Memory, place: int, flops: float
-) -> Plan:
+    question: PlanRequest, case: PricedCase, times: StepTimes, number: int, held: PeakBytes, place: int, flops: float
+) -> PricedLayout:
     """number, place: of the case among the times, and among what is held."""
     spent = {name: float(getattr(times, name)[number]) for name in SPENT}
     step_s = sum(spent.values())
     rate = question.global_batch_size * question.seq_length / step_s / question.num_gpus
-    return Plan(
+    return PricedLayout(
         layout=case.layout,
         step_s=step_s,
         spent_s=spent,

@@ -1,10 +1,10 @@
-"""The order in which layouts are offered. No torch here."""
+"""The order in which layouts are offered."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-from tools.plan.pricing import Plan
+from tools.plan.pricing import PricedLayout
 from training.memory.layouts import Candidate
 
 CLOSE = 0.02
@@ -13,7 +13,7 @@ READ = 300
 """Plans that are put in order; the rest stay by time."""
 
 
-def ranked(plans: Sequence[Plan]) -> list[Plan]:
+def ranked(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
     """Fastest first; among those within 2 % of the fastest that is left, the simplest first.
 
     Plans that today's program does not run have no say in the order of the others: each comes in front of the first
@@ -21,7 +21,7 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
     """
     today = _in_bands([plan for plan in plans if plan.runs_today])
     later = _in_bands([plan for plan in plans if not plan.runs_today])
-    found: list[Plan] = []
+    found: list[PricedLayout] = []
     for plan in today:
         while later and later[0].step_s < plan.step_s:
             found.append(later.pop(0))
@@ -29,9 +29,9 @@ def ranked(plans: Sequence[Plan]) -> list[Plan]:
     return found + later
 
 
-def _in_bands(plans: Sequence[Plan]) -> list[Plan]:
+def _in_bands(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
     left = sorted(plans, key=lambda plan: plan.step_s)
-    found: list[Plan] = []
+    found: list[PricedLayout] = []
     while left and len(found) < READ:
         bound = left[0].step_s * (1 + CLOSE)
         count = next((number for number, plan in enumerate(left) if plan.step_s > bound), len(left))
@@ -40,7 +40,7 @@ def _in_bands(plans: Sequence[Plan]) -> list[Plan]:
     return found + left
 
 
-def complexity(plan: Plan) -> float:
+def complexity(plan: PricedLayout) -> float:
     """What has to be understood, and can break: every doubling of an axis, twice for stages; uneven ones,
     recomputation, number formats."""
     layout = plan.layout
@@ -48,9 +48,9 @@ def complexity(plan: Plan) -> float:
     return axes + (layout.split != "even") + (layout.recompute != "none") + (layout.precision == "fp8")
 
 
-def distinct(plans: Sequence[Plan]) -> list[Plan]:
+def distinct(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
     """Without those that one in front of them differs from by less than 2 %, and in stages or recomputation alone."""
-    found: dict[Candidate, list[Plan]] = {}
+    found: dict[Candidate, list[PricedLayout]] = {}
     for plan in plans:
         alike = found.setdefault(_sizes(plan.layout), [])
         if all(abs(plan.step_s / other.step_s - 1) > CLOSE for other in alike):

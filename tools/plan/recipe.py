@@ -1,4 +1,4 @@
-"""A plan as a recipe for pretrain_gpt.py and the line that starts it. No torch here."""
+"""A plan as a recipe for pretrain_gpt.py and the line that starts it."""
 
 import dataclasses
 from pathlib import Path
@@ -7,21 +7,21 @@ from typing import Literal, cast
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
-from tools.plan.pricing import Plan
-from tools.plan.question import Question
-from training.combinations import exchange_problems
-from training.config import RecomputeModule, RunConfig, TrainConfig
-from training.divisions import context_problems
+from tools.plan.pricing import PricedLayout
+from tools.plan.request import PlanRequest
+from training.config.divisibility import context_problems
+from training.config.incompatible import exchange_problems
+from training.config.recipe import dump
+from training.config.run_config import RecomputeModule, RunConfig, TrainConfig
 from training.memory.layouts import Candidate
 from training.memory.states import parallel_config
-from training.recipe import dump
 
 Exchange = Literal["p2p", "a2a", "all_gather"]
 EXCHANGES: tuple[Exchange, ...] = ("p2p", "all_gather")
 """Of keys and values over context ranks, whatever their number: a2a needs heads that divide by it."""
 
 
-def configuration(question: Question, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
+def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
     """The sections that a layout decides, over those of the recipe that the question came from."""
     model = question.model
     if base is None:  # the vocabulary that was planned for, not that of the built-in tokenizer
@@ -66,7 +66,7 @@ def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
     return dataclasses.replace(base, dtype=name, fp8=None, loss_scale=scale)  # type: ignore[arg-type]
 
 
-def _train(base: TrainConfig, question: Question, layout: Candidate) -> TrainConfig:
+def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> TrainConfig:
     full, none = layout.recompute == "full", layout.recompute == "none"
     return dataclasses.replace(
         base,
@@ -81,7 +81,7 @@ def _train(base: TrainConfig, question: Question, layout: Candidate) -> TrainCon
     )
 
 
-def problems(question: Question, layout: Candidate, base: RunConfig | None = None) -> list[str]:
+def problems(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> list[str]:
     """What pretrain_gpt.py would refuse; empty where it would run."""
     return configuration(question, layout, base).problems(question.num_gpus)
 
@@ -95,7 +95,7 @@ class Length:
 
 
 def write(
-    path: Path, question: Question, plan: Plan, base: RunConfig | None = None, length: Length | None = None
+    path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None
 ) -> str:
     """Writes the recipe; the sbatch line. Raises UserError where today's program would not run it."""
     if not plan.runs_today:
@@ -108,7 +108,7 @@ def write(
         raise UserError(
             f"{plan.layout}: pretrain_gpt.py would refuse this layout, so no recipe is written:\n  "
             + "\n  ".join(refused)
-            + "\nAsk without --why for one that it accepts, or change the recipe that this one is made from."
+            + "\nAsk without --explain for one that it accepts, or change the recipe that this one is made from."
         )
     if path.exists():
         raise UserError(f"{path}: exists already. Choose another name, or remove it.")
@@ -135,7 +135,7 @@ def lasting(config: RunConfig, length: Length | None) -> RunConfig:
     return dataclasses.replace(config, train=train, checkpoint=checkpoint)
 
 
-def sbatch(question: Question, path: Path) -> str:
+def sbatch(question: PlanRequest, path: Path) -> str:
     """The line that starts it; a node of the script's own eight GPUs needs no further flags."""
     node = min(question.cluster.node.gpus_per_node, question.num_gpus)
     flags = [f"--nodes {-(-question.num_gpus // node)}"]

@@ -1,4 +1,4 @@
-"""Why there is no layout, or not this one: in numbers, with the way out. No torch here."""
+"""Why there is no layout, or not this one: in numbers, with what would help."""
 
 import dataclasses
 import itertools
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from parallel.errors import UserError
 from tools.plan.enumeration import candidates
 from tools.plan.gpu_counts import LARGEST, fits, gpu_counts
-from tools.plan.pricing import Plan
-from tools.plan.question import AXES, SWITCHES, Question
+from tools.plan.pricing import PricedLayout
 from tools.plan.recipe import problems
+from tools.plan.request import AXES, SWITCHES, PlanRequest
 from training.memory.layouts import Candidate
 
 MORE = 64
@@ -21,7 +21,7 @@ TRUTH = {"true": "1", "false": "0"}
 
 
 def constraint(text: str) -> dict[str, int | str]:
-    """``"TP=8,PP=4,recompute=full"`` as axes. Raises UserError for other names and for what is no number."""
+    """``"TP=8,PP=4,recompute=full"`` as axes. Raises UserError for other names and for what is not a number."""
     found: dict[str, int | str] = {}
     for part in re.split(r"[,\s]+", text.strip()):
         name, equals, value = part.partition("=")
@@ -38,7 +38,7 @@ def constraint(text: str) -> dict[str, int | str]:
     return found
 
 
-def no_layout(question: Question) -> UserError:
+def no_layout(question: PlanRequest) -> UserError:
     """The error for a question without any legal layout."""
     free = question.without()
     if not candidates(free):
@@ -50,7 +50,7 @@ def no_layout(question: Question) -> UserError:
     return UserError(f"{named} conflict: each has layouts, together they have none. {_why_together(question, blamed)}")
 
 
-def _conflict(question: Question) -> tuple[str, ...]:
+def _conflict(question: PlanRequest) -> tuple[str, ...]:
     """The fewest constraints that leave nothing."""
     for count in range(1, len(question.fixed) + 1):
         for names in itertools.combinations(question.fixed, count):
@@ -59,7 +59,7 @@ def _conflict(question: Question) -> tuple[str, ...]:
     return tuple(question.fixed)
 
 
-def _why_not(question: Question, name: str) -> str:
+def _why_not(question: PlanRequest, name: str) -> str:
     """One axis whose value nothing has: the program's own words where it has some, and the values that exist."""
     layouts = candidates(question.without())
     others = sorted({getattr(layout, name) for layout in layouts})
@@ -69,13 +69,13 @@ def _why_not(question: Question, name: str) -> str:
     return f"{_own_words(own)}Possible: {', '.join(map(str, others))}{how}."
 
 
-def _interleaved(question: Question, layouts: Sequence[Candidate]) -> int | str:
+def _interleaved(question: PlanRequest, layouts: Sequence[Candidate]) -> int | str:
     """Stages to speak of: those asked for, else the fewest that can be interleaved."""
     least = min((layout.pp for layout in layouts if layout.pp > 1), default=1)
     return question.fixed.get("pp", least)
 
 
-def _why_together(question: Question, names: tuple[str, ...]) -> str:
+def _why_together(question: PlanRequest, names: tuple[str, ...]) -> str:
     first, rest = names[0], names[1:]
     others = sorted({getattr(layout, first) for layout in candidates(question.without(*rest))})
     kept = " and ".join(f"{name.upper()} {question.fixed[name]}" for name in rest)
@@ -83,12 +83,12 @@ def _why_together(question: Question, names: tuple[str, ...]) -> str:
     return f"{own}With {kept}, {first.upper()} can be {', '.join(map(str, others))}."
 
 
-def _own_words(question: Question) -> str:
+def _own_words(question: PlanRequest) -> str:
     found = refusals(question)
     return f"{found[0]} " if found else ""
 
 
-def refusals(question: Question) -> list[str]:
+def refusals(question: PlanRequest) -> list[str]:
     """What pretrain_gpt.py says of the fixed axes, the others at 1."""
     others = (*WORDS, *SWITCHES, "dp", "zero")
     sizes = {name: int(value) for name, value in question.fixed.items() if name not in others}
@@ -103,7 +103,7 @@ def refusals(question: Question) -> list[str]:
     return problems(question, layout)
 
 
-def _no_division(question: Question) -> str:
+def _no_division(question: PlanRequest) -> str:
     """Nothing divides, whatever is chosen: nearly always the batch."""
     batch, world = question.global_batch_size, question.num_gpus
     replicas = _replica_counts(question)
@@ -123,13 +123,13 @@ def _no_division(question: Question) -> str:
     )
 
 
-def _replica_counts(question: Question) -> list[int]:
+def _replica_counts(question: PlanRequest) -> list[int]:
     """DP sizes that some layout has, were the batch of any size: a product of all numbers up to the world's divides."""
     anything = dataclasses.replace(question, global_batch_size=question.num_gpus * 8 * 9 * 5 * 7)
     return sorted({layout.dp for layout in candidates(anything)})
 
 
-def nothing_fits(question: Question, plans: list[Plan]) -> UserError:
+def nothing_fits(question: PlanRequest, plans: list[PricedLayout]) -> UserError:
     """The error for a question whose layouts all need too much memory: how many GPUs would do, or what to lift."""
     least = min(plans, key=lambda plan: plan.total_bytes)
     return UserError(
@@ -139,7 +139,7 @@ def nothing_fits(question: Question, plans: list[Plan]) -> UserError:
     )
 
 
-def _way_out(question: Question) -> str:
+def _way_out(question: PlanRequest) -> str:
     kept = f" with {_named(question, tuple(question.fixed))}" if question.fixed else ""
     enough = gpus_that_fit(question)
     if enough is not None:
@@ -153,18 +153,18 @@ def _way_out(question: Question) -> str:
     return f"{most} Lift {ways}: then {'something fits here' if here else f'{_so_many(question, without)} would do'}."
 
 
-def _so_many(question: Question, enough: Question) -> str:
+def _so_many(question: PlanRequest, enough: PlanRequest) -> str:
     batch = enough.global_batch_size
     grown = f" and --global_batch_size {batch}" if batch != question.global_batch_size else ""
     return f"{enough.num_gpus:,} GPUs{grown}"
 
 
-def _named(question: Question, names: tuple[str, ...]) -> str:
+def _named(question: PlanRequest, names: tuple[str, ...]) -> str:
     words = [f"--{name} {question.fixed[name]}" for name in names]
     return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
 
 
-def gpus_that_fit(question: Question) -> Question | None:
+def gpus_that_fit(question: PlanRequest) -> PlanRequest | None:
     """The question on the fewest GPUs, above its own, on which some layout that runs today fits; None: on none.
 
     With a larger batch only where no number of GPUs would do for this one.
@@ -174,18 +174,18 @@ def gpus_that_fit(question: Question) -> Question | None:
     return next((each for each in (*same, *map(_with_more_samples, same)) if fits(each)), None)
 
 
-def _most(question: Question) -> int:
+def _most(question: PlanRequest) -> int:
     return max(question.num_gpus, min(question.num_gpus * MORE, LARGEST))
 
 
-def _with_more_samples(question: Question) -> Question:
+def _with_more_samples(question: PlanRequest) -> PlanRequest:
     """A batch that any number of replicas divides."""
     world = question.num_gpus
     batch = -(-question.global_batch_size // world) * world
     return dataclasses.replace(question, global_batch_size=batch)
 
 
-def constraints_to_lift(question: Question) -> tuple[list[tuple[str, ...]], Question | None]:
+def constraints_to_lift(question: PlanRequest) -> tuple[list[tuple[str, ...]], PlanRequest | None]:
     """The fewest constraints without which something fits, all choices of them, and one of those questions.
 
     One or two on the question's GPUs, doubled and doubled again; else all of them, on whatever number would do.
@@ -202,5 +202,5 @@ def constraints_to_lift(question: Question) -> tuple[list[tuple[str, ...]], Ques
     return [tuple(question.fixed)], gpus_that_fit(question.without()) if question.fixed else None
 
 
-def _lifted(question: Question, names: tuple[str, ...]) -> Question:
+def _lifted(question: PlanRequest, names: tuple[str, ...]) -> PlanRequest:
     return question.without(*(name for name in question.fixed if name not in names))

@@ -1,10 +1,10 @@
-"""Plans as text. No torch here."""
+"""Plans as text."""
 
 from collections.abc import Sequence
 
 from tools.plan.aligned import aligned
-from tools.plan.pricing import SPENT, Plan
-from tools.plan.question import Question
+from tools.plan.pricing import SPENT, PricedLayout
+from tools.plan.request import PlanRequest
 
 EXPOSED = ("tp", "dp", "cp", "ep", "p2p")
 MEANING = {
@@ -24,7 +24,7 @@ MEANING = {
 }
 
 
-def heading(question: Question, priced: int, seconds: float) -> list[str]:
+def heading(question: PlanRequest, priced: int, seconds: float) -> list[str]:
     """What was asked, and how much was looked at."""
     shape, cluster = question.shape, question.cluster
     return [
@@ -35,7 +35,7 @@ def heading(question: Question, priced: int, seconds: float) -> list[str]:
     ]
 
 
-def table(plans: Sequence[Plan]) -> list[str]:
+def table(plans: Sequence[PricedLayout]) -> list[str]:
     """One line a plan, the best first."""
     head = ("", "layout", "step s", "4 of 5 runs", "tok/s/GPU", "MFU", "GiB", "bubble", *EXPOSED, "limited by")
     rows = [tuple(name.upper() if name in EXPOSED else name for name in head)]
@@ -51,12 +51,12 @@ def table(plans: Sequence[Plan]) -> list[str]:
     return lines
 
 
-def _span(plan: Plan) -> str:
+def _span(plan: PricedLayout) -> str:
     low, high = plan.step_s * plan.interval.low, plan.step_s * plan.interval.high
     return f"{low:.3g}-{high:.3g}"
 
 
-def details(plan: Plan) -> list[str]:
+def details(plan: PricedLayout) -> list[str]:
     """Where one layout's time and memory go."""
     lines = [f"{plan.layout}: {plan.step_s:.4g} s a step, of which"]
     spent = sorted(SPENT, key=lambda name: -plan.spent_s[name])
@@ -73,7 +73,7 @@ def details(plan: Plan) -> list[str]:
     return lines + aligned([(f"{size / 2**30:.1f} GiB", name) for name, size in plan.held_bytes.items()], left=(1,))
 
 
-def against(plan: Plan, best: Plan) -> list[str]:
+def against(plan: PricedLayout, best: PricedLayout) -> list[str]:
     """What a layout loses against the best one, category by category."""
     if plan.layout == best.layout:
         return ["This is the layout that is offered first."]
@@ -88,7 +88,7 @@ def against(plan: Plan, best: Plan) -> list[str]:
     return [f"{word} {best.layout} ({best.step_s:.4g} s): {'; '.join(named[:5]) or 'no part differs much'}."]
 
 
-def switches(plan: Plan, others: Sequence[tuple[str, Plan, bool]]) -> list[str]:
+def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]]) -> list[str]:
     """The same layout with one switch the other way: seconds, and GiB of the fullest rank."""
     rows = []
     for words, other, accepted in others:
@@ -100,7 +100,7 @@ def switches(plan: Plan, others: Sequence[tuple[str, Plan, bool]]) -> list[str]:
     return ["the same with one switch the other way:", *aligned(rows, left=(0, 4))]
 
 
-def verdict(plan: Plan) -> list[str]:
+def verdict(plan: PricedLayout) -> list[str]:
     """Whether it can be run at all."""
     found = []
     if not plan.fits:

@@ -1,4 +1,4 @@
-"""From flags to answers. No torch here, but for --trace and --calibrate, which import it themselves."""
+"""From flags to answers. --trace and --calibrate import torch themselves."""
 
 import dataclasses
 import difflib
@@ -12,19 +12,19 @@ from models.families import named
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import answers, combinations, recipe, rejections, report, sizing
+from tools.plan import combinations, recipe, rejections, report, results, sizing
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
-from tools.plan.machine import computable
-from tools.plan.offers import fitting, offered
-from tools.plan.pricing import Plan, price
-from tools.plan.question import AXES, SWITCHES, Question
+from tools.plan.hardware import computable
+from tools.plan.pricing import PricedLayout, price
 from tools.plan.ranking import distinct
+from tools.plan.request import AXES, SWITCHES, PlanRequest
+from tools.plan.selection import fitting, offered
 from tools.plan.switches import switched
-from training.config import RunConfig
-from training.divisions import sequence_problems
-from training.recipe import load
+from training.config.divisibility import sequence_problems
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
@@ -54,7 +54,7 @@ def run(flags: Flags) -> None:
         compare(asked(filled(flags), base), base)
         return
     question = asked(flags, base)
-    narrowed = _narrowed(question, flags.why)
+    narrowed = _narrowed(question, flags.explain)
     if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
         print(warning, file=sys.stderr)
     _figures(flags, question, base)
@@ -62,24 +62,24 @@ def run(flags: Flags) -> None:
         _layouts(flags, question, narrowed, base)
 
 
-def _figures(flags: Flags, question: Question, base: RunConfig | None) -> None:
+def _figures(flags: Flags, question: PlanRequest, base: RunConfig | None) -> None:
     """What is answered without the layouts of the question."""
     if flags.memory:
-        print("\n".join(answers.memory_table(question)))
+        print("\n".join(results.memory_table(question)))
     if flags.smallest:
         print("\n".join(sizing.smallest(question, base)))
     if flags.sizing:
         print("\n".join(sizing.sizing(question, base)))
 
 
-def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConfig | None) -> None:
-    """The table, and all that is made of the layout that is chosen. narrowed: with what --why asks about decided."""
+def _layouts(flags: Flags, question: PlanRequest, narrowed: PlanRequest, base: RunConfig | None) -> None:
+    """The table, and what is made of the chosen layout. narrowed: with what --explain asks about decided."""
     plans, rows = planned(question, flags.top, base)
-    chosen = explain(flags, narrowed, plans, base) if flags.why is not None else offered(plans)
-    if flags.why is None:
+    chosen = explain(flags, narrowed, plans, base) if flags.explain is not None else offered(plans)
+    if flags.explain is None:
         print("\n".join(report.details(chosen)))
     if flags.tokens is not None:
-        print("\n".join(answers.cost(question, chosen, flags.tokens)))
+        print("\n".join(results.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
         length = None if flags.tokens is None else _length(question, chosen, flags.tokens)
         print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
@@ -96,14 +96,14 @@ def _layouts(flags: Flags, question: Question, narrowed: Question, base: RunConf
         print(f"written: {flags.report}")
 
 
-def _length(question: Question, chosen: Plan, tokens: float) -> recipe.Length:
+def _length(question: PlanRequest, chosen: PricedLayout, tokens: float) -> recipe.Length:
     """What ``answers.cost`` has printed."""
     return recipe.Length(
-        train_iters=answers.iterations(question, tokens), save_interval=answers.save_interval(question, chosen.step_s)
+        train_iters=results.iterations(question, tokens), save_interval=results.save_interval(question, chosen.step_s)
     )
 
 
-def asked(flags: Flags, base: RunConfig | None) -> Question:
+def asked(flags: Flags, base: RunConfig | None) -> PlanRequest:
     """The question, every part of it checked. Raises UserError."""
     if flags.num_gpus is None or (flags.model is None and base is None):
         raise UserError("--num_gpus and --model (or --recipe) are needed, such as --model llama3_70b --num_gpus 64.")
@@ -114,7 +114,7 @@ def asked(flags: Flags, base: RunConfig | None) -> Question:
         if size is not None and size < 1:
             raise UserError(f"--{name} must be 1 or more, found {size}.")
     cluster = clusters.load(flags.cluster)
-    question = Question(
+    question = PlanRequest(
         model=_model(flags, base),
         cluster=cluster,
         num_gpus=flags.num_gpus,
@@ -142,7 +142,7 @@ def _unrecorded(name: str) -> ModelConfig:
     return ModelConfig(shape=name, seq_length=min(4096, shape.max_position_embeddings) if learned else 4096)
 
 
-def _check(question: Question) -> None:
+def _check(question: PlanRequest) -> None:
     """Constraints that no question has: a number format that the card lacks, words that are none."""
     problems = question.model.problems()
     if not problems:  # of the longest sample, whatever the layout
@@ -175,7 +175,9 @@ def _meant(near: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def planned(question: Question, top: int, base: RunConfig | None = None) -> tuple[list[Plan], list[Plan]]:
+def planned(
+    question: PlanRequest, top: int, base: RunConfig | None = None
+) -> tuple[list[PricedLayout], list[PricedLayout]]:
     """Prices everything, prints the table, returns the plans that fit, the best first, and those in the table."""
     start = time.perf_counter()
     layouts = candidates(question)
@@ -191,7 +193,7 @@ def planned(question: Question, top: int, base: RunConfig | None = None) -> tupl
     return plans, rows
 
 
-def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
+def shown(plans: Sequence[PricedLayout], top: int) -> list[PricedLayout]:
     """The best of all, of which at least half are such that today's program runs them; of others none that is slower
     than these."""
     today = [plan for plan in plans if plan.runs_today][:top]
@@ -202,25 +204,29 @@ def shown(plans: Sequence[Plan], top: int) -> list[Plan]:
     return [plan for plan in plans if id(plan) in kept]
 
 
-def _narrowed(question: Question, why: str | None) -> Question:
-    """With what --why asks about decided, too. Raises UserError for what no question has."""
+def _narrowed(question: PlanRequest, why: str | None) -> PlanRequest:
+    """With what --explain asks about decided, too. Raises UserError for what no question has."""
     more = rejections.constraint(why) if why is not None else {}
     narrowed = dataclasses.replace(question, fixed=question.fixed | more)
     _check(narrowed)
     return narrowed
 
 
-def explain(flags: Flags, narrowed: Question, plans: Sequence[Plan], base: RunConfig | None = None) -> Plan:
-    """--why: the best layout of these sizes against the best of all, or what forbids them."""
+def explain(
+    flags: Flags, narrowed: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig | None = None
+) -> PricedLayout:
+    """--explain: the best layout of these sizes against the best of all, or what forbids them."""
     layouts = candidates(narrowed)
     if not layouts:
         refused = rejections.refusals(narrowed)
         raise UserError(
-            "\n".join([f"{flags.why} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
+            "\n".join(
+                [f"{flags.explain} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))]
+            )
         )
     fit = fitting(narrowed, layouts, base)
     chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
-    lines = [f"{flags.why}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
+    lines = [f"{flags.explain}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
     lines += [*report.against(chosen, offered(plans)), *report.details(chosen)]
     print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen, base))]))
     return chosen

@@ -1,4 +1,4 @@
-"""Which cluster, and how much of it: the smallest that holds a model, and what the same money buys. No torch here."""
+"""Which cluster, and how much of it: the smallest that holds a model, and what the same money buys."""
 
 import dataclasses
 import math
@@ -11,18 +11,18 @@ from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.aligned import aligned
 from tools.plan.gpu_counts import LARGEST, TRIED, fewest
-from tools.plan.offers import best
-from tools.plan.pricing import Plan
-from tools.plan.question import Question
-from training.config import RunConfig
+from tools.plan.pricing import PricedLayout
+from tools.plan.request import PlanRequest
+from tools.plan.selection import best
+from training.config.run_config import RunConfig
 
 UNKNOWN_PRICE = "not known"
-"""How the source of a price begins that nobody has filled in (tools/plan/calibrate/cluster_file.py)."""
+"""How the source of a price begins that has not been filled in (tools/plan/calibrate/cluster_file.py)."""
 NEAR = 3
 """Sizes below the budget of which the fastest is taken: the batch may divide badly over the largest."""
 
 
-def smallest(question: Question, base: RunConfig | None = None) -> list[str]:
+def smallest(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
     """The fewest GPUs of every cluster on which some layout that runs today fits, and how fast that is.
 
     base: a recipe whose rest the layout has to go with. Raises UserError for a sharding that today's program does not
@@ -47,7 +47,7 @@ def smallest(question: Question, base: RunConfig | None = None) -> list[str]:
     return [head, *aligned(rows, left=(0, 2)), f"  tried: {TRIED}"]
 
 
-def sizing(question: Question, base: RunConfig | None = None) -> list[str]:
+def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
     """The question as it was asked, and the same batch on every other cluster for no more money per hour.
 
     base: a recipe whose rest the layouts have to go with. Raises UserError where nothing fits anywhere, and for a
@@ -72,7 +72,7 @@ def sizing(question: Question, base: RunConfig | None = None) -> list[str]:
     return [head, *aligned([names, *rows], left=(0, 5)), *_remarks(offers)]
 
 
-def _that_runs_today(question: Question) -> Question:
+def _that_runs_today(question: PlanRequest) -> PlanRequest:
     zero = int(question.fixed.get("zero", 1))
     if zero > 1:
         raise UserError(
@@ -88,10 +88,10 @@ class Offer(NamedTuple):
     cluster: Cluster
     num_gpus: int
     """0: even one node costs more."""
-    plan: Plan | None
+    plan: PricedLayout | None
 
 
-def _fastest(question: Question, cluster: Cluster, counts: Sequence[int], base: RunConfig | None) -> Offer:
+def _fastest(question: PlanRequest, cluster: Cluster, counts: Sequence[int], base: RunConfig | None) -> Offer:
     """Of the largest of these numbers of GPUs; without a plan where nothing fits."""
     offers = [
         Offer(cluster, count, best(dataclasses.replace(question, cluster=cluster, num_gpus=count), base))
@@ -123,7 +123,7 @@ def _row(offer: Offer) -> tuple[str, ...]:
     return cluster.name, f"{count:,}", hourly, f"{plan.step_s:.3g}", f"{rate:.3g}", str(plan.layout)
 
 
-def _clusters(question: Question) -> list[Cluster]:
+def _clusters(question: PlanRequest) -> list[Cluster]:
     """The one that was asked about, then all others that are known."""
     names = [name for name in clusters.known_clusters() if name != question.cluster.name]
     return [question.cluster, *map(clusters.load, names)]

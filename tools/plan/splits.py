@@ -1,4 +1,4 @@
-"""How blocks can be dealt to pipeline stages. No torch here."""
+"""How blocks can be dealt to pipeline stages."""
 
 import dataclasses
 import math

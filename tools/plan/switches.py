@@ -1,18 +1,20 @@
-"""What each switch of a layout is worth: the same layout with that one the other way. No torch here."""
+"""What each switch of a layout is worth: the same layout with that one the other way."""
 
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from tools.plan.machine import computable
-from tools.plan.pricing import Plan, price
-from tools.plan.question import Question
+from tools.plan.hardware import computable
+from tools.plan.pricing import PricedLayout, price
 from tools.plan.recipe import problems
-from training.config import RunConfig
+from tools.plan.request import PlanRequest
+from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 
 
-def switched(question: Question, plan: Plan, base: RunConfig | None = None) -> list[tuple[str, Plan, bool]]:
+def switched(
+    question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None
+) -> list[tuple[str, PricedLayout, bool]]:
     """Words, the plan with that switch the other way, and whether pretrain_gpt.py would accept it, with the rest of a
     recipe; the fastest first."""
     found = []
@@ -22,7 +24,7 @@ def switched(question: Question, plan: Plan, base: RunConfig | None = None) -> l
     return sorted(found, key=lambda each: each[1].step_s)
 
 
-def _others(question: Question, layout: Candidate) -> Iterator[tuple[str, Candidate]]:
+def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Candidate]]:
     ranks = layout.dp * layout.cp
     if layout.tp > 1:
         yield _without("sequence parallelism", layout, "sequence_parallel")

@@ -20,14 +20,14 @@ import tyro
 
 from data.config import path_of
 from data.engines import EngineName
-from data.raw.documents import Reading
+from data.raw.documents import ReadOptions
 from parallel import command
 from parallel.errors import UserError
 from parallel.schema import text_problem
 from tools.preprocess import run, training, verify
-from tools.preprocess.crew import Stopped, StopSign, WorkerDied
 from tools.preprocess.encoding import SpecialText
-from tools.preprocess.output import Output, Part
+from tools.preprocess.output import ArrayShare, Output
+from tools.preprocess.worker_pool import Stopped, StopSign, WorkerDied
 
 STOPPED = 75
 
@@ -50,7 +50,7 @@ class Preprocess:
     engine: EngineName = "auto"
     """What encodes. auto: the one that the output was begun with, else the fastest that gives the tokenizer's ids on a
     sample."""
-    special_text: SpecialText = "plain"
+    special_tokens: SpecialText = "plain"
     """Text like "<|endoftext|>" in a document: stays text, becomes the control id (as in Megatron's preprocessing),
     or makes the document a bad one. Counted in any case."""
     append_eod: bool = True
@@ -83,14 +83,14 @@ class Preprocess:
         self._check()
         stop = StopSign()
         stop.listen()
-        reading = Reading(
+        reading = ReadOptions(
             jsonl_key=self.jsonl_key,
             on_bad_document=self.on_bad_document,
             max_document_bytes=int(self.max_document_mb * 1e6),
             max_expansion=self.max_expansion,
         )
         run.preprocess(
-            run.Options(
+            run.PreprocessOptions(
                 inputs=self.input,
                 prefix=path_of(self.output).absolute(),
                 tokenizer=self.tokenizer,
@@ -98,12 +98,12 @@ class Preprocess:
                 workers=self.workers or run.available_cpus(),
                 reading=reading,
                 engine=self.engine,
-                special_text=self.special_text,
+                special_text=self.special_tokens,
                 append_eod=self.append_eod,
                 merge=self.merge,
                 shuffle_docs=self.shuffle_docs,
                 unit_bytes=None if self.unit_mb is None else int(self.unit_mb * 1e6),
-                part=Part.parse(self.part),
+                part=ArrayShare.parse(self.part),
                 overwrite=self.overwrite,
                 check_space=self.check_space,
                 stop=stop,
@@ -135,7 +135,7 @@ class Preprocess:
 
     def _check_overwrite(self) -> None:
         """Parts start one by one: each would remove what the others have done, and none would be the last."""
-        if self.overwrite and Part.parse(self.part).count > 1:
+        if self.overwrite and ArrayShare.parse(self.part).count > 1:
             way = Output(path_of(self.output).absolute()).way_to_clear(self.jsonl_key)
             raise UserError(
                 f"--overwrite with --part {self.part}: would remove the finished shards of the other parts; expected "

@@ -17,7 +17,7 @@ LONG = 4096
 
 
 @dataclass(slots=True)
-class Seen:
+class UnitCounts:
     """What a unit's documents were like."""
 
     text_bytes: int = 0
@@ -39,7 +39,7 @@ class Encoding:
     special_texts: tuple[str, ...]
     special_text: SpecialText
 
-    def encode(self, texts: list[str], seen: Seen, rejects: Rejects, where: Callable[[int], str]) -> Ids:
+    def encode(self, texts: list[str], seen: UnitCounts, rejects: Rejects, where: Callable[[int], str]) -> Ids:
         """Documents of ids: [n], one after another, and their lengths [documents] int64, none of them 0.
 
         where: the place of a text, by its number, for messages.
@@ -53,7 +53,9 @@ class Encoding:
         seen.empty += len(lengths) - len(held)
         return (ids, held) if self.eod is None else end_documents(ids, held, self.eod)
 
-    def _check_specials(self, texts: list[str], seen: Seen, rejects: Rejects, where: Callable[[int], str]) -> list[str]:
+    def _check_specials(
+        self, texts: list[str], seen: UnitCounts, rejects: Rejects, where: Callable[[int], str]
+    ) -> list[str]:
         """Count the texts that hold a control token's; with "error", leave them out."""
         found = _holding(texts, self.special_texts)
         seen.special_text += len(found)

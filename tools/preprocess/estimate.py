@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data.raw import documents
-from data.raw.documents import Batch, Reading, Rejects
+from data.raw.documents import DocumentBatch, ReadOptions, Rejects
 from data.raw.units import Unit
 
 SAMPLED_UNITS = 8
@@ -37,7 +37,7 @@ class Extent:
     """Datasets that do not."""
 
     def to_read(self, sample: Sample) -> int | None:
-        """What batches of documents will count together (documents.Batch); None: not known."""
+        """What batches of documents will count together (documents.DocumentBatch); None: not known."""
         return None if self.unknown else round(self.file_bytes + self.rows * sample.row_bytes)
 
     def text_bytes(self, sample: Sample) -> float:
@@ -64,17 +64,17 @@ def _step_rows(name: str, revision: str) -> list[float] | None:
     return hub.step_rows(name, revision)
 
 
-def sample(left: Sequence[Unit], reading: Reading) -> Sample:
+def sample(left: Sequence[Unit], reading: ReadOptions) -> Sample:
     """The first documents of units that are spread over all."""
     most = 2 if _is_dataset(left[0]) else SAMPLED_UNITS
     chosen = left[:: max(1, len(left) // most)][:most]
     # Of what is packed, as much is read ahead, and counted as read: a little of it would tell nothing.
     little = replace(reading, batch_bytes=min(reading.batch_bytes, SAMPLE_BYTES))
     texts: list[str] = []
-    of_files, of_datasets = _Sizes(), _Sizes()
+    of_files, of_datasets = _BatchSizes(), _BatchSizes()
     for unit in chosen:
         how = reading if any(part.source.compression for part in unit.parts) else little
-        batch = next(documents.read(unit, how, Rejects("skip")), Batch([], 1))
+        batch = next(documents.read(unit, how, Rejects("skip")), DocumentBatch([], 1))
         (of_datasets if _is_dataset(unit) else of_files).add(batch)
         room = SAMPLE_BYTES // len(chosen)
         for text in batch.texts:
@@ -96,14 +96,14 @@ def _is_dataset(unit: Unit) -> bool:
 
 
 @dataclass(slots=True)
-class _Sizes:
+class _BatchSizes:
     """Of batches: bytes of text, bytes read, number of documents."""
 
     text: int = 0
     read: int = 0
     count: int = 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: DocumentBatch) -> None:
         self.text += sum(len(text.encode()) for text in batch.texts)
         self.read += batch.source_bytes
         self.count += len(batch.texts)

@@ -15,7 +15,7 @@ from typing import Any
 
 from data.cache import NO_LOCKS
 from data.inputs import PLAN_BYTES, UNIT, empty_path, joined, planned_keys, work_folder
-from data.manifest import Manifest, manifest_path, read_manifest
+from data.manifest import ShardManifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
 from parallel.errors import UserError
 from parallel.schema import JSON, Count
@@ -30,14 +30,14 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrayShare:
     """One of several runs that share the units, as the tasks of a SLURM array do."""
 
     index: int = 0
     count: int = 1
 
     @classmethod
-    def parse(cls, text: str | None) -> "Part":
+    def parse(cls, text: str | None) -> "ArrayShare":
         """`I/N`, I from 0. Raises UserError."""
         if text is None:
             return cls()
@@ -97,7 +97,7 @@ class Output:
         return self.folder / "totals.json"
 
     @contextlib.contextmanager
-    def claimed(self, part: Part) -> Iterator[Claim]:
+    def claimed(self, part: ArrayShare) -> Iterator[Claim]:
         """The right to write this part's units.
 
         Raises UserError where another process has it, or works with another number of parts, or where --output
@@ -130,17 +130,17 @@ class Output:
             os.close(descriptor)
 
     def way_to_clear(self, key: str) -> str:
-        """What to do where parts shall start anew: no part may clear, as it cannot know whether others have begun.
+        """What to do where parts shall start over: no part may clear, as it cannot know whether others have begun.
 
         key: the field of the documents, by which joined shards are named.
         """
         name = self.prefix.name
         return (
-            f"To start parts anew, remove once, before any of them starts, what is there: {name}.preprocess, "
+            f"To start parts over, remove once, before any of them starts, what is there: {name}.preprocess, "
             f"{name}-[0-9]*-of-* and {name}_{key}_document.* in {self.prefix.parent}."
         )
 
-    def agree(self, plan: dict[str, Any], overwrite: bool, part: Part, alone: bool) -> None:
+    def agree(self, plan: dict[str, Any], overwrite: bool, part: ArrayShare, alone: bool) -> None:
         """Continue the plan that is there, or make this one the plan; its engine is agreed on when it is chosen.
 
         part: whose messages it is for. alone: no other process can be at work on the plan that is there. Raises
@@ -178,7 +178,7 @@ class Output:
         found = self._plan().get("engine")
         return None if found is None else str(found)
 
-    def agree_engine(self, name: str, part: Part) -> None:
+    def agree_engine(self, name: str, part: ArrayShare) -> None:
         """Make this the engine of the plan that is there: engines are proven equal on a sample only.
 
         Raises UserError where the plan has another one.
@@ -189,7 +189,7 @@ class Output:
             if "engine" not in plan:
                 self._write_plan({**plan, "engine": name})
 
-    def unusable_engine(self, error: UserError, part: Part) -> UserError:
+    def unusable_engine(self, error: UserError, part: ArrayShare) -> UserError:
         """For the engine of the plan that is there, which cannot be used here."""
         plan = self._plan()
         return UserError(
@@ -198,7 +198,7 @@ class Output:
             f"{self._way_anew(plan, part)}"
         )
 
-    def remove_leftovers(self, part: Part) -> None:
+    def remove_leftovers(self, part: ArrayShare) -> None:
         """What killed processes had not finished of this part's units; where it is the only part, of anything."""
         named = self._named(*planned_keys(self.prefix))
         for folder in (self.prefix.parent, self.folder):
@@ -242,13 +242,13 @@ class Output:
             raise UserError(
                 f"--output {self.prefix}: {path} cannot be read, expected the plan of the work: {error.problem} It is "
                 "damaged, so that nothing says what the shards there were made of. Give another --output. To start "
-                "anew, give --overwrite, without --part."
+                "over, give --overwrite, without --part."
             ) from None
 
     def _write_plan(self, plan: dict[str, Any]) -> None:
         write_whole(self.folder / "plan.json", json.dumps(plan, indent=1).encode())
 
-    def _refuse(self, changed: list[str], plan: dict[str, Any], part: Part) -> None:
+    def _refuse(self, changed: list[str], plan: dict[str, Any], part: ArrayShare) -> None:
         """Raises UserError where something of a plan has changed."""
         if changed:
             raise UserError(
@@ -257,8 +257,8 @@ class Output:
                 + f"\nGive that command to continue it, or another --output. {self._way_anew(plan, part)}"
             )
 
-    def _way_anew(self, plan: dict[str, Any], part: Part) -> str:
-        return self.way_to_clear(str(plan["jsonl_key"])) if part.count > 1 else "To start anew, give --overwrite."
+    def _way_anew(self, plan: dict[str, Any], part: ArrayShare) -> str:
+        return self.way_to_clear(str(plan["jsonl_key"])) if part.count > 1 else "To start over, give --overwrite."
 
     def _shards(self, key: str) -> list[Path]:
         """This prefix's. key: the field of the documents; `web_en_text_document` is of `web_en`, whatever `web` is."""
@@ -392,7 +392,7 @@ def remove_torn(prefix: Path) -> None:
 
 
 def shard_files(prefix: Path) -> tuple[Path, ...]:
-    """All that a shard may have; its index first, so that what is left is none where they are removed in this order."""
+    """All that a shard may have; its index first, so that a partial removal in this order leaves no shard."""
     return idx_path(prefix), manifest_path(prefix), bin_path(prefix), empty_path(prefix)
 
 
@@ -421,7 +421,7 @@ COUNTS = ("text_bytes", "empty", "rejected", "special_text")
 """What the manifest of a unit counts."""
 
 
-def read_unit(prefix: Path) -> Manifest:
+def read_unit(prefix: Path) -> ShardManifest:
     """The manifest of a complete unit, an empty one's too."""
     empty = empty_path(prefix)
     manifest = read_manifest(empty.with_name(empty.name.removesuffix(".json"))) or read_manifest(prefix)

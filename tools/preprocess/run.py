@@ -10,22 +10,22 @@ from data import engines
 from data.config import path_of
 from data.engines import EngineName
 from data.raw import inputs, units
-from data.raw.documents import Reading
+from data.raw.documents import ReadOptions
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
 from parallel.errors import UserError, printable
-from tools.preprocess import card, crew, estimate, stages
+from tools.preprocess import estimate, shuffle_merge, summary, worker_pool
 from tools.preprocess.encoding import Encoding, SpecialText
 from tools.preprocess.estimate import Extent, Sample
-from tools.preprocess.job import Job
-from tools.preprocess.output import Output, Part, is_complete, read_unit, saying_where_no_space_is
+from tools.preprocess.output import ArrayShare, Output, is_complete, read_unit, saying_where_no_space_is
+from tools.preprocess.tokenize_unit import TokenizeJob
 
 SMALLEST_UNIT, LARGEST_UNIT, USUAL_UNITS = 4 << 20, 4 << 30, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PreprocessOptions:
     """What was asked for, checked."""
 
     inputs: tuple[str, ...]
@@ -33,20 +33,20 @@ class Options:
     tokenizer: str
     eod_token: str | None
     workers: int
-    reading: Reading
+    reading: ReadOptions
     engine: EngineName
     special_text: SpecialText
     append_eod: bool
     merge: bool
     shuffle_docs: int | None
     unit_bytes: int | None
-    part: Part
+    part: ArrayShare
     overwrite: bool
     check_space: bool
-    stop: crew.StopSign
+    stop: worker_pool.StopSign
 
 
-def preprocess(options: Options) -> None:
+def preprocess(options: PreprocessOptions) -> None:
     """Raises UserError."""
     sources = inputs.find(options.inputs, say=_say)
     unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
@@ -83,7 +83,7 @@ def preprocess(options: Options) -> None:
         raise UserError(f"--output {options.prefix}: {error.strerror}: {error.filename}.") from None
 
 
-def _tokenizer(options: Options) -> Tokenizer:
+def _tokenizer(options: PreprocessOptions) -> Tokenizer:
     if options.tokenizer == "byte":
         return ByteTokenizer()
     path = path_of(options.tokenizer).absolute()
@@ -101,7 +101,9 @@ def _unit_bytes(total: int) -> int:
     return min(max(total // USUAL_UNITS, SMALLEST_UNIT), LARGEST_UNIT)
 
 
-def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, tokenizer: Tokenizer) -> dict[str, object]:
+def _plan(
+    options: PreprocessOptions, sources: list[inputs.InputSource], unit_bytes: int, tokenizer: Tokenizer
+) -> dict[str, object]:
     """Everything that the shards follow from but the engine, which is chosen later; workers change no byte of them."""
     return {
         "inputs": [
@@ -121,38 +123,38 @@ def _plan(options: Options, sources: list[inputs.Source], unit_bytes: int, token
     }
 
 
-def _needs_units(options: Options, job: Job) -> bool:
+def _needs_units(options: PreprocessOptions, job: TokenizeJob) -> bool:
     """False when what is made of the shards of units is there: they are removed then. What was lost is made again."""
     output = job.output
     if job.is_last_stage or not output.totals.is_file():
         return True
     if options.merge and is_complete(_joined(options)):
         return False
-    shuffled = _shuffled(options, output, card.Totals.load(output.totals, len(job.units)).shards)
+    shuffled = _shuffled(options, output, summary.Totals.load(output.totals, len(job.units)).shards)
     return not shuffled or not all(map(is_complete, shuffled))
 
 
-def _joined(options: Options) -> Path:
+def _joined(options: PreprocessOptions) -> Path:
     """The shard that --merge makes."""
     return options.prefix.with_name(f"{options.prefix.name}_{options.reading.jsonl_key}_document")
 
 
-def _shuffled(options: Options, output: Output, count: int) -> list[Path]:
+def _shuffled(options: PreprocessOptions, output: Output, count: int) -> list[Path]:
     """The shards that --shuffle_docs makes; none without it."""
     if options.shuffle_docs is None:
         return []
     return [output.kept("mixed", n, count) if options.merge else output.shard(n, count) for n in range(count)]
 
 
-def _check_engine(options: Options, output: Output) -> None:
+def _check_engine(options: PreprocessOptions, output: Output) -> None:
     """One that is asked for by name is refused at once, before anything is read."""
     begun = output.engine()
     if options.engine != "auto" and begun is not None and begun.split()[0] != options.engine:
         output.agree_engine(options.engine, options.part)
 
 
-def _job(options: Options, divided: list[Unit], tokenizer: Tokenizer, output: Output) -> Job:
-    return Job(
+def _job(options: PreprocessOptions, divided: list[Unit], tokenizer: Tokenizer, output: Output) -> TokenizeJob:
+    return TokenizeJob(
         units=divided,
         reading=options.reading,
         encoding=Encoding(
@@ -168,7 +170,7 @@ def _job(options: Options, divided: list[Unit], tokenizer: Tokenizer, output: Ou
     )
 
 
-def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
+def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> None:
     """This part's units that are not complete."""
     own = [unit for unit in job.units if unit.index % options.part.count == options.part.index]
     left = [unit for unit in own if not is_complete(job.prefix(unit.index))]
@@ -186,19 +188,21 @@ def _tokenise(options: Options, job: Job, locks: list[int]) -> None:
     to_read = extent.to_read(sample)
     if done:
         _say(f"continuing: {len(own) - len(left)} of {len(own)} units are there")
-    with crew.progress(None if to_read is None else done + to_read, "tokenising") as bar:
+    with worker_pool.progress(None if to_read is None else done + to_read, "tokenising") as bar:
         bar.update(done)
-        crew.work([unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop)
+        worker_pool.work(
+            [unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop
+        )
     job.output.agree_engine(engine.name, options.part)  # without locks another part may have begun at the same moment
 
 
-def _read_bytes(job: Job, unit: Unit) -> int:
+def _read_bytes(job: TokenizeJob, unit: Unit) -> int:
     """What reading a complete unit counted: bytes of its files, or of a dataset's text."""
     files = [part.size for part in unit.parts if part.source.kind != "dataset"]
     return sum(files) + (read_unit(job.prefix(unit.index)).counts["text_bytes"] if len(files) < len(unit.parts) else 0)
 
 
-def _engine(options: Options, job: Job, sample: Sample) -> engines.Engine:
+def _engine(options: PreprocessOptions, job: TokenizeJob, sample: Sample) -> engines.Engine:
     """The one that the output was begun with, or the one that is asked for."""
     begun = job.output.engine()
     if begun is None and any(is_complete(job.prefix(unit.index)) for unit in job.units):
@@ -210,11 +214,13 @@ def _engine(options: Options, job: Job, sample: Sample) -> engines.Engine:
         raise job.output.unusable_engine(error, options.part) if begun else error from None
 
 
-def _with_engine(job: Job, engine: engines.Engine) -> Job:
+def _with_engine(job: TokenizeJob, engine: engines.Engine) -> TokenizeJob:
     return replace(job, encoding=replace(job.encoding, engine=engine))
 
 
-def _check_space(options: Options, job: Job, engine: engines.Engine, extent: Extent, sample: Sample) -> None:
+def _check_space(
+    options: PreprocessOptions, job: TokenizeJob, engine: engines.Engine, extent: Extent, sample: Sample
+) -> None:
     """Refuse what cannot fit, before anything is written."""
     if extent.unknown:
         _say(
@@ -237,13 +243,13 @@ def _check_space(options: Options, job: Job, engine: engines.Engine, extent: Ext
         )
 
 
-def _finish(options: Options, job: Job, locks: list[int]) -> None:
+def _finish(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) -> None:
     """Count, shuffle, join, and say what was made."""
     output = job.output
-    output.remove_leftovers(Part())
+    output.remove_leftovers(ArrayShare())
     if not output.totals.is_file():
-        card.add_up(job).save(output.totals)
-    totals = card.Totals.load(output.totals, len(job.units))
+        summary.add_up(job).save(output.totals)
+    totals = summary.Totals.load(output.totals, len(job.units))
     if not totals.documents:
         raise UserError(f"INPUT: no document with text in {', '.join(options.inputs)} ({totals.rejected} rejected).")
     last = [job.prefix(unit.index) for unit in job.units]
@@ -255,30 +261,30 @@ def _finish(options: Options, job: Job, locks: list[int]) -> None:
         target = _joined(options)
         present = [prefix for prefix in last if bin_path(prefix).is_file()]
         total = sum(bin_path(prefix).stat().st_size for prefix in present)
-        with crew.progress(total, "joining") as bar:
+        with worker_pool.progress(total, "joining") as bar:
 
             def report(size: int) -> None:
                 options.stop.check()
                 bar.update(size)
 
-            stages.join(job, present, target, report)
+            shuffle_merge.join(job, present, target, report)
         last = [target]
     for path in output.folder.glob("hashes-*.bin"):
         path.unlink(missing_ok=True)
     results = [str(prefix) for prefix in last]
-    print(card.card(totals, results, options.merge, options.append_eod, output.engine()))
+    print(summary.card(totals, results, options.merge, options.append_eod, output.engine()))
 
 
-def _shuffle(options: Options, job: Job, totals: card.Totals, locks: list[int]) -> list[Path]:
+def _shuffle(options: PreprocessOptions, job: TokenizeJob, totals: summary.Totals, locks: list[int]) -> list[Path]:
     assert options.shuffle_docs is not None
     made = _shuffled(options, job.output, totals.shards)
     left = [index for index, prefix in enumerate(made) if not is_complete(prefix)]
     if left and not (options.merge and is_complete(_joined(options))):
-        shuffle = stages.Shuffle(job, options.shuffle_docs, not options.merge)
-        with crew.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
-            crew.work(left, shuffle.do, shuffle.clear, options.workers, bar, locks, options.stop)
+        shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, not options.merge)
+        with worker_pool.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
+            worker_pool.work(left, shuffle.do, shuffle.clear, options.workers, bar, locks, options.stop)
     for unit in job.units:
-        stages.remove(job.prefix(unit.index))
+        shuffle_merge.remove(job.prefix(unit.index))
     return made
 
 

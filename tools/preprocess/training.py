@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.raw import documents, inputs, units
-from data.raw.documents import Reading, Rejects
+from data.raw.documents import ReadOptions, Rejects
 from parallel.errors import UserError
 from tools.preprocess.output import saying_where_no_space_is, write_whole
 
@@ -24,7 +24,7 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str,
         raise UserError(f"--output {output}: already there. Give a name that is free.")
     divided = units.divide(inputs.find(names, say=lambda line: print(line, file=sys.stderr)), PART_BYTES)
     step = max(1, sum(unit.size for unit in divided) // sample_bytes)
-    reading = Reading(jsonl_key=jsonl_key, on_bad_document="skip", max_document_bytes=64_000_000, max_expansion=200)
+    reading = ReadOptions(jsonl_key=jsonl_key, on_bad_document="skip", max_document_bytes=64_000_000, max_expansion=200)
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
@@ -50,7 +50,7 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str,
     print(f"{output}: {vocab_size} pieces")
 
 
-def _lines(divided: list[units.Unit], reading: Reading) -> Iterator[str]:
+def _lines(divided: list[units.Unit], reading: ReadOptions) -> Iterator[str]:
     for unit in divided:
         for batch in documents.read(unit, reading, Rejects("skip")):
             for text in batch.texts:

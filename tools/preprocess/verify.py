@@ -10,7 +10,7 @@ from data.inputs import NUMBERED, SHARD_SUFFIXES, UNIT, check_counts, joined, on
 from data.manifest import FileSum, damaged_blocks, is_manifest, manifest_path, read_manifest
 from data.shards import Shard, bin_path, idx_path
 from parallel.errors import UserError
-from tools.preprocess import crew
+from tools.preprocess import worker_pool
 
 OURS = re.compile(r"-\d{5,18}-of-\d{5,18}$|_document$")
 """How the names of shards end."""
@@ -33,7 +33,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ShardDamage:
     """What is damaged or lost."""
 
     prefix: Path
@@ -42,7 +42,7 @@ class Finding:
     """File and range."""
 
 
-def verify(path: Path) -> list[Finding]:
+def verify(path: Path) -> list[ShardDamage]:
     """What is damaged or lost. path: a prefix, one shard, or a folder of shards.
 
     Raises UserError where there is no shard, or what may not be read.
@@ -53,17 +53,17 @@ def verify(path: Path) -> list[Finding]:
             _check_readable(prefix)
     except OSError as error:
         raise UserError(f"verify: {error.filename or path}: {error.strerror}.") from None
-    found = [Finding(one, f"{one}.bin, .idx and .json are missing: lost, or not made yet") for one in lost]
+    found = [ShardDamage(one, f"{one}.bin, .idx and .json are missing: lost, or not made yet") for one in lost]
     checked: list[tuple[Path, Path, FileSum]] = []
     without: list[Path] = []
     for prefix in prefixes:
         try:
             manifest = read_manifest(prefix)
-            shard = Shard(prefix, check_ends=False)  # what they would tell is told by range
+            shard = Shard(prefix, check_ends=False)  # damage is reported by range
             if manifest is None:
                 shard.check_index()  # nothing else tells whether its middle is right
         except (UserError, OSError) as error:
-            found.append(Finding(prefix, str(error).removeprefix("data: ")))
+            found.append(ShardDamage(prefix, str(error).removeprefix("data: ")))
             continue
         if manifest is None:
             without.append(prefix)
@@ -71,18 +71,18 @@ def verify(path: Path) -> list[Finding]:
             checked += [(prefix, file(prefix), manifest.files[name]) for name, file in FILES.items()]
     lost_manifests = _lost_manifests(without)
     found += lost_manifests
-    with crew.progress(sum(one.size for *_, one in checked), "reading") as bar:
+    with worker_pool.progress(sum(one.size for *_, one in checked), "reading") as bar:
         for prefix, file, expected in checked:
             try:
-                found += [Finding(prefix, what) for what in damaged_blocks(file, expected, bar.update)]
+                found += [ShardDamage(prefix, what) for what in damaged_blocks(file, expected, bar.update)]
             except OSError as error:
-                found.append(Finding(prefix, f"{file}: cannot be read: {error.strerror}"))
+                found.append(ShardDamage(prefix, f"{file}: cannot be read: {error.strerror}"))
     if unknown := len(without) - len(lost_manifests):
         print(f"{unknown} of {len(prefixes)} shards have no manifest: their sizes are right, their content is unknown")
     return found
 
 
-def way_out(found: list[Finding]) -> str:
+def way_out(found: list[ShardDamage]) -> str:
     """What to do about findings: the command that made shards makes them again, if only they are missing."""
     ours = sorted({str(work.with_suffix("")) for one in found if (work := _work_of(one.prefix))})
     again = (
@@ -103,7 +103,7 @@ def _work_of(prefix: Path) -> Path | None:
     return next((work for one in wholes if (work := work_folder(one)).is_dir() and prefix in joined(one)), None)
 
 
-def _lost_manifests(without: list[Path]) -> list[Finding]:
+def _lost_manifests(without: list[Path]) -> list[ShardDamage]:
     """Of shards without a manifest, those that had one; shards of Megatron have none."""
     signs: dict[tuple[Path, int], Path | None] = {}  # a prefix may have thousands of shards
     found = []
@@ -113,7 +113,7 @@ def _lost_manifests(without: list[Path]) -> list[Finding]:
         if family not in signs:
             signs[family] = _sign_of_manifests(*family)
         if sign := signs[family]:
-            found.append(Finding(prefix, f"{manifest_path(prefix)} is missing: lost, as {sign.name} is there"))
+            found.append(ShardDamage(prefix, f"{manifest_path(prefix)} is missing: lost, as {sign.name} is there"))
     return found
 
 
@@ -205,7 +205,7 @@ def _numbers(prefix: Path) -> Numbers | None:
 def _prefix(file: Path) -> Path | None:
     """Of the shard that a file of a folder belongs to; None where it belongs to none.
 
-    What is left of a shard tells that it was there: an index, tokens beside their manifest, or one of these by a name
+    The rest of a shard shows that it was there: an index, tokens beside their manifest, or one of these by a name
     as this program gives. Other .bin and .json files may be anything.
     """
     prefix = file.with_name(file.name.removesuffix(file.suffix))

@@ -4,15 +4,15 @@ import math
 from typing import Any, Literal
 
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark.tokens import RandomTokens
-from training import job
+from training import train
 from training.checkpoint.progress import Progress
-from training.config import OptimizerConfig, RunConfig, TrainConfig
-from training.step import Wishes
+from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.step import StepRequests
 
 USED_IDS = 64  # of 1,024: the loss falls from ln 1024 = 6.9 towards ln 64 = 4.2
 
@@ -47,10 +47,10 @@ def measure(
     shape = resolve(config.model, None)
     found: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     with groups.start(config.layout(1), identity, device=device, seed=1, timeout_minutes=5) as ranks:
-        chunks, optim = job.build_parts(config, shape, ranks)
+        chunks, optim = train.build_parts(config, shape, ranks)
         stream, progress = RandomTokens(config, USED_IDS, device=ranks.device), Progress()
         for _ in range(steps):
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
+            progress, result = train.one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
             found["loss"].append(result.loss)
             found["grad_norm"].append(result.grad_norm or math.nan)
     return found

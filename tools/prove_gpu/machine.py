@@ -13,7 +13,7 @@ MULTI_RANK_NCCL = (2, 30)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Machine:
+class GpuMachine:
     """The GPUs of this machine and the libraries that use them."""
 
     gpus: tuple[str, ...]
@@ -70,12 +70,12 @@ class Machine:
         }
 
 
-def look() -> Machine:
+def look() -> GpuMachine:
     """The GPUs that torch can use; there must be one."""
     import torch
 
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return Machine(
+    return GpuMachine(
         gpus=tuple(each.name for each in properties),
         capability=(properties[0].major, properties[0].minor),
         memory_gib=properties[0].total_memory / 2**30,

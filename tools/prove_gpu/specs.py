@@ -1,4 +1,4 @@
-"""On a rank: the model of Transformer Engine's modules against the model of ours, on the same weights."""
+"""On a rank: the model of Transformer Engine's modules against our own, on the same weights."""
 
 from typing import Any, Literal
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from models import gpt
 from models.config import ModelConfig
-from models.families import resolve
 from models.init import global_tensors
 from models.layers.spec import PortableProvider, provider
 from models.names import canonical
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.benchmark.circumstances import ROOT
-from tools.prove_gpu.machine import MULTI_RANK_NCCL, Machine
+from tools.prove_gpu.machine import MULTI_RANK_NCCL, GpuMachine
 
 SPEC_BOUNDS = {
     "fp32": {"logits": 1e-4, "gradient": 1e-3},
@@ -44,7 +44,7 @@ class UnrunError(Exception):
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class SubjectOutcome:
     """What a subject found. It has passed when there are no problems."""
 
     lines: list[str]
@@ -68,7 +68,7 @@ def ranks_of(
     limit_s: float = 600,
     **arguments: object,
 ) -> list[Any]:
-    """What every rank of a measurement (a module of this package) found; processes start afresh.
+    """What every rank of a measurement (a module of this package) found; each has new processes.
 
     Raises RuntimeError with the end of the output where a rank failed or ``limit_s`` seconds were not enough.
     """
@@ -104,12 +104,12 @@ def run(command: list[str], environ: Mapping[str, str], limit_s: float) -> str:
 # ---- Transformer Engine's modules against ours
 
 
-def specs(machine: Machine) -> Outcome:
+def specs(machine: GpuMachine) -> SubjectOutcome:
     """Logits and every gradient of both on the same weights: several architectures in fp32, one in bf16."""
     if not machine.has_te:
         raise UnrunError("transformer-engine is not installed (pip install '.[te]')")
     (found,) = ranks_of("specs", environ=FP32)
-    outcome = Outcome(lines=[], numbers=found)
+    outcome = SubjectOutcome(lines=[], numbers=found)
     for dtype, bounds in SPEC_BOUNDS.items():
         for model, row in found[dtype].items():
             what = f"{dtype}, {model}"
@@ -131,7 +131,7 @@ def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -
 # ---- fp8 against bf16
 
 
-def fp8(machine: Machine) -> Outcome:
+def fp8(machine: GpuMachine) -> SubjectOutcome:
     """Losses of 20 steps from the same weights on the same tokens."""
     if not machine.has_te or not machine.has_fp8:
         missing = "fp8 tensor cores (compute capability 8.9 or higher)" if machine.has_te else "transformer-engine"
@@ -141,13 +141,13 @@ def fp8(machine: Machine) -> Outcome:
     return judge_fp8(plain["loss"], hybrid["loss"])
 
 
-def judge_fp8(plain: list[float], hybrid: list[float]) -> Outcome:
+def judge_fp8(plain: list[float], hybrid: list[float]) -> SubjectOutcome:
     """Both losses must fall, and stay together within ``FP8_BOUND``."""
     from tools.parity.compare import furthest
 
     difference = furthest(hybrid, plain)
     ends = f"bf16 {plain[0]:.3f} -> {plain[-1]:.3f}, fp8 {hybrid[0]:.3f} -> {hybrid[-1]:.3f}"
-    outcome = Outcome(
+    outcome = SubjectOutcome(
         lines=[f"{ends}, apart {difference:.1e}"],
         numbers={"bf16": plain, "fp8": hybrid, "difference": difference},
         problems=beyond({"loss": difference}, {"loss": FP8_BOUND}, "fp8 against bf16"),
@@ -161,10 +161,10 @@ def judge_fp8(plain: list[float], hybrid: list[float]) -> Outcome:
 # ---- tests marked gpu
 
 
-def tests(_: Machine) -> Outcome:
+def tests(_: GpuMachine) -> SubjectOutcome:
     """pytest -m gpu."""
     text = run([sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu"], {}, 1200)
-    return Outcome(lines=[text.strip().splitlines()[-1]], numbers={"summary": text.strip().splitlines()[-1]})
+    return SubjectOutcome(lines=[text.strip().splitlines()[-1]], numbers={"summary": text.strip().splitlines()[-1]})
 
 
 # ---- layouts
@@ -180,9 +180,9 @@ def attempts(gpus: int, nccl: tuple[int, ...]) -> Iterator[Attempt]:
             return
 
 
-def layouts(machine: Machine) -> Outcome:
+def layouts(machine: GpuMachine) -> SubjectOutcome:
     """The first attempt whose ranks start, against one rank: loss, gradient norm, gradients of step 1."""
-    outcome = Outcome(lines=[], numbers={})
+    outcome = SubjectOutcome(lines=[], numbers={})
     for attempt in attempts(len(machine.gpus), machine.nccl):
         try:
             return try_layouts(attempt, outcome)
@@ -195,7 +195,7 @@ def layouts(machine: Machine) -> Outcome:
     raise UnrunError(f"{len(machine.gpus)} GPU is too few for TP, PP or DP: {said}")
 
 
-def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
+def try_layouts(attempt: Attempt, outcome: SubjectOutcome) -> SubjectOutcome:
     """Every layout of an attempt. Raises RuntimeError where ranks fail."""
     from tools.parity.compare import Observed, assemble, furthest, worst_gradient
     from tools.prove_gpu.observe import configuration
@@ -227,11 +227,13 @@ def try_layouts(attempt: Attempt, outcome: Outcome) -> Outcome:
 # ---- throughput
 
 
-def throughput(machine: Machine) -> Outcome:
+def throughput(machine: GpuMachine) -> SubjectOutcome:
     """Each row of the table, data-parallel over all GPUs; a row that fails (memory, say) is a problem."""
     from tools.prove_gpu.throughput import ROWS
 
-    outcome = Outcome(lines=[f"{'':16} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'peak GiB':>8}"], numbers={})
+    outcome = SubjectOutcome(
+        lines=[f"{'':16} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'peak GiB':>8}"], numbers={}
+    )
     for row, (_, precision, _) in ROWS.items():
         if precision.fp8 and not (machine.has_te and machine.has_fp8):
             continue
@@ -247,22 +249,22 @@ def throughput(machine: Machine) -> Outcome:
     return outcome
 
 
-SUBJECTS: dict[str, Callable[[Machine], Outcome]] = {
+SUBJECTS: dict[str, Callable[[GpuMachine], SubjectOutcome]] = {
     "specs": specs, "fp8": fp8, "tests": tests, "layouts": layouts, "throughput": throughput,
 }  # fmt: skip
 
 
-def guarded(subject: str, machine: Machine) -> tuple[str, Outcome]:
+def guarded(subject: str, machine: GpuMachine) -> tuple[str, SubjectOutcome]:
     """A subject's verdict (passed, failed, unrun) and outcome, whatever happens in it."""
     try:
         outcome = SUBJECTS[subject](machine)
     except UnrunError as error:
-        return "unrun", Outcome(lines=[str(error)], numbers={})
+        return "unrun", SubjectOutcome(lines=[str(error)], numbers={})
     except Exception as error:  # one subject must not stop the others
-        return "failed", Outcome(lines=[], numbers={}, problems=[f"{type(error).__name__}: {error}"])
+        return "failed", SubjectOutcome(lines=[], numbers={}, problems=[f"{type(error).__name__}: {error}"])
     return ("failed" if outcome.problems else "passed"), outcome
 
 
-def record(verdict: str, outcome: Outcome) -> dict[str, Any]:
+def record(verdict: str, outcome: SubjectOutcome) -> dict[str, Any]:
     """For the JSON."""
     return {"verdict": verdict} | dataclasses.asdict(outcome)

@@ -8,16 +8,16 @@ from typing import Any, Literal
 import torch
 
 from models.config import ModelConfig
-from models.families import resolve
 from models.flops import flops_per_token, peak_flops
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark.tokens import RandomTokens
-from training import job
 from training.checkpoint.progress import Progress
-from training.config import OptimizerConfig, RunConfig, TrainConfig
-from training.step import Wishes
+from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.step import StepRequests
+from training.train import build_parts, one_step
 
 WARMUP_STEPS, STEPS, MICROBATCHES = 3, 10, 4
 
@@ -63,12 +63,12 @@ def measure(
     layout = config.layout(identity.world_size)
     times_s = []
     with groups.start(layout, identity, device=device, seed=1, timeout_minutes=5) as ranks:
-        chunks, optim = job.build_parts(config, shape, ranks)
+        chunks, optim = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
         progress = Progress()
         for _ in range(WARMUP_STEPS + STEPS):
             began = time.perf_counter()
-            progress, result = job.one_step(config, chunks, optim, stream, ranks, progress, Wishes())
+            progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
             torch.cuda.synchronize()
             times_s.append(time.perf_counter() - began)
         memory_bytes = torch.cuda.max_memory_allocated()

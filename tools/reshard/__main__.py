@@ -3,11 +3,11 @@
     python -m tools.reshard SOURCE TARGET [--drop_optimizer] [--dtype bfloat16] [--max_file_size 2GB]
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
     python -m tools.reshard MEGATRON_FOLDER TARGET --recipe RECIPE.toml
-    python -m tools.reshard SOURCE TARGET --form megatron --keys stacked
-    python -m tools.reshard SOURCE TARGET --form megatron --optimizer_form dp_reshardable \
+    python -m tools.reshard SOURCE TARGET --format megatron --keys stacked
+    python -m tools.reshard SOURCE TARGET --format megatron --optimizer_format dp_reshardable \
         --tensor_model_parallel_size 4 --pipeline_model_parallel_size 2 --data_parallel_size 8
 
-A checkpoint of ours needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
+A Triplane checkpoint needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
 checkpoint is run, and no pickle is executed. A killed run goes on where it was when the same command is given again.
 Exit code 2: bad input, or what was compared differs.
 """
@@ -22,11 +22,13 @@ import tyro
 from parallel import command
 from parallel.errors import UserError
 from tools.convert.__main__ import at_least_one, size_in_bytes
+from tools.reshard import megatron_target, triplane_format
+from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron_job import MegatronJob
-from tools.reshard.options import Dtype, Form, Keys, Options
-from tools.reshard.plan import Plan
+from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned
-from tools.reshard.sources import Source, check, open_ours, open_source
+from tools.reshard.sources import check, open_ours, open_source
 from tools.reshard.verify import verify
 from training.checkpoint.format.manifest import DamagedError
 
@@ -39,10 +41,10 @@ class Reshard:
     """A checkpoint, or a run's folder, or a folder of checkpoints: the newest. Or Megatron's torch_dist folder."""
     target: tyro.conf.Positional[Path]
     """Folder to write; must not exist."""
-    form: Form = "triplane"
+    format: Format = "triplane"
     """megatron: TARGET/iter_N with latest_checkpointed_iteration.txt beside it, for Megatron-LM's --load TARGET."""
     keys: Keys = "per_layer"
-    """With --form megatron: per_layer for HybridModel; stacked for GPTModel, per_block for GPTModel with
+    """With --format megatron: per_layer for HybridModel; stacked for GPTModel, per_block for GPTModel with
     non_homogeneous_layers."""
     job: tyro.conf.OmitArgPrefixes[MegatronJob] = field(default_factory=MegatronJob)
     drop_optimizer: bool = False
@@ -62,16 +64,16 @@ class Reshard:
     verify: bool = False
     """Read the target back and compare every tensor with the source, moments included."""
 
-    def options(self) -> Options:
+    def options(self) -> ReshardOptions:
         """Raises UserError."""
         if self.recipe is not None and not self.recipe.is_file():
             raise UserError(f"--recipe {self.recipe}: no such file.")
-        if self.form != "megatron" and self.job != MegatronJob():
+        if self.format != "megatron" and self.job != MegatronJob():
             raise UserError(
-                "a job's sizes are for --form megatron alone: a checkpoint of ours fits all of them. Leave them out."
+                "a job's sizes are for --format megatron alone: a Triplane checkpoint fits all of them. Leave them out."
             )
-        return Options(
-            form=self.form,
+        return ReshardOptions(
+            format=self.format,
             drop_optimizer=self.drop_optimizer,
             dtype=self.dtype,
             max_file_bytes=size_in_bytes(self.max_file_size),
@@ -117,21 +119,17 @@ def reshard(job: Reshard) -> None:
         source.files.close()
 
 
-def write(source: Source, plan: Plan, target: Path, options: Options, workers: int) -> None:
+def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions, workers: int) -> None:
     """In the form that is asked for."""
-    from tools.reshard import megatron_target, ours
-
-    form = megatron_target if options.form == "megatron" else ours
+    form = megatron_target if options.format == "megatron" else triplane_format
     form.write(source, plan, target, options, workers)
 
 
-def compare(source: Source, plan: Plan, target: Path, options: Options) -> str:
+def compare(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions) -> str:
     """A sentence on what was compared. Raises UserError where something differs."""
-    if options.form == "triplane":
+    if options.format == "triplane":
         files = open_ours(target).files
     else:
-        from tools.reshard import megatron_target
-
         files = megatron_target.reader(target)
     try:
         return verify(source, plan, files, target)

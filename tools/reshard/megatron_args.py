@@ -1,4 +1,4 @@
-"""What Megatron-LM restores of a run besides tensors: its arguments, and its scheduler's state. No torch here.
+"""What Megatron-LM restores of a run besides tensors: its arguments, and its scheduler's state.
 
 Megatron-LM core_r0.19.0, megatron/training/checkpointing.py (load_checkpoint, check_checkpoint_args,
 load_args_from_checkpoint) and megatron/core/optimizer_param_scheduler.py (state_dict, load_state_dict).
@@ -13,9 +13,9 @@ from models.shapes import GPTShape
 from models.sublayers import SUBLAYERS_PER_BLOCK, hybrid_layer_pattern
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron_known import JOB
-from tools.reshard.options import Options
+from tools.reshard.options import ReshardOptions
 from training.checkpoint.progress import Progress
-from training.config import RunConfig, batch_schedule, learning_schedule
+from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 
 ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
 """Entries of our state that keep what a Megatron checkpoint said."""
@@ -42,7 +42,7 @@ _OF_OPTIMIZER = (
 
 
 def arguments(
-    config: RunConfig, shape: GPTShape, progress: Progress, options: Options, rows: int, known: Mapping[str, Any]
+    config: RunConfig, shape: GPTShape, progress: Progress, options: ReshardOptions, rows: int, known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The fields of ``args``. rows: of the vocabulary. known: what a Megatron checkpoint said, which stays but for
     what is now otherwise.
@@ -99,7 +99,7 @@ def _model(shape: GPTShape) -> dict[str, Any]:
     return found
 
 
-def _depth(shape: GPTShape, options: Options) -> dict[str, Any]:
+def _depth(shape: GPTShape, options: ReshardOptions) -> dict[str, Any]:
     """Megatron-LM takes a checkpoint for HybridModel's where, and only where, it has a pattern of layers; it counts
     two layers for each block then."""
     if options.keys != "per_layer":
@@ -108,7 +108,7 @@ def _depth(shape: GPTShape, options: Options) -> dict[str, Any]:
     return {"num_layers": shape.num_layers * SUBLAYERS_PER_BLOCK, "hybrid_layer_pattern": pattern}
 
 
-def _job(options: Options) -> dict[str, Any]:
+def _job(options: ReshardOptions) -> dict[str, Any]:
     layout, job = options.job.layout, options.job
     return {
         "tensor_model_parallel_size": layout.tp,
@@ -122,7 +122,7 @@ def _job(options: Options) -> dict[str, Any]:
         "transformer_impl": job.transformer_impl,
         "moe_grouped_gemm": job.moe_grouped_gemm,
         "use_distributed_optimizer": True,
-        "dist_ckpt_optim_fully_reshardable": job.optimizer_form == "fully_reshardable",
+        "dist_ckpt_optim_fully_reshardable": job.optimizer_format == "fully_reshardable",
         "ckpt_format": "torch_dist",
         JOB: dataclasses.asdict(job),
     }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from parallel.untrusted import read_json
-from training.checkpoint.format.pieces import ITEM_BYTES, Group
+from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.reader import WORDS
 from training.checkpoint.format.writer import TABLE, write_durably
 
@@ -33,7 +33,9 @@ class BlobWriter:
         self._file = self.path.open("wb")
         self._entries: list[list[Any]] = []
 
-    def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
+    def add(
+        self, group: TensorGroup, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]
+    ) -> None:
         """Append a chunk of each of the group's tensors. Raises OSError where the disk does not take it."""
         for key, buffer in zip(group.keys, buffers, strict=True):
             start = self._file.tell()

@@ -4,7 +4,7 @@ The inverse of ``megatron_flat``, for sizes that are given. A model chunk's para
 modules, each from a multiple of 64 elements on, in buckets; a bucket ends where it has reached its size, around an
 embedding that two stages share, and with the memory (megatron-core 0.19.2: distrib_optimizer.py,
 _compute_per_buffer_param_layout and sharded_param_state_dp_reshardable; Megatron-LM core_r0.19.0: training.py,
-resolve_ddp_bucket_size and get_model). Padding is written as zeros. No torch here.
+resolve_ddp_bucket_size and get_model). Padding is written as zeros.
 """
 
 import math
@@ -17,10 +17,10 @@ from models.names import checkpoint_key
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.stages import layers_per_chunk
-from tools.reshard.megatron_flat import ALIGNMENT
+from tools.reshard.megatron_dp_reshardable import ALIGNMENT
 from tools.reshard.megatron_job import MegatronJob
 from tools.reshard.megatron_params import Experts, Site, modules
-from tools.reshard.tensors import Rectangle, Rows, Tensors
+from tools.reshard.tensors import Rectangle, RowRange, Tensors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -40,7 +40,7 @@ _BY_COLUMNS = {"linear_proj", "linear_fc2"}
 
 
 @dataclass(slots=True, frozen=True)
-class Held:
+class HeldParameter:
     """A parameter as one rank holds it."""
 
     key: str
@@ -60,7 +60,7 @@ class Held:
 class Bucket:
     """A stretch of a model chunk's memory that is saved as one tensor for each state."""
 
-    params: tuple[tuple[int, Held], ...]
+    params: tuple[tuple[int, HeldParameter], ...]
     """Each with its first element."""
     unpadded: int
     """Elements that are saved."""
@@ -77,7 +77,7 @@ class Bucket:
 
 
 @dataclass(slots=True, frozen=True)
-class Memory:
+class FlatMemory:
     """What the data-parallel copies of one rank hold together, for one of the chained optimizers."""
 
     chained: str
@@ -103,7 +103,7 @@ class FlatOrigin:
     """A bucket of one state as something to read: its parameters from wherever they lie, and zeros between."""
 
     dtype: str
-    pieces: tuple[tuple[int, Rectangle, Rows], ...]
+    pieces: tuple[tuple[int, Rectangle, RowRange], ...]
     """First element, the rectangle, and the tensor it is of; in order."""
 
     def rows_read(self, source: Tensors, rectangle: Rectangle) -> np.ndarray:
@@ -117,7 +117,7 @@ class FlatOrigin:
         return words
 
 
-def _stretch(origin: Rows, source: Tensors, box: Rectangle, first: int, last: int) -> np.ndarray:
+def _stretch(origin: RowRange, source: Tensors, box: Rectangle, first: int, last: int) -> np.ndarray:
     """Elements [first, last) of a rectangle, row by row; the rows that they are in are read whole."""
     offset, shape = box
     axis = next((number for number, length in enumerate(shape) if length > 1), len(shape) - 1)
@@ -128,7 +128,7 @@ def _stretch(origin: Rows, source: Tensors, box: Rectangle, first: int, last: in
     return words.reshape(-1)[first - low * row : last - low * row]
 
 
-def memories(job: MegatronJob, shape: GPTShape, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Memory]:
+def memories(job: MegatronJob, shape: GPTShape, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[FlatMemory]:
     """Every rank's memory, but for data-parallel copies.
 
     shapes: of the weights, by our key, with the vocabulary's padding. Raises UserError for sizes that do not fit.
@@ -136,21 +136,21 @@ def memories(job: MegatronJob, shape: GPTShape, shapes: Mapping[str, tuple[int, 
     _check(job, shape)
     layout, apart = job.layout, job.has_experts_apart and bool(shape.num_moe_experts)
     chunks = [chunk_sites(job, shape, number) for number in range(layout.chunks)]
-    held = _Cutter(job, shape, shapes)
+    held = _RectangleCutter(job, shape, shapes)
     for pp in range(layout.pp):
         mine = chunks[pp :: layout.pp]
         for tp in range(layout.tp):
             sites = [[site for site in chunk if site[1] is None or not apart] for chunk in mine]
             params = [[held.param(site, tp, layout.tp) for site in chunk] for chunk in sites]
             buffers = _buffers(job, params, pp, layout.dp * layout.cp)
-            yield Memory("chained_0" if apart else "", tp + layout.tp * pp, buffers)
+            yield FlatMemory("chained_0" if apart else "", tp + layout.tp * pp, buffers)
         for ep, etp in ((ep, etp) for ep in range(layout.ep) for etp in range(layout.etp) if apart):
             count = shape.num_moe_experts // layout.ep
             local = range(ep * count, (ep + 1) * count)
             sites = [[site for site in chunk if site[1] in local] for chunk in mine]
             params = [[held.param(site, etp, layout.etp) for site in chunk] for chunk in sites]
             buffers = _buffers(job, params, pp, layout.edp)  # none where the stage has no experts, but numbers
-            yield Memory("chained_1", etp + layout.etp * (ep + layout.ep * pp), buffers)
+            yield FlatMemory("chained_1", etp + layout.etp * (ep + layout.ep * pp), buffers)
 
 
 def _check(job: MegatronJob, shape: GPTShape) -> None:
@@ -162,8 +162,8 @@ def _check(job: MegatronJob, shape: GPTShape) -> None:
         )
     if apart and shape.mtp_num_layers and (shape.tied or shape.position_embedding_type == "learned_absolute"):
         raise UserError(
-            "--optimizer_form dp_reshardable: multi-token prediction on a stage without the embedding, of a model "
-            "with tied or learned position embeddings, is not written. Use --optimizer_form fully_reshardable."
+            "--optimizer_format dp_reshardable: multi-token prediction on a stage without the embedding, of a model "
+            "with tied or learned position embeddings, is not written. Use --optimizer_format fully_reshardable."
         )
 
 
@@ -195,7 +195,7 @@ def chunk_sites(job: MegatronJob, shape: GPTShape, chunk: int) -> list[Site]:
     return found
 
 
-class _Cutter:
+class _RectangleCutter:
     """Which rectangles of a tensor a rank holds."""
 
     def __init__(self, job: MegatronJob, shape: GPTShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -204,7 +204,7 @@ class _Cutter:
         self._by_rows = _BY_ROWS | _BY_ROWS_LOCALLY if local else _BY_ROWS
         self._is_shared = job.pipeline_model_parallel_size > 1 and bool(shape.tied or shape.mtp_num_layers)
 
-    def param(self, site: Site, rank: int, size: int) -> Held:
+    def param(self, site: Site, rank: int, size: int) -> HeldParameter:
         """A parameter on tensor-parallel rank ``rank`` of ``size``. Raises UserError where it cannot be cut so."""
         name, expert = site
         key = checkpoint_key(name)
@@ -214,7 +214,7 @@ class _Cutter:
         axis, parts = self._cut(name)
         if axis is not None and dims[axis] % (size * parts):
             raise UserError(
-                f"--optimizer_form dp_reshardable: {key} {list(whole)} cannot be cut for {size} tensor-parallel ranks."
+                f"--optimizer_format dp_reshardable: {key} {list(whole)} cannot be cut for TP {size}."
                 + (
                     " Pad the vocabulary: --make_vocab_size_divisible_by."
                     if "word_emb" in key or "output" in key
@@ -228,7 +228,7 @@ class _Cutter:
                 extent[axis] = dims[axis] // (size * parts)
                 offset[axis] = part * dims[axis] // parts + rank * extent[axis]
             boxes.append(((*lead, *offset), (*(1 for _ in lead), *extent)))
-        return Held(key, tuple(boxes), self._is_shared and site == EMBEDDING)
+        return HeldParameter(key, tuple(boxes), self._is_shared and site == EMBEDDING)
 
     def _cut(self, name: str) -> tuple[int | None, int]:
         """The dim that TP cuts, and how many matrices lie in it: the gate's rows of linear_fc1, then the other ones."""
@@ -239,7 +239,7 @@ class _Cutter:
 
 
 def _buffers(
-    job: MegatronJob, chunks: Sequence[Sequence[Held]], pp: int, data_ranks: int
+    job: MegatronJob, chunks: Sequence[Sequence[HeldParameter]], pp: int, data_ranks: int
 ) -> tuple[tuple[Bucket, ...], ...]:
     """Each model chunk's buckets. The first chunk of the first stage alone has more than it must have."""
     size = None
@@ -252,12 +252,12 @@ def _buffers(
     return tuple(filter(None, found))
 
 
-def buckets(params: Sequence[Held], size: int | None, divisor: int) -> Iterator[Bucket]:
+def buckets(params: Sequence[HeldParameter], size: int | None, divisor: int) -> Iterator[Bucket]:
     """Parameters in the order of their modules, in buckets: of ``size`` elements or a few more; None: one.
 
     divisor: of the elements that ranks have of each.
     """
-    inside: list[tuple[int, Held]] = []
+    inside: list[tuple[int, HeldParameter]] = []
     end = 0
     for param in reversed(params):
         start = _aligned(end, ALIGNMENT)
@@ -273,7 +273,7 @@ def buckets(params: Sequence[Held], size: int | None, divisor: int) -> Iterator[
         yield _bucket(inside, end, divisor)
 
 
-def _bucket(params: Sequence[tuple[int, Held]], unpadded: int, divisor: int) -> Bucket:
+def _bucket(params: Sequence[tuple[int, HeldParameter]], unpadded: int, divisor: int) -> Bucket:
     return Bucket(tuple(params), unpadded, _aligned(unpadded, divisor))
 
 
@@ -281,7 +281,7 @@ def _aligned(count: int, divisor: int) -> int:
     return -(-count // divisor) * divisor
 
 
-def flat_origin(bucket: Bucket, origin_of: Mapping[str, Rows]) -> FlatOrigin:
+def flat_origin(bucket: Bucket, origin_of: Mapping[str, RowRange]) -> FlatOrigin:
     """A bucket of one state. origin_of: that state of each weight, by the weight's key."""
     pieces = tuple((start, box, origin_of[key]) for start, box, key in bucket.boxes)
     return FlatOrigin(pieces[0][2].dtype, pieces)

@@ -1,15 +1,15 @@
-"""Copies of what several ranks hold alike, in Megatron's dp_reshardable form, compared whole. No torch here."""
+"""Copies of what several ranks hold alike, in Megatron's dp_reshardable form, compared whole."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from parallel.errors import UserError
-from tools.convert.words import cast
+from tools.convert.dtypes import cast
+from tools.reshard.checkpoint_source import STATES
+from tools.reshard.megatron_dp_reshardable import WAY_OUT, FlatStates, ReplicaCopy
 from tools.reshard.megatron_files import TorchDist
-from tools.reshard.megatron_flat import WAY_OUT, Copy, FlatStates
 from tools.reshard.megatron_params import key_of
-from tools.reshard.sources import STATES
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -26,7 +26,7 @@ def differing(states: FlatStates) -> list[str]:
     return sorted({key_of(copy.param.site) for copy in states.copies if _differs(states.files, copy)})
 
 
-def _differs(files: TorchDist, copy: Copy) -> bool:
+def _differs(files: TorchDist, copy: ReplicaCopy) -> bool:
     found = False
     for state in STATES:
         dtype = files.tensors[f"{copy.read[0]}.{state}"].dtype
@@ -43,7 +43,7 @@ def _differs(files: TorchDist, copy: Copy) -> bool:
     return found
 
 
-def _stretches(files: TorchDist, copy: Copy, state: str, dtype: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _stretches(files: TorchDist, copy: ReplicaCopy, state: str, dtype: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """A state of both, a few MB at a time."""
     step = STEP_BYTES // ITEM_BYTES[dtype]
     for at in range(0, copy.param.size, step):

@@ -1,4 +1,4 @@
-"""Megatron's torch_dist folders: tensors by rectangle, and the common state. No torch here, no pickle executed.
+"""Megatron's torch_dist folders: tensors by rectangle, and the common state. No pickle is executed.
 
 ``.metadata`` lists, for each tensor, its chunks (rectangles), and, for each chunk, a range of bytes of a ``.distcp``
 file; there lies what torch.save made of the chunk: an uncompressed zip file with the tensor's bytes as one of its
@@ -21,7 +21,7 @@ import numpy as np
 
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_bytes, read_json
-from tools.reshard.megatron_pickle import DTYPES, STORAGES, Ordered, Outside, Record, Size, read, record
+from tools.reshard.megatron_pickle import DTYPES, STORAGES, Ordered, Outside, PickledRecord, Size, read, record
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -364,4 +364,4 @@ def is_torch_dist(folder: Path) -> bool:
         return False
 
 
-__all__ = ["COMMON", "METADATA", "Namespace", "Outside", "Record", "TorchDist", "is_torch_dist", "read_saved"]
+__all__ = ["COMMON", "METADATA", "Namespace", "Outside", "PickledRecord", "TorchDist", "is_torch_dist", "read_saved"]

@@ -1,4 +1,4 @@
-"""The Megatron-LM job that is to load what ``--form megatron`` writes, in Megatron-LM's words. No torch here."""
+"""The Megatron-LM job that is to load what ``--format megatron`` writes, in Megatron-LM's words."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ OptimizerForm = Literal["fully_reshardable", "dp_reshardable"]
 
 @dataclass(kw_only=True, frozen=True)
 class MegatronJob:
-    """All for --form megatron alone. The sizes are of the job that loads it."""
+    """All for --format megatron alone. The sizes are of the job that loads it."""
 
-    optimizer_form: OptimizerForm = "fully_reshardable"
-    """dp_reshardable: the flat memory of each TP x PP x EP rank, which Megatron-LM writes unless it is told
+    optimizer_format: OptimizerForm = "fully_reshardable"
+    """dp_reshardable: the flat memory of each TP x PP x EP rank, which Megatron-LM writes unless it is asked
     --dist-ckpt-optim-fully-reshardable; it fits the sizes given here, with any DP. fully_reshardable fits all sizes."""
     tensor_model_parallel_size: int = 1
     """TP."""

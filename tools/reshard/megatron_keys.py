@@ -1,4 +1,4 @@
-"""Megatron's keys <-> ours, which are HybridModel's: a key for each sublayer. No torch here.
+"""Megatron's keys <-> ours, which are HybridModel's: a key for each sublayer.
 
     decoder.layers.self_attention...      GPTModel: all blocks stacked, [blocks, ...]; block i is index i
     decoder.layers.3.self_attention...    GPTModel with non_homogeneous_layers: block 3 has attention and MLP

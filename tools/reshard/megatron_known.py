@@ -1,4 +1,4 @@
-"""Megatron's dp_reshardable optimizer state that we have written ourselves: what lies where is known. No torch here.
+"""Megatron's dp_reshardable optimizer state that we have written ourselves: what lies where is known.
 
 ``args.triplane_job`` says for which job it was laid out; a checkpoint that Megatron-LM has saved since has no such
 entry. As of every Megatron checkpoint, each element is compared with its weight (``megatron_source.check_optimizer``).
@@ -10,8 +10,8 @@ from typing import Any
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.reshard.megatron_buckets import memories
+from tools.reshard.megatron_dp_reshardable import WAY_OUT, BucketRows, FlatStates, buffers_of
 from tools.reshard.megatron_files import TorchDist
-from tools.reshard.megatron_flat import WAY_OUT, FlatStates, Piece, buffers_of
 from tools.reshard.megatron_job import MegatronJob
 from tools.reshard.megatron_keys import Style, ours
 from tools.reshard.tensors import Rectangle
@@ -44,7 +44,7 @@ def by_weight(
         size = files.tensors[key].shape[:1]
         theirs |= {our: (key, index) for our, index in ours(key, style, size[0] if size else 0, moe)}
     shapes = {our: files.tensors[key].shape[0 if index is None else 1 :] for our, (key, index) in theirs.items()}
-    found: dict[str, dict[Rectangle, Piece]] = {}
+    found: dict[str, dict[Rectangle, BucketRows]] = {}
     written = buffers_of(files)
     for memory in memories(job, shape, shapes):
         for number, buffer in enumerate(memory.buffers):
@@ -59,7 +59,7 @@ def by_weight(
                 for start, box, our in bucket.boxes:
                     key, index = theirs[our]
                     whole = box if index is None else ((index, *box[0]), (1, *box[1]))
-                    found.setdefault(key, {}).setdefault(whole, Piece(whole, name, start))
+                    found.setdefault(key, {}).setdefault(whole, BucketRows(whole, name, start))
     if written:
         raise UserError(f"{files.folder}: {next(iter(written.values()))[0]} is not of args.{JOB}. {WAY_OUT}")
     return FlatStates(files, {key: tuple(pieces.values()) for key, pieces in found.items()})

@@ -1,7 +1,7 @@
 """The parameters that ranks held, as a Megatron checkpoint's weights tell them: rectangles, and the order of modules.
 
 ``.metadata`` lists a weight's chunks: one for each tensor-parallel rank, of a gated linear_fc1 two, the gate's rows and
-the other ones, which the rank holds one behind the other. No torch here.
+the other ones, which the rank holds one behind the other.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 from models.names import canonical, checkpoint_key
 from models.parameters import parameters
 from models.shapes import GPTShape
-from tools.convert.words import cast
+from tools.convert.dtypes import cast
 from tools.reshard.megatron_files import ChunkPlace, TorchDist
 from tools.reshard.megatron_keys import Style, ours
 from tools.reshard.tensors import Rectangle

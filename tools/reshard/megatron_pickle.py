@@ -1,8 +1,8 @@
-"""Pickles read as data: names in them are looked up in a closed table of our own, never imported. No torch here.
+"""Pickles read as data: names in them are looked up in a closed table of our own, never imported.
 
-A pickle is a program: it names what to import and calls it with what it likes. Here a name gives a ``Record``, which
-keeps the arguments it is "called" with, or a plain word for a dtype; a name that is not in the table ends the reading.
-So nothing of a pickle can run, whoever wrote it.
+A pickle is a program: it names what to import and calls it with what it likes. Here a name gives a
+``PickledRecord``, which keeps the arguments it is "called" with, or a plain word for a dtype; a name that is not in
+the table ends the reading. So nothing of a pickle can run, whoever wrote it.
 """
 
 import io
@@ -28,13 +28,13 @@ STORAGES = {
 """Torch's typed storages, which name the dtype of a tensor in torch.save's files."""
 
 
-class Record:
+class PickledRecord:
     """Stands for an object of some class: keeps what the object would have been made of, and does nothing."""
 
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any) -> "Record":
+    def __new__(cls, *args: Any) -> "PickledRecord":
         """As a class is called by a pickle."""
         made = super().__new__(cls)
         made.args, made.state = args, None
@@ -47,12 +47,12 @@ class Record:
         self.state = state
 
 
-def record(name: str) -> type[Record]:
+def record(name: str) -> type[PickledRecord]:
     """A class of records of its own."""
-    return type(name, (Record,), {})
+    return type(name, (PickledRecord,), {})
 
 
-class Size(Record):
+class Size(PickledRecord):
     """A shape, ``torch.Size``."""
 
     @property
@@ -68,7 +68,7 @@ class Ordered(dict[Any, Any]):
 Known = Mapping[tuple[str, str], Any]
 
 
-class _Reader(pickle.Unpickler):
+class _ClosedUnpickler(pickle.Unpickler):
     """Knows the names of a table alone."""
 
     def __init__(self, data: bytes, known: Known, persistent: Known | None) -> None:
@@ -101,7 +101,7 @@ def read(data: bytes, known: Known, where: str, outside: bool = False) -> Any:
     Raises UserError, naming ``where``, for anything that is not in the table or no pickle.
     """
     try:
-        return _Reader(data, known, {} if outside else None).load()
+        return _ClosedUnpickler(data, known, {} if outside else None).load()
     except UserError as error:
         raise UserError(f"{where}: refused, nothing was run: {error}. Do not trust this file.") from None
     except Exception as error:  # a pickle can make its reader fail in any way

@@ -1,6 +1,6 @@
 """A Megatron checkpoint by our keys: what of it is what, and whether its optimizer's state is to be trusted.
 
-No torch here, and no process group: megatron-core's own loader is not used.
+Without torch and process groups: megatron-core's own loader is not used.
 """
 
 import dataclasses
@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from models.families import resolve
 from models.names import canonical, checkpoint_key
 from models.parameters import parameters
+from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.untrusted import InputError, read_text
-from tools.convert.words import cast
+from tools.convert.dtypes import cast
 from tools.reshard import megatron_copies, megatron_known
+from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron_args import ARGS, SCHEDULER
+from tools.reshard.megatron_dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron_files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
-from tools.reshard.megatron_flat import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron_keys import moe_blocks, ours, style_of
-from tools.reshard.options import Options
-from tools.reshard.sources import MASTER, STATE, STATES, Source, real_vocab_size
+from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import BLOCK_BYTES, Origin, Tensors, rectangles
 from tools.reshard.vocabulary import is_of_vocabulary
 from training.checkpoint.folders import LATEST_OF_MEGATRON
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import State
-from training.config import RunConfig
-from training.recipe import load
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)$")
 _BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")
@@ -56,7 +56,7 @@ def find(path: Path) -> Path | None:
     return folder if (folder / METADATA).is_file() else None
 
 
-def open_source(folder: Path, options: Options) -> Source:
+def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     """Raises UserError for whatever of it is not covered, by name."""
     if options.recipe is None:
         raise UserError(
@@ -75,7 +75,7 @@ def open_source(folder: Path, options: Options) -> Source:
         if not options.drop_optimizer:
             weights = _weights(files)
             tensors = _by_weight(files, weights, shape, _plain(common.get("args")))
-    return Source(
+    return CheckpointSource(
         folder=folder,
         files=tensors,
         origins=_origins(tensors, shape, folder, options.drop_optimizer),
@@ -209,7 +209,7 @@ def _name(key: str) -> str:
         return key
 
 
-def check_optimizer(source: Source) -> None:
+def check_optimizer(source: CheckpointSource) -> None:
     """The optimizer's fp32 weights, rounded, are the model's, bit by bit. Raises UserError with those that are not.
 
     megatron-core 0.19.2 gathers a padded bucket's state wrongly (distrib_optimizer.py:1398 counts unpadded elements,
@@ -238,7 +238,7 @@ def check_optimizer(source: Source) -> None:
         )
 
 
-def _rounds_to(source: Source, master: Origin, weight: Origin) -> bool:
+def _rounds_to(source: CheckpointSource, master: Origin, weight: Origin) -> bool:
     for rectangle in rectangles(weight.shape, ITEM_BYTES[master.dtype], BLOCK_BYTES):
         rounded = cast(master.rows_read(source.files, rectangle), master.dtype, weight.dtype)
         if not np.array_equal(rounded, weight.rows_read(source.files, rectangle)):

@@ -8,27 +8,27 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from models.families import resolve
+from models.resolve import resolve
 from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard import megatron_args
-from tools.reshard.megatron_buckets import Memory
-from tools.reshard.options import Options
-from tools.reshard.plan import Plan
-from tools.reshard.sources import STATE
+from tools.reshard.checkpoint_source import STATE
+from tools.reshard.megatron_buckets import FlatMemory
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
 from tools.reshard.vocabulary import OF_VOCABULARY
 from training.checkpoint.state import State
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 
 
-def content(options: Options) -> dict[str, Any]:
-    """What Megatron-LM is told of the content, and asks megatron-core for."""
-    found: dict[str, Any] = {"distrib_optim_sharding_type": options.job.optimizer_form}
-    if options.job.optimizer_form == "fully_reshardable":
+def content(options: ReshardOptions) -> dict[str, Any]:
+    """What Megatron-LM knows of the content, and asks megatron-core for."""
+    found: dict[str, Any] = {"distrib_optim_sharding_type": options.job.optimizer_format}
+    if options.job.optimizer_format == "fully_reshardable":
         found["distrib_optim_fully_reshardable_mem_efficient"] = False
     return {**found, "chained_optim_avoid_prefix": True, "singleton_local_shards": False}
 
 
-def common_state(plan: Plan, options: Options) -> dict[str, Any]:
+def common_state(plan: ReshardPlan, options: ReshardOptions) -> dict[str, Any]:
     """What all ranks read: Megatron-LM's load_checkpoint takes each of these keys."""
     config, progress, entries = plan.config, plan.state.progress, plan.state.entries
     (rows,) = {target.shape[0] for group in plan.groups for target in group if target.key == OF_VOCABULARY[0]}
@@ -52,7 +52,7 @@ def _known(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def rank_states(plan: Plan, options: Options) -> Iterator[tuple[str, Any]]:
+def rank_states(plan: ReshardPlan, options: ReshardOptions) -> Iterator[tuple[str, Any]]:
     """Of dp_reshardable, by key: the numbers of each rank's optimizer, and the sizes of its buckets, which
     megatron-core compares with its own before it loads them."""
     dtypes = _torch_dtypes(plan.config, options)
@@ -62,7 +62,7 @@ def rank_states(plan: Plan, options: Options) -> Iterator[tuple[str, Any]]:
             yield f"{memory.prefix}.{name}", value
 
 
-def bucket_sizes(memory: Memory, dtypes: Any) -> dict[str, list[dict[Any, list[int]]]]:
+def bucket_sizes(memory: FlatMemory, dtypes: Any) -> dict[str, list[dict[Any, list[int]]]]:
     """Elements of each buffer's buckets, under its dtypes: with the padding that ranks have, and without."""
     return {
         "per_bucket_numel": [{dtypes: [bucket.padded for bucket in buffer]} for buffer in memory.buffers],
@@ -75,7 +75,7 @@ def dtypes_of(config: RunConfig, dtype: str) -> str:
     return f"(torch.{dtype}, torch.{_grad_dtype(config, dtype)})"
 
 
-def _torch_dtypes(config: RunConfig, options: Options) -> Any:
+def _torch_dtypes(config: RunConfig, options: ReshardOptions) -> Any:
     import torch
 
     dtype = options.dtype or TORCH_DTYPES[config.precision.dtype]
@@ -86,20 +86,20 @@ def _grad_dtype(config: RunConfig, dtype: str) -> str:
     return "float32" if config.precision.grad_reduce_in_fp32 else dtype
 
 
-def _has_optimizer(plan: Plan) -> bool:
+def _has_optimizer(plan: ReshardPlan) -> bool:
     return bool(plan.memories) or any(target.key.startswith(STATE) for group in plan.groups for target in group)
 
 
-def _optimizer(plan: Plan, options: Options) -> dict[Any, Any]:
+def _optimizer(plan: ReshardPlan, options: ReshardOptions) -> dict[Any, Any]:
     """One optimizer, or one for experts as well. Of dp_reshardable, their numbers are each rank's own."""
-    form = {"param_state_sharding_type": options.job.optimizer_form}
+    form = {"param_state_sharding_type": options.job.optimizer_format}
     dense, experts = ({} if plan.memories else _numbers(plan, of_experts) for of_experts in (False, True))
     if not options.job.has_experts_apart or not _has_experts(plan):
         return {**dense, **form}
     return {0: {**dense, **form}, 1: {**experts, **form}}
 
 
-def _numbers(plan: Plan, of_experts: bool) -> dict[str, Any]:
+def _numbers(plan: ReshardPlan, of_experts: bool) -> dict[str, Any]:
     """Parameter groups, which Megatron matches by their own fields, and the loss scale."""
     state = plan.state
     groups = [_group(group, state.optimizer.get("step")) for group in _groups(state)]
@@ -134,5 +134,5 @@ def _scaler(saved: Any) -> dict[str, Any]:
     return {**saved, "scale": torch.tensor([saved["scale"]], dtype=torch.float32)}
 
 
-def _has_experts(plan: Plan) -> bool:
+def _has_experts(plan: ReshardPlan) -> bool:
     return any(".experts.experts." in target.key for group in plan.groups for target in group)

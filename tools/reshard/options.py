@@ -1,4 +1,4 @@
-"""What is asked for. It travels to workers, and an unfinished folder remembers it. No torch here."""
+"""What is asked for. It travels to workers, and an unfinished folder remembers it."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from parallel.untrusted import read_text
 from tools.reshard.megatron_job import MegatronJob
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-Form = Literal["triplane", "megatron"]
+Format = Literal["triplane", "megatron"]
 Keys = Literal["stacked", "per_block", "per_layer"]
 
 
 @dataclass(kw_only=True, frozen=True)
-class Options:
+class ReshardOptions:
     """How the target differs from the source."""
 
-    form: Form = "triplane"
+    format: Format = "triplane"
     drop_optimizer: bool = False
     dtype: Dtype | None = None
     max_file_bytes: int = 4_000_000_000

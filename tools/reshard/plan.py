@@ -1,32 +1,32 @@
-"""Which tensors are written, and from what. No torch here."""
+"""Which tensors are written, and from what."""
 
 import dataclasses
 from dataclasses import dataclass
 
-from models.families import resolve
+from models.resolve import resolve
 from parallel.errors import UserError
-from tools.convert.words import FLOATS
-from tools.reshard.megatron_buckets import Memory
-from tools.reshard.options import Options
-from tools.reshard.sources import RNG, STATE, Source
-from tools.reshard.tensors import Origin, Target
+from tools.convert.dtypes import FLOATS
+from tools.reshard.checkpoint_source import RNG, STATE, CheckpointSource
+from tools.reshard.megatron_buckets import FlatMemory
+from tools.reshard.options import ReshardOptions
+from tools.reshard.tensors import Origin, TargetTensor
 from tools.reshard.vocabulary import is_of_vocabulary, repadded
 from training.checkpoint.state import State
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 
 KEEPS_DTYPE = "router.expert_bias"
 """Fp32 in every model, whatever it computes in: what the routers add up over a run."""
 
 
 @dataclass(kw_only=True, frozen=True)
-class Plan:
+class ReshardPlan:
     """A checkpoint to write, but for its files."""
 
-    groups: tuple[tuple[Target, ...], ...]
+    groups: tuple[tuple[TargetTensor, ...], ...]
     """Tensors that are cut alike: a weight alone, or the states of its optimizer."""
     state: State
     config: RunConfig
-    memories: tuple[Memory, ...] = ()
+    memories: tuple[FlatMemory, ...] = ()
     """Of Megatron's dp_reshardable form: what of the optimizer lies on which rank."""
 
     @property
@@ -35,7 +35,7 @@ class Plan:
         return sum(target.bytes for group in self.groups for target in group)
 
 
-def plan(source: Source, options: Options) -> Plan:
+def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     """Our checkpoint from a source. Raises UserError for what cannot be asked of it.
 
     Weights that the optimizer has in fp32 are not written beside it: they are its roundings.
@@ -43,7 +43,7 @@ def plan(source: Source, options: Options) -> Plan:
     weights = source.weights()
     config = repadded(source, options)
     rows = padded_rows(source, config, options)
-    groups: list[tuple[Target, ...]] = []
+    groups: list[tuple[TargetTensor, ...]] = []
     for key, origin in weights.items():
         states = {} if options.drop_optimizer else source.states(key)
         if states:
@@ -59,10 +59,10 @@ def plan(source: Source, options: Options) -> Plan:
         (_target(key, origin, origin.dtype, None),) for key, origin in source.origins.items() if key.startswith(RNG)
     ]
     state = dataclasses.replace(source.state, optimizer={}) if options.drop_optimizer else source.state
-    return Plan(groups=tuple(groups), state=state, config=config)
+    return ReshardPlan(groups=tuple(groups), state=state, config=config)
 
 
-def padded_rows(source: Source, config: RunConfig, options: Options) -> int | None:
+def padded_rows(source: CheckpointSource, config: RunConfig, options: ReshardOptions) -> int | None:
     """Rows of the vocabulary's tensors; None where they are the source's. Raises UserError for real rows not there."""
     if not options.repads and source.pads_as_configured:
         return None
@@ -76,15 +76,15 @@ def padded_rows(source: Source, config: RunConfig, options: Options) -> int | No
     return rows
 
 
-def weight_dtype(key: str, origin: Origin, options: Options) -> str:
+def weight_dtype(key: str, origin: Origin, options: ReshardOptions) -> str:
     """Of a weight that is written as such."""
     if options.dtype is None or key.endswith(KEEPS_DTYPE) or origin.dtype not in FLOATS:
         return origin.dtype
     return options.dtype
 
 
-def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> Target:
+def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> TargetTensor:
     shape = origin.shape
     if rows is not None and is_of_vocabulary(key):
         shape = (rows, *shape[1:])
-    return Target(key, dtype, shape, (origin,))
+    return TargetTensor(key, dtype, shape, (origin,))

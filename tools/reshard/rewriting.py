@@ -1,4 +1,4 @@
-"""The work: blocks into parts of bounded size, by workers, resumable part by part. No torch here."""
+"""The work: blocks into parts of bounded size, by workers, resumable part by part."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -8,20 +8,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tools.convert import work
+from tools.convert import resumable
 from tools.convert.parts import do, in_parts, is_done, part_name
-from tools.reshard.options import Options
-from tools.reshard.plan import Plan
-from tools.reshard.sources import Source, open_source
-from tools.reshard.tensors import Block, Tensors, blocks
-from training.checkpoint.format.pieces import Group
+from tools.reshard import megatron_plan, plan
+from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
+from tools.reshard.sources import open_source
+from tools.reshard.tensors import BLOCK_BYTES, TensorBlock, Tensors, blocks
+from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.writer import FileWriter
 
 
 class Writer(Protocol):
     """One part's file; ``format.writer.FileWriter`` is one."""
 
-    def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
+    def add(
+        self, group: TensorGroup, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]
+    ) -> None:
         """Append a piece."""
 
 
@@ -32,9 +36,9 @@ class Rewriting:
     source: Path
     folder: Path
     """The unfinished target."""
-    options: Options
+    options: ReshardOptions
 
-    def do(self, worker: int, workers: int, report: work.Report) -> None:
+    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         source = open_source(self.source, self.options)
         try:
@@ -45,51 +49,49 @@ class Rewriting:
         finally:
             source.files.close()
 
-    def _write(self, number: int, part: Sequence[Block], files: Tensors, report: work.Report) -> None:
+    def _write(self, number: int, part: Sequence[TensorBlock], files: Tensors, report: resumable.Report) -> None:
         with writer_of(self.options)(self.folder, part_name(number)) as file:
             for block in part:
                 rectangle = (block.offset, block.shape)
                 words = [target.words(files, rectangle) for target in block.targets]
                 first = block.targets[0]
-                group = Group(tuple(target.key for target in block.targets), first.dtype, first.shape)
+                group = TensorGroup(tuple(target.key for target in block.targets), first.dtype, first.shape)
                 file.add(group, *rectangle, [memoryview(each.reshape(-1).view(np.uint8)) for each in words])
                 report(block.bytes)
 
 
-def rewrite(source: Source, plan: Plan, folder: Path, options: Options, workers: int) -> list[str]:
+def rewrite(
+    source: CheckpointSource, planned: ReshardPlan, folder: Path, options: ReshardOptions, workers: int
+) -> list[str]:
     """Write every part that is not done yet: the names of all of them, without their endings."""
     job = Rewriting(source=source.folder, folder=folder, options=options)
-    return do(job, folder, parts_of(plan, options.max_file_bytes), workers, "reshard")
+    return do(job, folder, parts_of(planned, options.max_file_bytes), workers, "reshard")
 
 
-def planned(source: Source, options: Options) -> Plan:
+def planned(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     """What to write, in the form that is asked for."""
-    from tools.reshard import megatron_target, plan
-
-    return megatron_target.plan(source, options) if options.form == "megatron" else plan.plan(source, options)
+    return megatron_plan.plan(source, options) if options.format == "megatron" else plan.plan(source, options)
 
 
-def writer_of(options: Options) -> Callable[[Path, str], AbstractContextManager[Writer]]:
+def writer_of(options: ReshardOptions) -> Callable[[Path, str], AbstractContextManager[Writer]]:
     """Of the form's files. Megatron's needs torch, so it is imported where it is wanted."""
-    if options.form == "triplane":
+    if options.format == "triplane":
         return FileWriter
     from tools.reshard.megatron_blobs import BlobWriter
 
     return BlobWriter
 
 
-def parts_of(plan: Plan, max_file_bytes: int) -> list[list[Block]]:
+def parts_of(plan: ReshardPlan, max_file_bytes: int) -> list[list[TensorBlock]]:
     """Blocks by the file that they go into; the same whatever the number of workers."""
     return in_parts(_blocks(plan, max_file_bytes), max_file_bytes)
 
 
-def _blocks(plan: Plan, max_file_bytes: int) -> Iterator[Block]:
-    from tools.reshard.tensors import BLOCK_BYTES
-
+def _blocks(plan: ReshardPlan, max_file_bytes: int) -> Iterator[TensorBlock]:
     for group in plan.groups:
         yield from blocks(group, min(BLOCK_BYTES, max_file_bytes))
 
 
-def job_of(source: Source, options: Options) -> dict[str, Any]:
+def job_of(source: CheckpointSource, options: ReshardOptions) -> dict[str, Any]:
     """What an unfinished folder is made from."""
     return {"source": str(source.folder.resolve()), "files": source.fingerprint, **options.as_json(), "version": 1}

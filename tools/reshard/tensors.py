@@ -1,4 +1,4 @@
-"""Tensors to write, and where each of their elements comes from. No torch here."""
+"""Tensors to write, and where each of their elements comes from."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tools.convert.words import cast
+from tools.convert.dtypes import cast
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -31,7 +31,7 @@ class Info(Protocol):
 
 
 class Tensors(Protocol):
-    """Files with tensors in them, by the keys that they have there: ``format.reader.Reader`` is one."""
+    """Files with tensors in them, by the keys that they have there: ``format.reader.FileReader`` is one."""
 
     @property
     def tensors(self) -> Mapping[str, Info]:
@@ -44,7 +44,7 @@ class Tensors(Protocol):
         """Close the files."""
 
 
-class Rows(Protocol):
+class RowRange(Protocol):
     """Where a tensor comes from."""
 
     @property
@@ -80,13 +80,13 @@ class Origin:
 
 
 @dataclass(slots=True, frozen=True)
-class Target:
+class TargetTensor:
     """One tensor to write."""
 
     key: str
     dtype: str
     shape: tuple[int, ...]
-    origins: tuple[Rows, ...]
+    origins: tuple[RowRange, ...]
     """One; or, of a stack of layers, one for each index of its first dim."""
     stacked: bool = False
 
@@ -106,10 +106,10 @@ class Target:
 
 
 @dataclass(slots=True, frozen=True)
-class Block:
+class TensorBlock:
     """A rectangle of tensors that are cut alike: what is read and written in one go."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[TargetTensor, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
@@ -119,12 +119,12 @@ class Block:
         return sum(math.prod(self.shape) * ITEM_BYTES[target.dtype] for target in self.targets)
 
 
-def blocks(targets: tuple[Target, ...], limit: int = BLOCK_BYTES) -> Iterator[Block]:
+def blocks(targets: tuple[TargetTensor, ...], limit: int = BLOCK_BYTES) -> Iterator[TensorBlock]:
     """Tensors that are cut alike in blocks of at most ``limit`` bytes, or of one row; none crosses layers."""
     first = targets[0]
     item = ITEM_BYTES[first.dtype] * len(targets)
     for offset, shape in rectangles(first.shape, item, limit, apart=int(first.stacked)):
-        yield Block(targets, offset, shape)
+        yield TensorBlock(targets, offset, shape)
 
 
 def rectangles(shape: tuple[int, ...], item: int, limit: int, apart: int = 0) -> Iterator[Rectangle]:

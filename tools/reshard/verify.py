@@ -1,20 +1,20 @@
-"""The target against the source, element by element, moments included. No torch here."""
+"""The target against the source, element by element, moments included."""
 
 from pathlib import Path
 
 import numpy as np
 
 from parallel.errors import UserError
-from tools.reshard.plan import Plan
-from tools.reshard.sources import Source
-from tools.reshard.tensors import Target, Tensors, rectangles
+from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.plan import ReshardPlan
+from tools.reshard.tensors import TargetTensor, Tensors, rectangles
 from training.checkpoint.format.pieces import ITEM_BYTES
 
 STEP_BYTES = 24 << 20
 """Of a rectangle that is compared: other ones than were written, so that an error at their edges shows."""
 
 
-def verify(source: Source, plan: Plan, files: Tensors, target: Path) -> str:
+def verify(source: CheckpointSource, plan: ReshardPlan, files: Tensors, target: Path) -> str:
     """That the target has each planned tensor, no other, and the source's numbers in it: a sentence on what it found.
 
     files: the target, opened by whoever reads such a checkpoint. Raises UserError with the tensors that differ.
@@ -36,7 +36,7 @@ def verify(source: Source, plan: Plan, files: Tensors, target: Path) -> str:
     return f"verified: {len(wanted):,} tensors of {target} are those of {source.folder}, bit by bit."
 
 
-def _first_difference(target: Target, source: Tensors, files: Tensors) -> tuple[int, ...] | None:
+def _first_difference(target: TargetTensor, source: Tensors, files: Tensors) -> tuple[int, ...] | None:
     item = ITEM_BYTES[target.dtype]
     for offset, shape in rectangles(target.shape, item, STEP_BYTES, apart=int(target.stacked)):
         expected = target.words(source, (offset, shape))

@@ -1,11 +1,11 @@
-"""How many rows the vocabulary gets. No torch here."""
+"""How many rows the vocabulary gets."""
 
 import dataclasses
 
 from parallel.errors import UserError
-from tools.reshard.options import Options
-from tools.reshard.sources import STATE, STATES, Source
-from training.config import RunConfig
+from tools.reshard.checkpoint_source import STATE, STATES, CheckpointSource
+from tools.reshard.options import ReshardOptions
+from training.config.run_config import RunConfig
 
 OF_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Keys whose first dim is the padded vocabulary; so are the states of their optimizer."""
@@ -16,7 +16,7 @@ def is_of_vocabulary(key: str) -> bool:
     return key in OF_VOCABULARY or any(key == f"{STATE}{part}.{name}" for part in STATES for name in OF_VOCABULARY)
 
 
-def repadded(source: Source, options: Options) -> RunConfig:
+def repadded(source: CheckpointSource, options: ReshardOptions) -> RunConfig:
     """The configuration with the vocabulary that is asked for. Raises UserError where real rows would be lost."""
     if not options.repads:
         return source.config

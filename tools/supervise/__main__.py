@@ -23,7 +23,7 @@ from parallel.errors import UserError
 from tools.supervise.loop import Budget, supervise
 from tools.supervise.notice import Notice
 from tools.supervise.requests import Requests
-from training import cli
+from training.cli import parse
 
 SCRIPT = "pretrain_gpt.py"
 
@@ -46,7 +46,7 @@ class Supervise:
 
     notice_command: str = ""
     """A shell command that asks whether this machine is about to be taken away: exit code 0 is a notice, and the run
-    saves, ends, and is started again when the notice is gone. Empty: nobody is asked."""
+    saves, ends, and is started again when the notice is gone. Empty: none is run."""
 
     notice_interval_s: float = 5.0
     """Seconds between two such questions."""
@@ -99,8 +99,8 @@ def run_dir_of(command: Sequence[str]) -> Path:
     scripts = [place for place, word in enumerate(command) if Path(word).name == SCRIPT]
     if not scripts:
         raise UserError(f"no {SCRIPT} in the command {' '.join(command)!r}: give the run's folder with --run_dir.")
-    config = cli.parse(command[scripts[0] + 1 :])
-    return Path(config.run_dir or cli.default_run_dir(None))
+    config = parse.parse_config(command[scripts[0] + 1 :])
+    return Path(config.run_dir or parse.default_run_dir(None))
 
 
 if __name__ == "__main__":

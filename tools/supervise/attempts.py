@@ -1,4 +1,4 @@
-"""RUN_DIR/attempts.jsonl: what happened to a run, one JSON object per attempt to run it. No torch here.
+"""RUN_DIR/attempts.jsonl: what happened to a run, one JSON object per attempt to run it.
 
 Written by whoever decides about the next attempt: the batch script, or one supervisor on each host.
 """
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from parallel.schema import JSON, Text
 from parallel.untrusted import InputError, parse_json, read_bytes
-from tools.supervise.rule import Attempt
+from tools.supervise.rule import RunAttempt
 
 ATTEMPTS = "attempts.jsonl"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Record:
+class AttemptRecord:
     """An attempt, who made it and where, and what was decided."""
 
-    attempt: Attempt
+    attempt: RunAttempt
     job: str
     """Whose budget it counts against: the batch job, requeued or not, or one start of a supervisor."""
     time: str = ""
@@ -36,7 +36,7 @@ class Record:
     """Files in the run's folder that the decision went by, with their time in ns: seen once, they are old."""
 
 
-def read(run_dir: Path) -> tuple[list[Record], int]:
+def read(run_dir: Path) -> tuple[list[AttemptRecord], int]:
     """The records of all jobs, oldest first, and how many lines could not be read: a full disk leaves half ones.
 
     Raises OSError where there is a file that cannot be read.
@@ -51,12 +51,12 @@ def read(run_dir: Path) -> tuple[list[Record], int]:
     return [record for record in records if record is not None], records.count(None)
 
 
-def of_job(records: Sequence[Record], job: str) -> list[Record]:
+def of_job(records: Sequence[AttemptRecord], job: str) -> list[AttemptRecord]:
     """The records of one job."""
     return [record for record in records if record.job == job]
 
 
-def append(run_dir: Path, record: Record) -> None:
+def append(run_dir: Path, record: AttemptRecord) -> None:
     """Add a line that is on the disk when this returns. Raises OSError where it cannot be kept."""
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / ATTEMPTS
@@ -71,11 +71,11 @@ def append(run_dir: Path, record: Record) -> None:
         os.close(descriptor)
 
 
-def _record(line: bytes) -> Record | None:
+def _record(line: bytes) -> AttemptRecord | None:
     """A line holds the fields of an Attempt and those of its Record side by side."""
     try:
         table = parse_json(line, dict[str, JSON])
-        record: Record = parse_json(json.dumps({**table, "attempt": table}), Record)
+        record: AttemptRecord = parse_json(json.dumps({**table, "attempt": table}), AttemptRecord)
     except InputError:
         return None
     return record

@@ -1,4 +1,4 @@
-"""The process of one attempt: signals go in, an exit code comes out, and nothing of it is left running. No torch here.
+"""The process of one attempt: signals go in, an exit code comes out, and nothing of it is left running.
 
 Its descendants are found in /proc (Linux). Whatever outlives its parent becomes a child of the supervisor (the child
 subreaper of prctl(2)), so that the ranks of a torchrun that was killed are found, too.

@@ -22,8 +22,8 @@ import tyro
 
 from parallel import command
 from tools.supervise import attempts, evidence, rule
-from tools.supervise.attempts import Record
-from tools.supervise.rule import Attempt, Decision
+from tools.supervise.attempts import AttemptRecord
+from tools.supervise.rule import Decision, RunAttempt
 
 
 @dataclass(kw_only=True)
@@ -106,7 +106,7 @@ def settle(
             decision = replace(decision, again=False, why=why)
         attempts.append(
             run_dir,
-            Record(
+            AttemptRecord(
                 attempt=attempt,
                 job=job,
                 time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -127,18 +127,18 @@ def settle(
 def _attempt(
     run_dir: Path,
     exit_code: int,
-    earlier: Sequence[Record],
+    earlier: Sequence[AttemptRecord],
     before: int | None,
     seen: Mapping[str, int] | None,
-) -> tuple[Attempt, dict[str, int]]:
+) -> tuple[RunAttempt, dict[str, int]]:
     """The attempt that just ended, and the markers that are there now."""
     last = earlier[-1] if earlier else None
     if seen is None:
         before, seen = (last.attempt.after, last.markers) if last else (None, {})
     markers = evidence.marker_times(run_dir)
     new = evidence.fresh(markers, seen)
-    verdict = evidence.read_verdict(run_dir) if evidence.VERDICT in new else evidence.Verdict()
-    attempt = Attempt(
+    verdict = evidence.read_verdict(run_dir) if evidence.VERDICT in new else evidence.EndEvidence()
+    attempt = RunAttempt(
         exit_code=exit_code,
         before=before,
         after=evidence.newest_iteration(run_dir),

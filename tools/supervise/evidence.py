@@ -1,4 +1,4 @@
-"""What an attempt left in its run's folder: checkpoints, markers, a verdict. No torch here."""
+"""What an attempt left in its run's folder: checkpoints, markers, a verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from parallel.schema import JSON
 from parallel.untrusted import InputError, read_json
 from training.checkpoint import folders
-from training.watch import record
+from training.watchdog import verdict_file
 
 VERDICT = "verdict"
 """The newest start's; what else is among the markers is a file's name."""
@@ -24,7 +24,7 @@ MARKERS = ("done", "requeue")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Verdict:
+class EndEvidence:
     """What the run itself says about its end."""
 
     text: str = ""
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def newest_iteration(run_dir: Path) -> int | None:
-    """Of the checkpoint that the next attempt goes on from; None where there is none, or it cannot be told."""
+    """Of the checkpoint that the next attempt goes on from; None where there is none, or it is unknown."""
     try:
         newest = folders.latest(folders.checkpoints(run_dir))
     except OSError:
@@ -46,7 +46,7 @@ def newest_iteration(run_dir: Path) -> int | None:
 
 def marker_times(run_dir: Path) -> dict[str, int]:
     """When each marker that is there was written, in ns; so with the newest verdict."""
-    paths = {name: run_dir / name for name in MARKERS} | {VERDICT: record.newest(run_dir)}
+    paths = {name: run_dir / name for name in MARKERS} | {VERDICT: verdict_file.newest(run_dir)}
     found: dict[str, int] = {}
     for name, path in paths.items():
         try:
@@ -62,19 +62,19 @@ def fresh(now: Mapping[str, int], seen: Mapping[str, int]) -> set[str]:
     return {name for name, time in now.items() if seen.get(name) != time}
 
 
-def read_verdict(run_dir: Path) -> Verdict:
+def read_verdict(run_dir: Path) -> EndEvidence:
     """The newest verdict that is there; an empty one where it cannot be read."""
-    path = record.newest(run_dir)
+    path = verdict_file.newest(run_dir)
     try:
         table: dict[str, Any] = read_json(path, dict[str, JSON]) if path else {}
     except (OSError, InputError):
-        return Verdict()
+        return EndEvidence()
     text, kind = " ".join(_text(table, "line").split()), _text(table, "kind")
     host = _text(table, "host") if _blames(kind, text) else ""
     own = kind == "fault" or (kind == "exception" and not _any((*SURROUNDINGS, *MEMORY), text))
     own = own and not host and _text(table, "phase") in TRAINING
     cause = f"iteration {table.get('iteration')}: {text}" if own else ""
-    return Verdict(text=text, node=host, cause=cause)
+    return EndEvidence(text=text, node=host, cause=cause)
 
 
 def _blames(kind: str, text: str) -> bool:

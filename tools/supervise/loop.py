@@ -1,4 +1,4 @@
-"""Attempts one after the other, until the rule says stop or somebody does. No torch here."""
+"""Attempts one after the other, until the rule says stop or somebody does."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tools.supervise.decide import nodes_of, settle
 from tools.supervise.notice import Notice
 from tools.supervise.requests import Requests
 from tools.supervise.rule import BAD_INPUT, Decision
-from training.exit_note import EXIT_NOTE
+from training.watchdog.exit_code_file import EXIT_NOTE
 
 POLL_S = 0.05
 SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

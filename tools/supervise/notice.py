@@ -1,4 +1,4 @@
-"""Asks every few seconds whether this machine is about to be taken away: a spot or preemption notice. No torch here.
+"""Asks every few seconds whether this machine is about to be taken away: a spot or preemption notice.
 
 What asks is a command of the user's: docs/without_slurm.md has those for AWS, Google Cloud and Azure.
 """

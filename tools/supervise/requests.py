@@ -1,4 +1,4 @@
-"""What somebody asks of the supervisor by a signal, and what it hands on to the run. No torch here.
+"""What somebody asks of the supervisor by a signal, and what it hands on to the run.
 
 TERM, Ctrl-C and HUP: save, end, and do not start again. USR2: save, end, and go on. What comes soon after the first
 says nothing new; a second Ctrl-C, or another signal later, does not wait for the saving.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tools.supervise.child import Child
-from training.watch.request import REPEAT_S
+from training.watchdog.stop_signal import REPEAT_S
 
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -30,7 +30,7 @@ class Requests:
                 signal.signal(number, self.hear)
 
     def hear(self, number: int, _frame: Any = None) -> None:
-        """A signal has come; what runs is told by ``hand_on``."""
+        """A signal has come; ``hand_on`` forwards it to the run."""
         found = signal.Signals(number)
         repeated = found == signal.SIGINT == self.ended_by
         if found in ENDS:

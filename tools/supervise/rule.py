@@ -1,4 +1,4 @@
-"""Whether an ended run is started again. One pure function. No torch here."""
+"""Whether an ended run is started again. One pure function."""
 
 import signal
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ MAX_REQUESTS = 20
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Attempt:
+class RunAttempt:
     """One attempt to run, as far as it decides about the next one."""
 
     exit_code: int
     """Of the command that ran, 128 + N where a signal ended it. torchrun and srun hide what the ranks' were."""
     before: int | None = None
-    """Iteration of the newest committed checkpoint at its start; None: there was none, or nobody looked."""
+    """Iteration of the newest committed checkpoint at its start; None: there was none, or it is unknown."""
     after: int | None = None
     """The same at its end."""
     done: bool = False
@@ -64,7 +64,7 @@ class Decision:
     """Nodes that the next attempt should do without."""
 
 
-def decide(attempt: Attempt, earlier: Sequence[Attempt] = (), max_attempts: int = 5) -> Decision:
+def decide(attempt: RunAttempt, earlier: Sequence[RunAttempt] = (), max_attempts: int = 5) -> Decision:
     """Whether to start again after ``attempt``; ``earlier``: those before it of the same job, oldest first.
 
     Failures are counted in a row while no checkpoint is committed; one that is committed sets the count to 0. Stops
@@ -84,7 +84,7 @@ def decide(attempt: Attempt, earlier: Sequence[Attempt] = (), max_attempts: int 
     return _after_failure(attempt, attempts, max_attempts)
 
 
-def _after_request(attempt: Attempt, attempts: Sequence[Attempt]) -> Decision:
+def _after_request(attempt: RunAttempt, attempts: Sequence[RunAttempt]) -> Decision:
     idle = _in_a_row([each for each in attempts if each.requested or each.progressed])
     if idle >= MAX_REQUESTS:
         why = f"stopped on request {idle} times in a row without a checkpoint in between: not started again"
@@ -93,7 +93,7 @@ def _after_request(attempt: Attempt, attempts: Sequence[Attempt]) -> Decision:
     return Decision(again=True, why=why, exit_code=STOPPED)
 
 
-def _after_failure(attempt: Attempt, attempts: Sequence[Attempt], max_attempts: int) -> Decision:
+def _after_failure(attempt: RunAttempt, attempts: Sequence[RunAttempt], max_attempts: int) -> Decision:
     what = f"{how(attempt.exit_code)}{_at(attempt)}{_because(attempt)}"
     if repeated_cause(attempts):
         why = f"{what}; the same as the last time, at the same iteration: program or data, not started again"
@@ -117,7 +117,7 @@ def _after_failure(attempt: Attempt, attempts: Sequence[Attempt], max_attempts: 
     )
 
 
-def _in_a_row(attempts: Sequence[Attempt]) -> int:
+def _in_a_row(attempts: Sequence[RunAttempt]) -> int:
     """How many of the last attempts committed nothing."""
     count = 0
     for attempt in reversed(attempts):
@@ -127,13 +127,13 @@ def _in_a_row(attempts: Sequence[Attempt]) -> int:
     return count
 
 
-def repeated_node(attempts: Sequence[Attempt]) -> str:
+def repeated_node(attempts: Sequence[RunAttempt]) -> str:
     """The node that the last two verdicts both name, or empty. Requests to stop say nothing about nodes."""
     named = [attempt.node for attempt in attempts if attempt.failed][-2:]
     return named[0] if len(named) == 2 and named[0] == named[1] else ""
 
 
-def repeated_cause(attempts: Sequence[Attempt]) -> bool:
+def repeated_cause(attempts: Sequence[RunAttempt]) -> bool:
     """Whether the last two failures had one cause, to the letter: the same again ends alike."""
     causes = [attempt.cause for attempt in attempts if attempt.failed][-2:]
     return len(causes) == 2 and causes[0] == causes[1] != ""
@@ -146,9 +146,9 @@ def how(code: int) -> str:
     return f"exit code {code}"
 
 
-def _at(attempt: Attempt) -> str:
+def _at(attempt: RunAttempt) -> str:
     return "" if attempt.after is None else f" with a checkpoint of iteration {attempt.after}"
 
 
-def _because(attempt: Attempt) -> str:
+def _because(attempt: RunAttempt) -> str:
     return f" ({attempt.verdict})" if attempt.verdict else ""

@@ -1,4 +1,4 @@
-"""The last step of a save, by one process: tables put together, the manifest, the name, ``latest``. No torch here."""
+"""The last step of a save, by one process: tables put together, the manifest, the name, ``latest``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

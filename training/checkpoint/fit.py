@@ -89,7 +89,7 @@ def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None
     if missing:
         raise SharedMistake(
             f"checkpoint {path} lacks the optimizer's state of this model (first: {missing[0]}). "
-            "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start anew from its weights."
+            "Use --checkpoint.no_load_optim, or --checkpoint.finetune to start fresh from its weights."
         )
 
 

@@ -1,4 +1,4 @@
-"""Where checkpoints lie and which of them counts. No torch here.
+"""Where checkpoints lie and which of them counts.
 
 RUN_DIR/checkpoints/iter_0000100/         one checkpoint; it bears this name only when it is committed
 RUN_DIR/checkpoints/iter_0000200.tmp-9f3a/    one being written by the attempt 9f3a of this run, or left by a killed one
@@ -21,7 +21,7 @@ from parallel.untrusted import InputError, read_text
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import sync_folder, write_durably
-from training.checkpoint.lineage import Commit, in_order, newest, read_commit
+from training.checkpoint.lineage import LineageCommit, in_order, newest, read_commit
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
 STATE = "state.json"
@@ -67,7 +67,7 @@ def incomplete(root: Path) -> list[Path]:
     return [path for path in there if iteration_of(path) is not None and path.is_dir() and not is_complete(path)]
 
 
-def commits(root: Path) -> list[Commit]:
+def commits(root: Path) -> list[LineageCommit]:
     """Every complete checkpoint in ``root`` with what its manifest says, lowest iteration first."""
     found = []
     for path in complete(root):
@@ -76,7 +76,7 @@ def commits(root: Path) -> list[Commit]:
     return found
 
 
-def misnamed(root: Path) -> list[Commit]:
+def misnamed(root: Path) -> list[LineageCommit]:
     """Complete checkpoints whose manifest tells another iteration than their name. They do not count as either."""
     return [one for one in commits(root) if one.is_misnamed]
 

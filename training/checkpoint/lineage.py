@@ -1,4 +1,4 @@
-"""Which checkpoint of a run descends from which, by what their manifests say, not by names and dates alone. No torch.
+"""Which checkpoint of a run descends from which, by what their manifests say, not by names and dates alone.
 
 Every commit has a number, one more than any before it in the folder, and the hashes of the manifests of the
 checkpoints that it descends from. So a checkpoint that is newer than what ``latest`` names is known to be the same
@@ -15,7 +15,7 @@ from training.checkpoint.format.manifest import MANIFEST, MOST_ANCESTORS, Lineag
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Commit:
+class LineageCommit:
     """A folder with a checkpoint's name and a manifest."""
 
     path: Path
@@ -31,7 +31,7 @@ class Commit:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Later commits are larger; versions that kept no number come first, by iteration."""
+        """Later commits are larger; versions without a number come first, by iteration."""
         return self.lineage.number, self.iteration
 
     @property
@@ -39,39 +39,39 @@ class Commit:
         """Whether it holds another iteration than its name says: a copy under another name, or one renamed."""
         return self.written is not None and self.written != self.iteration
 
-    def descends_from(self, other: "Commit") -> bool:
+    def descends_from(self, other: "LineageCommit") -> bool:
         return bool(other.hash) and other.hash in self.lineage.ancestors
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class About:
+class CommitOrigin:
     """What of a manifest's ``about`` tells commits apart."""
 
     iteration: Count | None = None
     lineage: Lineage = field(default_factory=Lineage)
 
 
-def read_commit(path: Path, iteration: int) -> Commit:
+def read_commit(path: Path, iteration: int) -> LineageCommit:
     """What ``path`` says of itself; a manifest that cannot be read says nothing. Raises OSError where it is gone.
 
     Its list of files is not looked at, which is long where thousands of ranks wrote: whoever loads it does that.
     """
     time_ns = (path / MANIFEST).stat().st_mtime_ns
-    own, about = "", About()
+    own, about = "", CommitOrigin()
     try:
         values = json_value(read_bytes(path / MANIFEST, JSON_BYTES), path / MANIFEST)
-        told = {key: values["about"][key] for key in ("iteration", "lineage") if key in values["about"]}
-        found, problems = structured(told, About)
+        origin = {key: values["about"][key] for key in ("iteration", "lineage") if key in values["about"]}
+        found, problems = structured(origin, CommitOrigin)
         if not problems and isinstance(values["hash"], str):
             own, about = values["hash"], found
     except (InputError, KeyError, TypeError):
         pass
-    return Commit(
+    return LineageCommit(
         path=path, iteration=iteration, written=about.iteration, hash=own, lineage=about.lineage, time_ns=time_ns
     )
 
 
-def newest(commits: Iterable[Commit], named: Commit | None, named_ns: int) -> Commit | None:
+def newest(commits: Iterable[LineageCommit], named: LineageCommit | None, named_ns: int) -> LineageCommit | None:
     """The commit to continue from. named: what ``latest`` names, which was written at ``named_ns``.
 
     A descendant of it wins, the newest first, unless ``latest`` was written after that one came: somebody went back on
@@ -86,7 +86,7 @@ def newest(commits: Iterable[Commit], named: Commit | None, named_ns: int) -> Co
     return max(descendants, key=lambda one: one.order)
 
 
-def in_order(commits: Iterable[Commit], first: Commit) -> list[Commit]:
+def in_order(commits: Iterable[LineageCommit], first: LineageCommit) -> list[LineageCommit]:
     """All of them in the order to try: ``first``, its ancestors, other earlier iterations, then later ones."""
     return [
         first,
@@ -98,7 +98,7 @@ def in_order(commits: Iterable[Commit], first: Commit) -> list[Commit]:
     ]
 
 
-def following(parent: Commit | None, commits: Iterable[Commit], loaded: str | None) -> Lineage:
+def following(parent: LineageCommit | None, commits: Iterable[LineageCommit], loaded: str | None) -> Lineage:
     """The lineage of the next commit after ``parent``, in a folder with these ``commits``."""
     numbers = [one.lineage.number for one in commits]
     if parent is None:

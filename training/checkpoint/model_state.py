@@ -42,7 +42,7 @@ def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
 
     mcore describes them. Transformer Engine's ``_extra_state`` objects are left out: under fp8 with the
     "delayed" recipe they hold the history of largest values, so there, and only there, a resumed run first
-    gathers it anew.
+    gathers it again.
     """
     for entry in nested_values(chunk.sharded_state_dict()):
         if isinstance(entry, ShardedTensor) and entry.data is not None:

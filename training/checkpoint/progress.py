@@ -1,4 +1,4 @@
-"""How far a run has come. No torch here."""
+"""How far a run has come."""
 
 from dataclasses import dataclass
 

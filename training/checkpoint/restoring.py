@@ -21,8 +21,8 @@ from training.checkpoint.model_state import Chunks, model_boxes
 from training.checkpoint.progress import Progress
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state
-from training.checkpoint.storage import Reader
-from training.config import CheckpointConfig
+from training.checkpoint.storage import TensorReader
+from training.config.run_config import CheckpointConfig
 
 MOST_DAMAGES = 5
 """Damaged files named in one message."""
@@ -54,7 +54,7 @@ class UnsoundError(Exception):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Source:
+class RestoreSource:
     """Which checkpoint to read, and what of it."""
 
     path: Path
@@ -103,9 +103,9 @@ def restore(
     return None
 
 
-def _read(source: Source, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> bool:
+def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> bool:
     """Fill this rank's memory: whether the generators were restored, too. Raises UnsoundError, on every rank."""
-    with Reader(source.path, ranks.identity.local_world_size) as reader:
+    with TensorReader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
         fit.check(source.path, reader.shapes, weights + state, ranks)
@@ -123,7 +123,7 @@ def _read(source: Source, chunks: Chunks, optimizer: MegatronOptimizer, ranks: R
         return source.rng and restore_rng(reader, source.state, ranks)
 
 
-def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
+def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:
     """Weights as they were saved, or else the optimizer's fp32 ones, rounded."""
     saved = reader.shapes
     for box in boxes:
@@ -131,7 +131,7 @@ def read_weights(reader: Reader, boxes: Sequence[Box]) -> None:
         reader.read_into(key, box.offset, box.data)
 
 
-def choose(root: Path, config: CheckpointConfig, ranks: Ranks, refused: Sequence[Path] = ()) -> Source | None:
+def choose(root: Path, config: CheckpointConfig, ranks: Ranks, refused: Sequence[Path] = ()) -> RestoreSource | None:
     """Where to start from: the first good one. Raises UserError where ``config.load`` leads nowhere, or all are bad.
 
     refused: checkpoints that a rank could not read.
@@ -150,7 +150,7 @@ def choose(root: Path, config: CheckpointConfig, ranks: Ranks, refused: Sequence
         for text in on_first_rank(partial(_continue_from, root, path, damaged, config.load), ranks):
             ranks.say(text)
     fresh = config.finetune and not found.own
-    return Source(
+    return RestoreSource(
         path=path,
         state=on_first_rank(lambda: read_state(path), ranks),
         own=found.own,
@@ -234,7 +234,7 @@ def _more(count: int) -> str:
     return f"; and {count - MOST_DAMAGES} more" if count > MOST_DAMAGES else ""
 
 
-def restore_rng(reader: Reader, state: State, ranks: Ranks) -> bool:
+def restore_rng(reader: TensorReader, state: State, ranks: Ranks) -> bool:
     """Restore the generators where the checkpoint has just these: same layout, device and generators."""
     if state.layout != ranks.layout or state.device != ranks.device.type:
         return False

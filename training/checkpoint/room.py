@@ -1,4 +1,4 @@
-"""Whether a folder can take a checkpoint: free space, free names, permission. No torch here."""
+"""Whether a folder can take a checkpoint: free space, free names, permission."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Which checkpoints a start may continue from, and in which order. One process looks. No torch here."""
+"""Which checkpoints a start may continue from, and in which order. One process looks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
-from training.checkpoint.lineage import Commit, in_order
-from training.config import CheckpointConfig
+from training.checkpoint.lineage import LineageCommit, in_order
+from training.config.run_config import CheckpointConfig
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -58,7 +58,7 @@ def find_start(root: Path, config: CheckpointConfig, refused: Sequence[Path] = (
     return Start(own=True, candidates=found, lost=lost, notes=notes)
 
 
-def _loaded(root: Path, load: str | None, commits: dict[Path, Commit]) -> Commit | None:
+def _loaded(root: Path, load: str | None, commits: dict[Path, LineageCommit]) -> LineageCommit | None:
     """The run's own checkpoint that ``checkpoint.load`` names; None where it names none of them."""
     if load is None:
         return None

@@ -1,4 +1,4 @@
-"""``state.json``: a checkpoint but for its tensors, as named entries with a format number. No torch here."""
+"""``state.json``: a checkpoint but for its tensors, as named entries with a format number."""
 
 import dataclasses
 import json

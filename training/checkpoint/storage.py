@@ -13,11 +13,11 @@ from torch import Tensor
 
 from training.checkpoint import room
 from training.checkpoint.boxes import Box
-from training.checkpoint.format.pieces import Group
-from training.checkpoint.format.reader import Reader as FileReader
+from training.checkpoint.format.pieces import TensorGroup
+from training.checkpoint.format.reader import FileReader as FileReader
 from training.checkpoint.format.writer import DATA, FileWriter
 
-__all__ = ["Reader", "file_name", "grouped", "write"]
+__all__ = ["TensorReader", "file_name", "grouped", "write"]
 
 MOST_THREADS, LARGE_BYTES = 2, 1 << 20
 """Threads that read a rank's large boxes, where the machine has as many cores for it (`make bench-checkpoint`)."""
@@ -44,7 +44,7 @@ def write(folder: Path, boxes: Sequence[Box], rank: int) -> int:
         return file.written_bytes
 
 
-def grouped(boxes: Sequence[Box]) -> Iterator[tuple[Group, list[Box]]]:
+def grouped(boxes: Sequence[Box]) -> Iterator[tuple[TensorGroup, list[Box]]]:
     """The boxes that this rank writes; the states of one slice of an optimizer together, which are cut alike."""
     alike: dict[tuple[object, ...], list[Box]] = {}
     for box in boxes:
@@ -53,14 +53,14 @@ def grouped(boxes: Sequence[Box]) -> Iterator[tuple[Group, list[Box]]]:
             alike.setdefault((name, box.offset, tuple(box.data.shape), box.data.dtype), []).append(box)
     for found in alike.values():
         dtype = str(found[0].data.dtype).removeprefix("torch.")
-        yield Group(tuple(box.key for box in found), dtype, found[0].global_shape), found
+        yield TensorGroup(tuple(box.key for box in found), dtype, found[0].global_shape), found
 
 
 def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-class Reader:
+class TensorReader:
     """A checkpoint's tensors, read into this rank's memory. Close it, or use it as a context."""
 
     def __init__(self, folder: Path, ranks_here: int = 1) -> None:
@@ -96,7 +96,7 @@ class Reader:
         """Close the files."""
         self.files.close()
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "TensorReader":
         return self
 
     def __exit__(self, *_: object) -> None:

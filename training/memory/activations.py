@@ -1,4 +1,4 @@
-"""Bytes of activations at the peak, stage by stage. No torch here.
+"""Bytes of activations at the peak, stage by stage.
 
 Of each block, what its backward pass needs (Transformer Engine's modules; x of arXiv:2205.05198's sbh notation):
 both norms' inputs and outputs, queries, keys, values and what attention returns, the first MLP product and the
@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.memory.cases import FORMATS, Column, Columns, tokens
+from training.memory.cases import FORMATS, Column, MemoryColumns, tokens
 
 LARGEST_BLOCK = 512
-"""Queries that this project's own attention looks at together (models/layers/blocks.py, BLOCK_ROWS)."""
+"""Queries that this project's own attention looks at together (models/layers/blockwise_attention.py, BLOCK_ROWS)."""
 SOFTMAX_BYTES = 4
 """Log-sum-exp of each query and head, which flash attention keeps in fp32."""
 
@@ -27,7 +27,7 @@ class BlockBytes(NamedTuple):
     """Besides, while the backward pass is in it: what is recomputed, and gradients of the widest tensors."""
 
 
-def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
+def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
     """Of a dense block or one of experts."""
     model, layout, rows, width = columns.model, columns.layout, tokens(columns), element_bytes(columns)
     stream = stream_bytes(columns)
@@ -55,7 +55,7 @@ def block_bytes(columns: Columns, *, experts: bool) -> BlockBytes:
     return BlockBytes(kept=whole + scores - again + kept_output, working=again + wide)
 
 
-def _own_bytes(columns: Columns) -> Column:
+def _own_bytes(columns: MemoryColumns) -> Column:
     """But for the MLP, of this project's own modules: RMS norms in fp32, rotary tables of each block, rotated copies.
 
     Counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21; norms of queries,
@@ -69,7 +69,7 @@ def _own_bytes(columns: Columns) -> Column:
     return tokens(columns) * norms * model.hidden / pieces + attention + _own_score_bytes(columns)
 
 
-def _own_grouped_bytes(columns: Columns) -> Column:
+def _own_grouped_bytes(columns: MemoryColumns) -> Column:
     """Queries, keys and values, what norms of heads and rotation keep of them, and what attention returns."""
     model, width, alone = columns.model, element_bytes(columns), columns.layout.cp == 1
     copies_of_each = np.where(model.rotary > 0, 2 + alone, 3 - alone)  # without a turn the fused ones stay, too
@@ -80,7 +80,7 @@ def _own_grouped_bytes(columns: Columns) -> Column:
     return tokens(columns) * (split / columns.layout.tp + 4 * width * model.rotary * model.head_dim)
 
 
-def _own_latent_bytes(columns: Columns) -> Column:
+def _own_latent_bytes(columns: MemoryColumns) -> Column:
     """Of latent attention: both latents with their norms, queries, keys and values head by head, rotary tables."""
     model, width = columns.model, element_bytes(columns)
     values = model.attention_width - model.query_width
@@ -94,21 +94,22 @@ def _own_latent_bytes(columns: Columns) -> Column:
     return tokens(columns) * (heads / columns.layout.tp + (8 + width) * ranks + 6 * width * rotary)
 
 
-def _writes_scores(columns: Columns) -> NDArray[np.bool_]:
+def _writes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
     """PyTorch's attention on CPUs has a kernel for heads as wide in values as in queries, and without dropout.
 
-    Over context ranks attention is in blocks of queries (models/layers/blocks.py): scores are made, and none is kept.
+    Over context ranks attention is in blocks of queries (models/layers/blockwise_attention.py): scores are computed,
+    and none is kept.
     """
     return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1))
 
 
-def _makes_scores(columns: Columns) -> NDArray[np.bool_]:
+def _makes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
     model = columns.model
     uneven = (columns.matrices[3][0] > 0) & (model.attention_width != 2 * model.query_width)
     return np.asarray(uneven | (model.attention_dropout > 0))
 
 
-def _block_score_bytes(columns: Columns) -> Column:
+def _block_score_bytes(columns: MemoryColumns) -> Column:
     """In the backward pass of one block of queries: its scores three times in fp32, with dropout what that leaves of
     them and its mask, too; keys and values of the whole sample with their gradients, of which the block before has left
     some. Counted from traces of 1,024 to 16,384 tokens over 2 to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
@@ -121,22 +122,22 @@ def _block_score_bytes(columns: Columns) -> Column:
     return np.where(_makes_scores(columns) & (layout.cp > 1), found, 0.0)
 
 
-def _own_score_bytes(columns: Columns) -> Column:
+def _own_score_bytes(columns: MemoryColumns) -> Column:
     """In fp32 where they are written down: what softmax makes of them; with dropout its mask, and what that leaves."""
     return np.where(_writes_scores(columns), 4 + 8 * columns.model.attention_dropout, 0.0) * _scores(columns)
 
 
-def _scores(columns: Columns) -> Column:
+def _scores(columns: MemoryColumns) -> Column:
     return np.asarray(columns.model.heads / columns.layout.tp * columns.model.seq_length * tokens(columns))
 
 
-def _own_mlp_bytes(columns: Columns, inner: Column) -> Column:
+def _own_mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
     """The first product, and of gated ones its two halves apart and their product."""
     model, width = columns.model, element_bytes(columns)
     return width * tokens(columns) * (2 + 3 * model.gated) * inner / columns.layout.tp
 
 
-def _own_expert_bytes(columns: Columns) -> Column:
+def _own_expert_bytes(columns: MemoryColumns) -> Column:
     """Of this project's experts, one after the other: a permuted copy, each product, and that times its weight.
 
     Counted from traces that differ in one width at a time, in bf16 and fp32 (2026-11-21): 24 bytes of each token sent,
@@ -149,7 +150,7 @@ def _own_expert_bytes(columns: Columns) -> Column:
     return width * sent * (model.hidden + inner) + routed + _own_mlp_bytes(columns, model.shared_ffn)
 
 
-def _own_working(columns: Columns, kept_mlp: Column, *, experts: bool) -> Column:
+def _own_working(columns: MemoryColumns, kept_mlp: Column, *, experts: bool) -> Column:
     """In the backward pass of one block of this project's own modules, as traces with full recomputation have it
     (2026-11-22): what its MLP needs; or, when what that has kept is free already, the gradients of scores before and
     after softmax, in fp32; two gradients of the stream; a gathered input."""
@@ -161,7 +162,7 @@ def _own_working(columns: Columns, kept_mlp: Column, *, experts: bool) -> Column
     return np.maximum(mlp, scores) + gathered + 2 * stream_bytes(columns)
 
 
-def _own_mlp_working(columns: Columns, gathered: Column) -> Column:
+def _own_mlp_working(columns: MemoryColumns, gathered: Column) -> Column:
     """The most of three moments: at its second weight's gradient, for which its own is gathered too; at its gated
     product's; at its first weight's, when what the activation has kept is free already."""
     model, width = columns.model, element_bytes(columns)
@@ -171,7 +172,7 @@ def _own_mlp_working(columns: Columns, gathered: Column) -> Column:
     return np.maximum(inner + weight + gathered, np.maximum(2 * inner, first))
 
 
-def _own_expert_working(columns: Columns) -> Column:
+def _own_expert_working(columns: MemoryColumns) -> Column:
     """The most of three moments: as the experts' outputs are put together, or in the backward pass of one of them, at
     its activation's gradients, in fp32 for the weight of each token, or at its first weight's gradient, when what that
     expert has kept is free already."""
@@ -187,18 +188,18 @@ def _own_expert_working(columns: Columns) -> Column:
     return np.maximum(together, np.maximum(activation, weight))
 
 
-def stream_bytes(columns: Columns) -> Column:
+def stream_bytes(columns: MemoryColumns) -> Column:
     """What one block hands to the next: a sequence piece of it on each TP rank, under sequence parallelism."""
     pieces = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
     return np.asarray(element_bytes(columns) * tokens(columns) * columns.model.hidden / pieces)
 
 
-def element_bytes(columns: Columns) -> Column:
+def element_bytes(columns: MemoryColumns) -> Column:
     """Of an activation: fp8's and fp4's are 16-bit ones between the products."""
     return np.where(columns.format == FORMATS.index("fp32"), 4.0, 2.0)
 
 
-def product_input_bytes(columns: Columns) -> Column:
+def product_input_bytes(columns: MemoryColumns) -> Column:
     """Of an element that a product has read and its weight's gradient reads again.
 
     Transformer Engine keeps it as it multiplied it: in fp8, with a scale for 32 in mxfp8, in four bits with one for 16
@@ -208,7 +209,7 @@ def product_input_bytes(columns: Columns) -> Column:
                      [1.0, 1 + 1 / 32, 0.5 + 1 / 16], element_bytes(columns))  # fmt: skip
 
 
-def _attention_bytes(columns: Columns) -> Column:
+def _attention_bytes(columns: MemoryColumns) -> Column:
     """Queries, keys, values, and what attention returns, which the products in eight bits and fewer keep no second time
     (megatron-core 0.19.2, transformer/attention.py:443), but for delayed scales: as all fp8 with a scale a tensor is
     taken here."""
@@ -227,23 +228,23 @@ def _attention_bytes(columns: Columns) -> Column:
     return rows * ((through + returned) / layout.tp + latent + SOFTMAX_BYTES * model.heads / layout.tp)
 
 
-def _mlp_bytes(columns: Columns, inner: Column) -> Column:
+def _mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
     """The first product, and what the second one reads."""
     model, width = columns.model, element_bytes(columns)
     each = width * (1 + model.gated) + product_input_bytes(columns)
     return tokens(columns) * each * inner / columns.layout.tp
 
 
-def _score_bytes(columns: Columns) -> Column:
+def _score_bytes(columns: MemoryColumns) -> Column:
     """Scores and probabilities that attention without flash keeps: 5 a s^2 b of 16 bits with its dropout mask."""
     each = 2 * element_bytes(columns) + 1
     return np.where(columns.software.flash_attention > 0, 0.0, each * _scores(columns))
 
 
-def _expert_bytes(columns: Columns) -> Column:
+def _expert_bytes(columns: MemoryColumns) -> Column:
     """The permuted copies that its experts read, their first product and activation, shared experts, the router.
 
-    What experts return is kept by nobody: each token's weight is applied within the activation (megatron-core 0.19.2,
+    What experts return is not kept: each token's weight is applied within the activation (megatron-core 0.19.2,
     transformer/moe/experts.py:890).
     """
     model, layout = columns.model, columns.layout
@@ -254,19 +255,19 @@ def _expert_bytes(columns: Columns) -> Column:
     return own + _mlp_bytes(columns, model.shared_ffn) + 4 * tokens(columns) / layout.tp * 2 * model.experts
 
 
-def _expert_working(columns: Columns) -> Column:
+def _expert_working(columns: MemoryColumns) -> Column:
     """The gradients of what experts read, and of their first product."""
     model, width = columns.model, element_bytes(columns)
     return width * _sent(columns) * (model.expert_hidden + (1 + model.gated) * model.expert_ffn / columns.layout.etp)
 
 
-def _sent(columns: Columns) -> Column:
+def _sent(columns: MemoryColumns) -> Column:
     """Tokens that the experts of a rank get of a microbatch, in balance."""
     layout = columns.layout
     return tokens(columns) / layout.tp * columns.model.topk * layout.etp
 
 
-def in_flight(columns: Columns, stage: Column) -> Column:
+def in_flight(columns: MemoryColumns, stage: Column) -> Column:
     """Chunk-microbatches that a stage holds at most, in units of its whole stack of blocks.
 
     1F1B: PP - stage. Interleaved: 2 (PP - stage - 1) + (VPP - 1) PP + 1 chunks (Megatron's warm-up, arXiv:2104.04473,
@@ -279,7 +280,7 @@ def in_flight(columns: Columns, stage: Column) -> Column:
     return np.where(layout.vpp > 1, interleaved, plain)
 
 
-def lookup_bytes(columns: Columns) -> Column:
+def lookup_bytes(columns: MemoryColumns) -> Column:
     """On the first stage, as a microbatch's backward pass ends: the word embeddings' whole gradient, in the weights'
     own type, and what enters it, gathered, masked and turned."""
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
@@ -287,7 +288,7 @@ def lookup_bytes(columns: Columns) -> Column:
     return width * model.vocab / layout.tp * model.hidden + 3 * stream + stream_bytes(columns)
 
 
-def depth_bytes(columns: Columns) -> Column:
+def depth_bytes(columns: MemoryColumns) -> Column:
     """On the last stage of this project's own modules, with depths of multi-token prediction: whole gradients of the
     output layer, from each head, and of the word embeddings; and what joins a depth's two inputs keeps: both norms, and
     both halves side by side. Counted from traces of 256 to 2,048 tokens, in bf16 and fp32 (2026-11-22)."""
@@ -299,7 +300,7 @@ def depth_bytes(columns: Columns) -> Column:
     return np.where(there, gradients + model.extra_heads * joined, 0.0)
 
 
-def loss_bytes(columns: Columns) -> Column:
+def loss_bytes(columns: MemoryColumns) -> Column:
     """On the last stage: the final norm; logits in 16 bits, and in fp32 for the softmax, then its gradient.
 
     fp32 logits become the softmax, and its gradient, in place; the weight's gradient then stands beside them. So does

@@ -1,4 +1,4 @@
-"""Cases, as columns: one numpy element per case, so that thousands cost as much as one. No torch here."""
+"""Cases, as columns: one numpy element per case, so that thousands cost as much as one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ FORMATS = ("16bit", "fp8", "mxfp8", "fp4", "fp32")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Case:
+class MemoryCase:
     """One layout of one model under one program."""
 
     model: ModelSizes
@@ -25,14 +25,16 @@ class Case:
     software: Software
 
 
-class Columns:
+class MemoryColumns:
     """The same cases, attribute by attribute: ``columns.model.hidden`` is an array over the cases."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
+    def __init__(self, cases: Sequence[MemoryCase]) -> None:
         self.count = len(cases)
-        self.model = Group([case.model for case in cases], skip=("matrices",))
-        self.layout = Group([case.layout for case in cases], skip=("recompute", "precision", "split", "chunk_layers"))
-        self.software = Group([case.software for case in cases])
+        self.model = ColumnGroup([case.model for case in cases], skip=("matrices",))
+        self.layout = ColumnGroup(
+            [case.layout for case in cases], skip=("recompute", "precision", "split", "chunk_layers")
+        )
+        self.software = ColumnGroup([case.software for case in cases])
         self.recompute = codes([case.layout.recompute for case in cases], RECOMPUTE)
         self.format = codes([number_format(case.layout.precision) for case in cases], FORMATS)
         self.matrices = _matrices(cases)
@@ -41,7 +43,7 @@ class Columns:
         return self.recompute == RECOMPUTE.index(name)
 
 
-def tokens(columns: Columns) -> Column:
+def tokens(columns: MemoryColumns) -> Column:
     """Of a microbatch on one rank, before sequence parallelism divides them."""
     return np.asarray(columns.model.seq_length * columns.layout.mbs / columns.layout.cp)
 
@@ -57,10 +59,10 @@ def number_format(precision: str) -> str:
     return "fp8" if "fp8" in precision else "16bit"
 
 
-class Group:
+class ColumnGroup:
     """Columns of one part of the cases; parts that many cases share are looked at once.
 
-    skip: fields that are no numbers.
+    skip: fields that are not numbers.
     """
 
     def __init__(self, parts: Sequence[object], skip: tuple[str, ...] = ()) -> None:
@@ -82,7 +84,7 @@ def codes(words: Sequence[str], known: tuple[str, ...]) -> NDArray[np.intp]:
     return np.array([code[word] for word in words], dtype=np.intp)
 
 
-def _matrices(cases: Sequence[Case]) -> list[tuple[Column, Column]]:
+def _matrices(cases: Sequence[MemoryCase]) -> list[tuple[Column, Column]]:
     """Local rows and columns of each matrix of attention; cases of one model and TP size have the same."""
     keys = [(id(case.model), case.layout.tp) for case in cases]
     unique = dict(zip(keys, cases, strict=True))

@@ -7,7 +7,7 @@ from parallel.stages import layout_string
 
 Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
 """Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
-torchtitan's "selective op" does; no program of ours."""
+torchtitan's "selective op" does; Triplane does not."""
 Zero = Literal[0, 1, 2, 3]
 Split = Literal["even", "embedding_and_loss", "loss", "ends", "layout"]
 

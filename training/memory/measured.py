@@ -14,13 +14,13 @@ from models.shapes import GPTShape
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
 from training.checkpoint.progress import Progress
-from training.config import RunConfig
-from training.loop import Attachment
+from training.config.run_config import RunConfig
+from training.health.stragglers import gathered_rows
+from training.loop import Callback
 from training.memory.counted import counted
+from training.memory.format import size
 from training.memory.predicted import Modules, Predicted, of_stage
-from training.memory.words import size
 from training.step import Chunks, StepResult
-from training.watch.stragglers import gathered_rows
 
 AFTER = 3
 """Steps of a start after which it is said: the first allocates the optimizer's moments, allocators settle."""
@@ -28,7 +28,7 @@ _RESET_PEAK = "5"
 """proc(5), clear_refs: set the peak resident set to the current one."""
 
 
-class Measured(NamedTuple):
+class MeasuredBytes(NamedTuple):
     """Bytes of one rank, -1.0 for what is not known. All floats: they travel in one collective."""
 
     weights: float
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
         return self.states + max(0.0, self.activations)
 
 
-class MemoryReport(Attachment):
+class MemoryReport(Callback):
     """One line on the rank that holds most, after ``AFTER`` steps or at the end of a shorter start. Collective."""
 
     def __init__(
@@ -78,8 +78,8 @@ class MemoryReport(Attachment):
     def _say(self) -> None:
         self.said = True
         held = counted(self.chunks, self.optimizer)
-        own = Measured(*map(float, held), *self.peak.read(held.total))
-        table = [Measured(*row) for row in gathered_rows(own, self.ranks)]
+        own = MeasuredBytes(*map(float, held), *self.peak.read(held.total))
+        table = [MeasuredBytes(*row) for row in gathered_rows(own, self.ranks)]
         rank = max(range(len(table)), key=lambda number: (table[number].total, -number))
         stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
         expected = of_stage(self.config, world, self.shape, modules_of(self.ranks), stage)
@@ -91,7 +91,7 @@ def modules_of(ranks: Ranks) -> Modules:
     return Modules(cuda=ranks.device.type == "cuda", transformer_engine=has_transformer_engine(ranks.device))
 
 
-def sentence(rank: int, expected: Predicted, found: Measured, *, cuda: bool) -> str:
+def sentence(rank: int, expected: Predicted, found: MeasuredBytes, *, cuda: bool) -> str:
     """The line: a sum and a share in percent only of what is the same thing on both sides."""
     names = ("weights", "gradients", "optimizer", "activations")
     predicted = ", ".join(f"{name} {size(getattr(expected, name))}" for name in names)

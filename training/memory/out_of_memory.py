@@ -9,10 +9,10 @@ import torch
 
 from models.shapes import GPTShape
 from parallel.groups import Ranks
-from training.config import RunConfig
+from training.config.run_config import RunConfig
 from training.memory import host
 from training.memory.measured import modules_of
-from training.memory.way_out import Room, way_out
+from training.memory.oom_advice import Room, advice
 
 MARKS = (
     "out of memory",  # CUDA's own, cuBLAS' and NCCL's words for it, where torch's allocator was not asked
@@ -34,7 +34,7 @@ def explained(config: RunConfig, shape: GPTShape, ranks: Ranks) -> Iterator[None
     except Exception as error:
         if is_out_of_memory(error):
             with contextlib.suppress(Exception):  # whatever happens here must not hide the error itself
-                error.add_note(way_out(config, ranks.identity, shape, modules_of(ranks), room))
+                error.add_note(advice(config, ranks.identity, shape, modules_of(ranks), room))
         raise
 
 

@@ -1,4 +1,4 @@
-"""Bytes on the fullest rank of each case, by category. No torch here."""
+"""Bytes on the fullest rank of each case, by category."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.shapes import GPTShape
-from training.footprint import FP8_COPIES
 from training.memory.activations import (
     block_bytes,
     depth_bytes,
@@ -16,9 +15,10 @@ from training.memory.activations import (
     loss_bytes,
     stream_bytes,
 )
-from training.memory.cases import Column, Columns, tokens
+from training.memory.cases import Column, MemoryColumns, tokens
 from training.memory.layouts import Candidate
-from training.memory.states import Stack, states
+from training.memory.states import BlockStack, states
+from training.memory.static import FP8_COPIES
 from training.memory.uneven import Crowding, crowding
 
 LIBRARY_BYTES = 1.6e9
@@ -31,7 +31,7 @@ SAFE_SHARE = 0.80
 
 
 @dataclass(slots=True)
-class Memory:
+class PeakBytes:
     """Bytes on the fullest stage's rank; ``total`` is their sum."""
 
     weights: Column
@@ -53,10 +53,10 @@ def workspace_bytes(layout: Candidate) -> float:
     return LIBRARY_BYTES + GROUP_BYTES * sum(size > 1 for size in axes)
 
 
-def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> Memory:
+def memory(columns: MemoryColumns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> PeakBytes:
     """Looks at the first stage, the second, the last, and the first of those with the most mixtures of experts: others
     hold no more than these."""
-    known = {key: Stack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
+    known = {key: BlockStack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]
     looked_at = [
         [0] * len(layouts),
@@ -72,8 +72,8 @@ def memory(columns: Columns, shapes: Sequence[GPTShape], layouts: Sequence[Candi
 
 
 def stage_memory(
-    columns: Columns, stacks: Sequence[Stack], layouts: Sequence[Candidate], stages: Sequence[int]
-) -> Memory:
+    columns: MemoryColumns, stacks: Sequence[BlockStack], layouts: Sequence[Candidate], stages: Sequence[int]
+) -> PeakBytes:
     """Of one stage of each case."""
     software = columns.software
     widths = zip(software.main_gradient_bytes, software.keeps_fp32_gradients, software.main_weight_bytes, strict=True)
@@ -82,12 +82,12 @@ def stage_memory(
 
 
 def _stage(
-    columns: Columns,
-    stacks: Sequence[Stack],
+    columns: MemoryColumns,
+    stacks: Sequence[BlockStack],
     layouts: Sequence[Candidate],
     stages: Sequence[int],
     held: Sequence[tuple[int, bool, int]],
-) -> Memory:
+) -> PeakBytes:
     fixed, plain, mixtures, held_parameters, crowded = [], [], [], [], []
     for stack, layout, stage, wide in zip(stacks, layouts, stages, held, strict=True):
         own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
@@ -102,7 +102,7 @@ def _stage(
     small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
     # beside the 16-bit weights, or in their stead
     casts = np.where(small & (columns.software.fp8_weights == 0), FP8_COPIES, 0.0) * np.array(held_parameters)
-    return Memory(
+    return PeakBytes(
         weights=np.array([own.weights for own in fixed]) + casts,
         gradients=np.array([own.gradients for own in fixed]),
         optimizer=np.array([own.optimizer for own in fixed]),
@@ -112,7 +112,7 @@ def _stage(
     )
 
 
-def _crowding(stack: Stack, layout: Candidate, stage: int, depths: int) -> Crowding:
+def _crowding(stack: BlockStack, layout: Candidate, stage: int, depths: int) -> Crowding:
     """Of interleaved chunks; depths of multi-token prediction are in the last one."""
     if layout.vpp == 1:
         return Crowding()
@@ -120,7 +120,7 @@ def _crowding(stack: Stack, layout: Candidate, stage: int, depths: int) -> Crowd
     return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
 
 
-def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Column, crowded: Column) -> Column:
+def _activations(columns: MemoryColumns, stage: Column, plain: Column, mixtures: Column, crowded: Column) -> Column:
     """crowded: of each case all of ``Crowding``."""
     dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
@@ -139,7 +139,7 @@ def _activations(columns: Columns, stage: Column, plain: Column, mixtures: Colum
     return np.maximum(found, lookup) + passing
 
 
-def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:
+def _gathered(columns: MemoryColumns, parameters: Column, blocks: Column) -> Column:
     """ZeRO-3: the whole weights, and gradients, of the two blocks at work; or of all blocks, where weights stay.
     ZeRO-2: the gradients of these two."""
     two = 2 * parameters / np.maximum(1, blocks)
@@ -148,6 +148,6 @@ def _gathered(columns: Columns, parameters: Column, blocks: Column) -> Column:
     return np.select([columns.layout.zero >= 3, columns.layout.zero == 2], [4 * two + held, gradients], 0.0)
 
 
-def _fuller(one: Memory, other: Memory) -> Memory:
+def _fuller(one: PeakBytes, other: PeakBytes) -> PeakBytes:
     more = other.total > one.total
-    return Memory(*(np.where(more, getattr(other, name), getattr(one, name)) for name in Memory.__slots__))
+    return PeakBytes(*(np.where(more, getattr(other, name), getattr(one, name)) for name in PeakBytes.__slots__))

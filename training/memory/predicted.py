@@ -1,4 +1,4 @@
-"""What each configuration holds on its fullest rank, by the formulas that tools.plan ranks layouts with. No torch here.
+"""What each configuration holds on its fullest rank, by the formulas that tools.plan ranks layouts with.
 
 Weights, gradients and optimizer are exact; activations are those of the peak, within a few percent where the modules
 are Transformer Engine's or ours and no hatch changes them.
@@ -12,12 +12,12 @@ import numpy as np
 from models.shapes import GPTShape
 from models.sizes import sizes
 from parallel.stages import layers_per_chunk
-from training.config import RunConfig, TrainConfig, batch_schedule
-from training.memory.cases import Case, Column, Columns
+from training.config.run_config import RunConfig, TrainConfig, batch_schedule
+from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import Candidate, Recompute
-from training.memory.peak import Memory, memory, stage_memory
+from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
-from training.memory.states import Stack
+from training.memory.states import BlockStack
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
 
@@ -75,20 +75,22 @@ def of_stage(config: RunConfig, world_size: int, shape: GPTShape, modules: Modul
     """A rank of one pipeline stage."""
     planned = [Planned(config=config, world_size=world_size)]
     layouts = [candidate(config, world_size, shape.num_layers)]
-    found = stage_memory(_columns(planned, layouts, shape, modules), [Stack(shape)], layouts, [stage])
+    found = stage_memory(_columns(planned, layouts, shape, modules), [BlockStack(shape)], layouts, [stage])
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
     return _predicted(found, 0, modules)
 
 
-def _columns(planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules) -> Columns:
+def _columns(
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules
+) -> MemoryColumns:
     model = sizes(shape, planned[0].config.model.seq_length)
     programs = [program(each.config, modules) for each in planned]
-    return Columns(
-        [Case(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
+    return MemoryColumns(
+        [MemoryCase(model=model, layout=layout, software=own) for layout, own in zip(layouts, programs, strict=True)]
     )
 
 
-def _predicted(found: Memory, number: int, modules: Modules) -> Predicted:
+def _predicted(found: PeakBytes, number: int, modules: Modules) -> Predicted:
     return Predicted(
         stage=int(found.stage[number]),
         weights=float(found.weights[number]),
@@ -100,14 +102,14 @@ def _predicted(found: Memory, number: int, modules: Modules) -> Predicted:
 
 
 def _some_recomputed(
-    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: Memory
+    planned: Sequence[Planned], layouts: Sequence[Candidate], shape: GPTShape, modules: Modules, found: PeakBytes
 ) -> Column:
     """The block method recomputes only the first layers of each chunk: in between, by their share."""
     shares = np.array([_kept_share(each, shape) for each in planned])
     if not np.any(shares > 0):
         return found.activations
     kept = [replace(layout, recompute="none") for layout in layouts]
-    stacks, stages = [Stack(shape)] * len(layouts), [int(stage) for stage in found.stage]
+    stacks, stages = [BlockStack(shape)] * len(layouts), [int(stage) for stage in found.stage]
     whole = stage_memory(_columns(planned, kept, shape, modules), stacks, kept, stages).activations
     return found.activations * (1 - shares) + whole * shares
 

@@ -1,4 +1,4 @@
-"""What the training program does, as far as time depends on it. No torch here."""
+"""What the training program does, as far as time depends on it."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state of every stage, exactly as the program holds them. No torch here."""
+"""Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
 
 import itertools
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from models.parameters import Parameter, block_parameters, embedding_parameters,
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_string
-from training.footprint import local_size
 from training.memory.layouts import Candidate
+from training.memory.static import local_size
 
 
 class Blocks(NamedTuple):
@@ -18,7 +18,7 @@ class Blocks(NamedTuple):
     mixtures: int
 
 
-class Held(NamedTuple):
+class HeldParameters(NamedTuple):
     """Parameters on a rank of one stage: of experts, which other ranks share than those of the rest."""
 
     dense: int
@@ -60,7 +60,7 @@ def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConf
     )
 
 
-class Stack:
+class BlockStack:
     """The blocks of one shape, dealt out to stages; each way of dealing is worked out once."""
 
     def __init__(self, shape: GPTShape) -> None:
@@ -68,8 +68,8 @@ class Stack:
         self._mixtures = list(itertools.accumulate(shape.moe_blocks, initial=0))
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
         self._chunks: dict[tuple[object, ...], list[int]] = {}
-        self._held: dict[tuple[object, ...], Held] = {}
-        self._sizes: dict[tuple[int, int, int], _Sizes] = {}
+        self._held: dict[tuple[object, ...], HeldParameters] = {}
+        self._sizes: dict[tuple[int, int, int], _ShardSizes] = {}
 
     def blocks(self, layout: Candidate) -> list[Blocks]:
         """Of each stage."""
@@ -90,21 +90,21 @@ class Stack:
         found = [blocks.mixtures for blocks in self.blocks(layout)]
         return found.index(max(found))
 
-    def held(self, layout: Candidate, stage: int) -> Held:
+    def held(self, layout: Candidate, stage: int) -> HeldParameters:
         """Parameters of a rank of one stage."""
         key = (stage, layout.tp, layout.ep, layout.etp, *_dealt(layout))
         if key not in self._held:
             self._held[key] = self._count(layout, stage)
         return self._held[key]
 
-    def _count(self, layout: Candidate, stage: int) -> Held:
+    def _count(self, layout: Candidate, stage: int) -> HeldParameters:
         key = (layout.tp, layout.ep, layout.etp)
         if key not in self._sizes:
             self._sizes[key] = _sizes(self.shape, *key)
         sizes, own = self._sizes[key], self.blocks(layout)[stage]
         first, last = stage == 0, stage == layout.pp - 1
         counts = (own.plain, own.mixtures, first, last, last and not first)
-        return Held(
+        return HeldParameters(
             sum(count * part.dense for count, part in zip(counts, sizes, strict=True)),
             sum(count * part.expert for count, part in zip(counts, sizes, strict=True)),
         )
@@ -134,29 +134,29 @@ def chunks(layers: int, layout: Candidate) -> list[int]:
     return layers_per_chunk(parallel_config(layout), layers)
 
 
-class _Sizes(NamedTuple):
-    plain: Held
-    mixture: Held
-    embedding: Held
-    head: Held
-    copy: Held
+class _ShardSizes(NamedTuple):
+    plain: HeldParameters
+    mixture: HeldParameters
+    embedding: HeldParameters
+    head: HeldParameters
+    copy: HeldParameters
     """The last stage's word embeddings, where a tied output layer or multi-token prediction needs them."""
 
 
-def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
+def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _ShardSizes:
     parallel = ParallelConfig(
         tensor_model_parallel_size=tp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp
     )
 
-    def local(parameters: list[Parameter]) -> Held:
+    def local(parameters: list[Parameter]) -> HeldParameters:
         sizes = [(local_size(parameter, parallel), parameter.of_experts) for parameter in parameters]
-        return Held(sum(n for n, expert in sizes if not expert), sum(n for n, expert in sizes if expert))
+        return HeldParameters(sum(n for n, expert in sizes if not expert), sum(n for n, expert in sizes if expert))
 
     blocks = {kind: number for number, kind in reversed(list(enumerate(shape.moe_blocks)))}
-    nothing = Held(0, 0)
+    nothing = HeldParameters(0, 0)
     depths = [parameter for depth in range(shape.mtp_num_layers) for parameter in mtp_parameters(shape, depth)]
     word = next(iter(embedding_parameters(shape)))
-    return _Sizes(
+    return _ShardSizes(
         plain=local(list(block_parameters(shape, blocks[False]))) if False in blocks else nothing,
         mixture=local(list(block_parameters(shape, blocks[True]))) if True in blocks else nothing,
         embedding=local(list(embedding_parameters(shape))),
@@ -165,12 +165,14 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _Sizes:
     )
 
 
-def states(own: Held, layout: Candidate, gradient_bytes: int = 4, copies: bool = True, weight_bytes: int = 2) -> States:
+def states(
+    own: HeldParameters, layout: Candidate, gradient_bytes: int = 4, copies: bool = True, weight_bytes: int = 2
+) -> States:
     """Bytes of a stage's rank; sharded parts are split over DP x CP, those of experts over what EP x ETP leaves.
 
     copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
 
-    Weights and gradients as ``training.footprint`` counts them; ZeRO-2 and -3, which today's program does not run,
+    Weights and gradients as ``training.memory.static`` counts them; ZeRO-2 and -3, which today's program does not run,
     shard gradients, and weights, as well (arXiv:1910.02054, section 5).
     """
     everywhere = layout.dp * layout.cp

@@ -1,4 +1,4 @@
-"""What a pipeline stage holds of chunks of different sizes. No torch here.
+"""What a pipeline stage holds of chunks of different sizes.
 
 Interleaved, a stage passes PP microbatches through its first chunk, as many through the second, and so on; backward
 through the last first (arXiv:2104.04473, section 2.2). Where chunks differ it holds most not when its warm-up ends, but

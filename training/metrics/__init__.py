@@ -1,1 +1,1 @@
-"""A run's numbers: how fast it goes (`rates`) and where logged iterations go (`sinks`). No torch."""
+"""A run's numbers: how fast it goes (`rates`) and where logged iterations go (`sinks`)."""

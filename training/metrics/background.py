@@ -16,7 +16,7 @@ class Inner(Protocol):
     def close(self) -> None: ...
 
 
-class Background:
+class BackgroundSink:
     """A sink that is opened, written to and closed by a thread of its own.
 
     Its first exception is said in one line and ends it: later writes are dropped. What it has not taken yet

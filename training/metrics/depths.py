@@ -39,7 +39,7 @@ class DepthMeter:
         self.microbatches += module.training and torch.is_grad_enabled()
 
     def _sums(self) -> list[float]:
-        """Over all ranks: each depth's losses, and the number of microbatches. Starts anew."""
+        """Over all ranks: each depth's losses, and the number of microbatches. Resets."""
         noted = MTPLossLoggingHelper.tracker.get("loss_values", torch.zeros(self.depths))
         count = torch.tensor([self.microbatches], dtype=torch.float64, device=self.ranks.device)
         packed = torch.cat([noted.to(count), count])

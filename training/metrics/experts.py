@@ -83,7 +83,7 @@ class ExpertMeter:
         self.calls += 1
 
     def _sums(self) -> list[float]:
-        """Over all ranks: asked, calls, balancing loss, z loss, assigned row by row. Starts anew.
+        """Over all ranks: asked, calls, balancing loss, z loss, assigned row by row. Resets.
 
         fp64 is exact to 2^53 assignments. mcore's tracker holds an entry per sublayer, in fp32; an MTP depth shares
         one with block 0 (its inner layers count from 1), so only sums over layers mean anything.

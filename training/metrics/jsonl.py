@@ -14,7 +14,7 @@ from parallel.untrusted import InputError, append_regular, open_regular, parse_j
 from training.metrics.values import Values
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""JSON has no number for these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
+"""JSON cannot spell these: as strings they leave the lines readable by strict parsers (jq, browsers)."""
 MOST_LINE_BYTES = 1 << 24
 MOST_WAITING = 100_000
 """Lines that wait for a disk that is full, about 1 KB each; older ones are dropped."""
@@ -30,7 +30,7 @@ class JsonlSink:
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
         """Open ``path`` for appending, in an existing folder; a torn last line left by a kill is mended.
 
-        say: told once when the disk takes no more lines, and once when it does again. Raises OSError where the file
+        say: called once when the disk takes no more lines, and once when it does again. Raises OSError where the file
         cannot be opened.
         """
         _mend_last_line(path)
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """One line's object, non-finite numbers turned back from strings; None when it is not one of ours."""
+    """One line's object, non-finite numbers turned back from strings; None when it is not a metrics line."""
     try:
         record = parse_json(line, dict[str, JSON])
     except InputError:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from parallel.groups import Ranks
 from training.checkpoint.progress import Progress
-from training.loop import Attachment
+from training.loop import Callback
 from training.step import StepResult
 
 LEAST_BYTES = 1 << 16
 
 
-class LogDisk(Attachment):
+class LogDisk(Callback):
     """Looks, on rank 0, at every ``interval``-th iteration; says so once when the disk is full. One system call."""
 
     def __init__(self, folder: Path, interval: int, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""The attachment that turns steps into logged numbers. Measured on every rank, written by rank 0."""
+"""The callback that turns steps into logged numbers. Measured on every rank, written by rank 0."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from parallel.groups import Ranks
 from training.checkpoint.progress import Progress
-from training.loop import Attachment
+from training.loop import Callback
 from training.metrics.console import duration
 from training.metrics.meters import Meter
 from training.metrics.rates import Rates
@@ -17,7 +17,7 @@ from training.metrics.values import Value
 from training.step import StepResult
 
 
-class Recorder(Attachment):
+class Recorder(Callback):
     """Writes one set of numbers per ``log_interval`` iterations, with the names of design.md's ``metrics.jsonl``."""
 
     def __init__(

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
-from training.metrics.background import Background
+from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink
 from training.metrics.tensorboard import TensorBoardSink
@@ -75,10 +75,12 @@ def open_sinks(
     sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", console), ConsoleSink(console, train_iters)]
     if log.tensorboard:
         events = run_dir / "events"
-        sinks.append(Background("TensorBoard", lambda: TensorBoardSink(events, resumed_iteration), console, beat=beat))
+        sinks.append(
+            BackgroundSink("TensorBoard", lambda: TensorBoardSink(events, resumed_iteration), console, beat=beat)
+        )
     mode = log.wandb
     if mode != "off":
         project, name = log.wandb_project, log.wandb_name
         upload = partial(WandbSink, run_dir, mode, project, name, config, console)
-        sinks.append(Background("wandb", upload, console, beat=beat))
+        sinks.append(BackgroundSink("wandb", upload, console, beat=beat))
     return Sinks(sinks=tuple(sinks))

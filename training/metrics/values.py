@@ -1,4 +1,4 @@
-"""What a logged line holds, and its flat form for sinks that draw curves. No torch."""
+"""What a logged line holds, and its flat form for sinks that draw curves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

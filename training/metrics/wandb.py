@@ -12,7 +12,7 @@ from training.metrics.values import Values, curves
 
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 30.0
-"""How long the end of a run waits for uploads; what is left can be sent with ``wandb sync``."""
+"""How long the end of a run waits for uploads; the rest can be sent with ``wandb sync``."""
 
 
 class WandbSink:

@@ -1,1 +1,1 @@
-"""A run's folder: proved to be usable before step 1, and which error it is where it is not. No torch here."""
+"""A run's folder: what it holds, what a resumed run reports, and the proof before step 1 that it is usable."""

@@ -1,4 +1,4 @@
-"""What a run's folder does not allow: a mistake of who starts a run, or, once it has trained, a fault. No torch here.
+"""What a run's folder does not allow: a mistake of who starts a run, or, once it has trained, a fault.
 
 A folder that took checkpoints was chosen well: a full disk or a file server that does not answer passes, and is worth
 another attempt (exit code 1), where a folder that never worked is bad input (exit code 2, never tried again).
@@ -26,5 +26,5 @@ def run_dir_error(run_dir: Path, text: str) -> UserError | SharedFault:
 
 
 def shared_run_dir_error(trained: bool, text: str) -> SharedMistake | SharedFault:
-    """``text`` as what it is here, on every rank; ``trained``: what one rank found, and told all."""
+    """``text`` as what it is here, on every rank; ``trained``: what one rank found, and sent to all."""
     return SharedFault(text) if trained else SharedMistake(text)

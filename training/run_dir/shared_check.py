@@ -15,15 +15,15 @@ from training.run_dir.errors import has_trained, shared_run_dir_error
 
 WAIT_S = 10.0
 """How long a node may take to see a new file. NFS answers from what it knows of a folder for some seconds, but a name
-that nobody has asked for before is asked for anew."""
+that has not been asked for before is not cached."""
 
 
 def check_shared(run_dir: Path, ranks: Ranks, wait_s: float = WAIT_S) -> None:
     """The first rank of every node looks for a file that rank 0 has just written. All ranks call this.
 
     Costs one small file, one broadcast and one reduction; nothing where all ranks are on one node. Raises
-    SharedMistake with the nodes that do not see it: they would write parts of checkpoints that nobody finds. Where the
-    run has checkpoints it is a SharedFault: the folder was shared once, and only the file server is slow, or away.
+    SharedMistake with the nodes that do not see it: they would write parts of checkpoints that are never found. Where
+    the run has checkpoints it is a SharedFault: the folder was shared once, and only the file server is slow, or away.
     """
     if ranks.identity.world_size == ranks.identity.local_world_size:
         return
@@ -47,7 +47,7 @@ def check_shared(run_dir: Path, ranks: Ranks, wait_s: float = WAIT_S) -> None:
 
 
 def _leave(run_dir: Path) -> tuple[bool, str, str, str]:
-    """Write a file that nobody has seen before: whether the run has checkpoints, its name, content, what failed."""
+    """Write a file with a new name: whether the run has checkpoints, its name, content, what failed."""
     word = secrets.token_hex(8)
     path = run_dir / f".seen-by-all-{word}"
     try:

@@ -1,4 +1,4 @@
-"""Whether a run's folder takes what a run writes: proved by writing it in small, before anything is trained. No torch.
+"""Whether a run's folder takes what a run writes: proved by writing it in small, before anything is trained.
 
 The steps are those of a save: folders, a temporary one, a file, fsync, a rename, and ``latest`` replaced. What lies
 under the names that a run uses must be of the right kind: a FIFO named metrics.jsonl would block the first line, a

@@ -1,4 +1,4 @@
-"""One run per folder: who owns a run's folder, whether that run is alive, and proof before a commit. No torch.
+"""One run per folder: who owns a run's folder, whether that run is alive, and proof before a commit.
 
     lock       take the folder or be refused; ``RunLock.still_owns`` and ``fenced`` for whoever commits
     record      ``owner.json``: which process of which job owns the folder

@@ -30,7 +30,7 @@ def file_of(folder: Path, attempt: str) -> Path:
 
 
 def count(path: Path) -> bytes | None:
-    """What ``path`` holds now; None where there is none. Opened anew each time: that is what makes NFS look."""
+    """What ``path`` holds now; None where there is none. Opened again each time: that makes NFS revalidate."""
     try:
         return read_bytes(path)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from training.run_lock.liveness import STILL_S, is_dead
 from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor
 
 ATTEMPT = "TRIPLANE_ATTEMPT"
-"""Environment variable by which an owner hands its attempt to the ranks that it starts anew."""
+"""Environment variable by which an owner hands its attempt to the ranks that it starts."""
 
 RELEASED = ".owner.released"
 """Names the attempt that gave the folder back, until somebody else takes it."""
@@ -80,11 +80,11 @@ def fenced(lock: RunLock | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def owned(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[RunLock | None]:
+def held_lock(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[RunLock | None]:
     """Own ``folder`` while the run lasts. Yields the lock, or None on ranks that learn of it from rank 0.
 
     identity: None in the launcher of local ranks, which claims for them; ranks that it forks inherit the lock, ranks
-    that it starts anew find ``ATTEMPT`` in their environment. Under torchrun and srun rank 0 claims; when it is
+    that it starts find ``ATTEMPT`` in their environment. Under torchrun and srun rank 0 claims; when it is
     refused, its exit ends the others. Raises UserError where another run owns the folder and lives.
     """
     if identity is not None and ATTEMPT in environ:
@@ -140,7 +140,7 @@ def take(
 
 
 def _released(folder: Path) -> str | None:
-    """The attempt that gave the folder back, if nobody has taken it since."""
+    """The attempt that gave the folder back, if no run has taken it since."""
     try:
         return read_text(folder / RELEASED)
     except (OSError, InputError):
@@ -159,7 +159,7 @@ def _refusal(folder: Path, owner: Owner) -> str:
 def _succeed(folder: Path, dead: Owner, newcomer: Owner) -> None:
     """Take over from ``dead``, unless somebody else does; whoever is then at the end of the chain owns the folder.
 
-    A newcomer that was slow may link behind an owner that was replaced long ago, which nobody's chain leads to: what
+    A newcomer that was slow may link behind an owner that was replaced long ago, which no chain leads to: what
     it linked means nothing, and stays until the next succession sweeps. It is not removed: that could hit another's.
     """
     _link(newcomer, folder, successor(folder, dead.attempt))

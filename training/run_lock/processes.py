@@ -1,4 +1,4 @@
-"""Processes of this machine, told apart for good: a pid alone is given out again."""
+"""Processes of this machine, identified for good: a pid alone is reused."""
 
 import os
 import socket

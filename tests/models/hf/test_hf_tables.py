@@ -5,7 +5,7 @@ import json
 import pytest
 
 from models.families import SHAPES
-from models.hf.layouts import row_count
+from models.hf.row_layouts import row_count
 from models.hf.shapes import read_shape, write_config
 from models.hf.tables import entries, full_name, is_computed
 from models.parameters import parameters

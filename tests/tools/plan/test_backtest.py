@@ -13,18 +13,18 @@ from tools.plan.backtest.fit import fit
 from tools.plan.backtest.metrics import errors, memory_errors, order
 from tools.plan.backtest.peaks import as_given, peak_bytes
 from tools.plan.backtest.recipes import recipe
-from tools.plan.backtest.rows import PUBLISHED, Row, read
+from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
 from tools.plan.backtest.validation import by_layout, predicted_s
 from tools.plan.cost.constants import fitted, interval
 from training.memory.peak import SAFE_SHARE
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[PublishedRun]:
     return read(PUBLISHED)
 
 
-def test_errors_and_order_on_the_shipped_runs(rows: list[Row]) -> None:
+def test_errors_and_order_on_the_shipped_runs(rows: list[PublishedRun]) -> None:
     dense, experts = ([row for row in rows if row.experts is kind and row.measured_s] for kind in (False, True))
     assert len(dense) > 390 and len(experts) > 110
     found = errors(dense, predicted_s(dense, fitted()))
@@ -36,34 +36,36 @@ def test_errors_and_order_on_the_shipped_runs(rows: list[Row]) -> None:
     assert orders["vTrain"].right > 0.79 and orders["vTrain"].top1 < 0.02
 
 
-def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[Row]) -> None:
+def test_what_failed_for_memory_is_flagged_and_little_else(rows: list[PublishedRun]) -> None:
     """Of those that ran and tell their peak, what is flagged was above the line, but for one that was on it."""
     found = memory_errors(rows, peak_bytes(rows), SAFE_SHARE)
     assert found.failed == found.flagged_failed == 4
     assert found.flagged_succeeded <= 41 and found.mean < 0.082 and found.median < 0.045
     held = peak_bytes(rows) / [row.case.machine.memory_bytes for row in rows]
-    told = [(row, share) for row, share in zip(rows, held, strict=True) if row.memory_bytes and not row.out_of_memory]
+    stated = [(row, share) for row, share in zip(rows, held, strict=True) if row.memory_bytes and not row.out_of_memory]
     below = [
-        row.id for row, share in told if share > SAFE_SHARE and row.memory_bytes < 0.79 * row.case.machine.memory_bytes
+        row.id
+        for row, share in stated
+        if share > SAFE_SHARE and row.memory_bytes < 0.79 * row.case.machine.memory_bytes
     ]
-    assert len(told) > 70 and not below
+    assert len(stated) > 70 and not below
     assert sum(share > 1 for row, share in zip(rows, held, strict=True) if row.measured_s) <= 1
 
 
-def test_mixtures_that_ran_fit_with_what_their_recipes_recompute(rows: list[Row]) -> None:
+def test_mixtures_that_ran_fit_with_what_their_recipes_recompute(rows: list[PublishedRun]) -> None:
     """All but 3 of 116; 49 were above their card when experts' outputs, and 16 bits of fp8 inputs, were counted."""
-    told = [row for row in rows if row.experts and row.measured_s and recipe(row.text) is not None]
-    held = as_given(told) / [row.case.machine.memory_bytes for row in told]
-    assert len(told) > 100 and sum(share > 1 for share in held) <= 3
+    stated = [row for row in rows if row.experts and row.measured_s and recipe(row.text) is not None]
+    held = as_given(stated) / [row.case.machine.memory_bytes for row in stated]
+    assert len(stated) > 100 and sum(share > 1 for share in held) <= 3
 
 
-def test_the_shipped_constants_are_the_fit(rows: list[Row]) -> None:
+def test_the_shipped_constants_are_the_fit(rows: list[PublishedRun]) -> None:
     again = asdict(fit([row for row in rows if row.measured_s]))
     for name, value in asdict(fitted()).items():
         assert again[name] == pytest.approx(value, rel=0.02), name
 
 
-def test_unseen_layouts_are_met_as_the_file_says(rows: list[Row]) -> None:
+def test_unseen_layouts_are_met_as_the_file_says(rows: list[PublishedRun]) -> None:
     """On dense runs alone, which the experts' constants do not touch."""
     dense = [row for row in rows if row.measured_s and not row.experts]
     predicted = by_layout(dense)
@@ -77,9 +79,9 @@ def test_every_row_gets_a_prediction(tmp_path: Path, capsys: pytest.CaptureFixtu
     output = tmp_path / "predictions.csv"
     assert main(["--backtest", str(PUBLISHED), "--output", str(output)]) == 0
     with PUBLISHED.open() as asked, output.open() as answered:
-        ids, told = [row["id"] for row in csv.DictReader(asked)], list(csv.DictReader(answered))
-    assert [row["id"] for row in told] == ids
-    for row in told:
+        ids, stated = [row["id"] for row in csv.DictReader(asked)], list(csv.DictReader(answered))
+    assert [row["id"] for row in stated] == ids
+    for row in stated:
         assert float(row["predicted_step_s"]) > 0 and float(row["predicted_memory_gb"]) > 0
         assert float(row["low_s"]) < float(row["predicted_step_s"]) < float(row["high_s"])
     printed = capsys.readouterr().out
@@ -126,8 +128,8 @@ def test_a_table_that_is_none_is_refused(
     path = tmp_path / "bad.csv"
     path.write_text(text)
     assert main(["--backtest", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert all(word in told for word in [*words, "bad.csv"]), told
+    stated = capsys.readouterr().err
+    assert all(word in stated for word in [*words, "bad.csv"]), stated
 
 
 def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.products import product_s
-from tools.plan.machine import NVLINK_SHARE
+from tools.plan.hardware import NVLINK_SHARE
 from tools.plan.pricing import constants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,7 +130,7 @@ def test_links_are_such_that_the_planner_gives_what_was_measured() -> None:
     curves = cluster_file.Curves(products=products, copy_gb_per_s=2680, collectives=[*near, *far, *alone])
     own = Constants(nics=0.8)
     cluster, kept = cluster_file.fitted_cluster(HOST, curves, own, on_cpu=False)
-    assert kept == dataclasses.replace(own, collective_s=0.0), "what published runs have told of GPUs stands"
+    assert kept == dataclasses.replace(own, collective_s=0.0), "what published runs say of GPUs stands"
     fabric = cluster.fabric
     assert fabric.scale_up_gb_per_s == pytest.approx(350 / NVLINK_SHARE["hopper"], rel=1e-3)
     assert fabric.scale_up_latency_us == pytest.approx(20 / (1 + 3), rel=1e-3)

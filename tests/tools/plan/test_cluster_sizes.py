@@ -14,19 +14,19 @@ from tools.plan.__main__ import main
 from tools.plan.enumeration import candidates
 from tools.plan.gpu_counts import EVERY_NODE, LARGEST, fewest, fits, gpu_counts
 from tools.plan.pricing import price
-from tools.plan.question import Question
+from tools.plan.request import PlanRequest
 
 LLAMA = "--model llama3_70b --seq_length 8192".split()
 
 
-def question(model: str, cluster: str, gpus: int, batch: int, seq: int, **fixed: int | str) -> Question:
-    return Question(
+def question(model: str, cluster: str, gpus: int, batch: int, seq: int, **fixed: int | str) -> PlanRequest:
+    return PlanRequest(
         model=ModelConfig(shape=model, seq_length=seq), cluster=clusters.load(cluster), num_gpus=gpus,
         global_batch_size=batch, fixed=fixed,
     )  # fmt: skip
 
 
-def told(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     assert main([*LLAMA, *flags]) == 0
     return capsys.readouterr().out
 
@@ -73,11 +73,11 @@ def test_the_smallest_cluster_is_not_a_power_of_two(capsys: pytest.CaptureFixtur
     asked = question("llama3_70b", "h100_ib", 64, 1024, 8192)
     assert fewest(asked) == 24
     assert not any(fits(dataclasses.replace(asked, num_gpus=count)) for count in range(1, 24))
-    text = told(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--smallest")
+    text = printed(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--smallest")
     found = rows(text)
     assert found["h100_ib"][1] == "24" and set(found) >= set(clusters.known_clusters())
     assert "tried: parts of a node, every whole number of nodes up to 256" in text
-    assert "up to 65,536 GPUs" in told(
+    assert "up to 65,536 GPUs" in printed(
         capsys, *"--num_gpus 8 --global_batch_size 8 --tp 1 --pp 1 --recompute none --smallest".split()
     )
 
@@ -109,7 +109,7 @@ def test_more_samples_are_asked_for_only_where_they_must(capsys: pytest.CaptureF
 
 def test_the_same_money_buys_whole_nodes_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(
-        told(capsys, "--num_gpus", "96", "--global_batch_size", "1152", "--mbs", "1", "--vpp", "1", "--sizing")
+        printed(capsys, "--num_gpus", "96", "--global_batch_size", "1152", "--mbs", "1", "--vpp", "1", "--sizing")
     )
     assert found["h100_ib"][1] == "96" and float(found["h100_ib"][2]) == pytest.approx(239, abs=0.5)
     for name, row in found.items():
@@ -127,7 +127,7 @@ def test_a_cluster_of_ones_own_is_sized_as_well(tmp_path: Path, capsys: pytest.C
     mine = tmp_path / "mine.toml"
     mine.write_text(re.sub(r"(?m)^usd_per_gpu_hour = .*$", "usd_per_gpu_hour = 1.0", text))
     asked = ("--cluster", str(mine), "--num_gpus", "36", "--global_batch_size", "72", "--mbs", "1", "--sizing")
-    text = told(capsys, *asked)
+    text = printed(capsys, *asked)
     assert rows(text)["mine"][1:3] == ["36", "36"] and "mine: its price is not known" in text
     assert "one node costs more: gb300" in text or "one node costs more: b200_ib" in text
 

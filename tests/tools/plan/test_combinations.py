@@ -13,7 +13,7 @@ from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
 from tools.plan.flags import Flags
 from tools.plan.pricing import price
-from tools.plan.question import Question
+from tools.plan.request import PlanRequest
 from tools.plan.run import asked
 
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
@@ -44,9 +44,9 @@ def test_files_are_written_beside_figures(tmp_path: Path) -> None:
         (["--compare", "--sizing", "--report", "x.html"], ["--compare reads only", "found --sizing, --report", "two"]),
         (["--refit"], ["--refit", "--backtest CSV"]),
         (["--output", "x.csv", "--smallest"], ["--output", "--backtest CSV"]),
-        (["--why", "TP8"], ['"TP8" is not one of', "TP=8,PP=4"]),
-        (["--why", ""], ["is not one of"]),
-        (["--why", "recompute=ful"], ["did you mean full"]),
+        (["--explain", "TP8"], ['"TP8" is not one of', "TP=8,PP=4"]),
+        (["--explain", ""], ["is not one of"]),
+        (["--explain", "recompute=ful"], ["did you mean full"]),
         (["--top", "0"], ["--top must be 1 or more, found 0"]),
         (["--top", "-2"], ["--top must be 1 or more, found -2"]),
         (["--trace", "-1"], ["--trace", "found -1"]),
@@ -90,7 +90,7 @@ def one_rank(tmp_path: Path) -> Path:
 
 
 def test_a_cpu_holds_no_workspace_of_cuda_and_nccl(one_rank: Path) -> None:
-    here = Question(
+    here = PlanRequest(
         model=ModelConfig(shape="gpt2", seq_length=256), cluster=clusters.load(str(one_rank)), num_gpus=4,
         global_batch_size=8,
     )  # fmt: skip

@@ -7,17 +7,17 @@ import pytest
 
 from models.families import named
 from tools.plan.flags import Flags
-from tools.plan.pricing import Plan, price, program
-from tools.plan.question import Question
+from tools.plan.pricing import PricedLayout, price, program
 from tools.plan.recipe import configuration
+from tools.plan.request import PlanRequest
 from tools.plan.run import asked
 from tools.plan.trace import command
-from training.config import RunConfig
-from training.describe import table
-from training.footprint import rank_bytes, stages
+from training.cli.dry_run import table
+from training.config.recipe import load
+from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.software import OURS
-from training.recipe import load
+from training.memory.static import rank_bytes, stages
 
 RECIPE = """
 [model]
@@ -31,7 +31,7 @@ global_batch_size = 256
 """
 
 
-def question(folder: Path, *, wide: bool, cluster: str = "h100_ib") -> tuple[Question, RunConfig]:
+def question(folder: Path, *, wide: bool, cluster: str = "h100_ib") -> tuple[PlanRequest, RunConfig]:
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(wide=str(wide).lower()))
     base = load(path)
@@ -51,8 +51,8 @@ def test_the_plan_holds_what_the_dry_run_of_its_recipe_says(tmp_path: Path, prec
     assert config.precision.grad_reduce_in_fp32 is wide
     stage = stages(own.shape, config.parallel)[plan.fullest_stage]
     expected = rank_bytes(stage, config.precision, config.parallel, config.layout(64))
-    told = [plan.held_bytes[name] for name in ("weights", "gradients", "optimizer")]
-    assert told == pytest.approx([expected.weights, expected.gradients, expected.optimizer], rel=1e-12)
+    printed = [plan.held_bytes[name] for name in ("weights", "gradients", "optimizer")]
+    assert printed == pytest.approx([expected.weights, expected.gradients, expected.optimizer], rel=1e-12)
     assert expected.gradients / stage.parameters_per_rank == (4 if wide else 2)
     assert expected.weights / stage.parameters_per_rank == (4 if precision == "fp8" else 2)
 
@@ -93,13 +93,13 @@ def test_the_trace_counts_fp8s_copies(
     monkeypatch.setattr(command, "trace_stages", lambda *_: [traced, traced])
     monkeypatch.setattr(command, "by_formula", lambda *_: 0.0)
     own, base = question(tmp_path, wide=True)
-    plans: dict[str, Plan] = {name: price(own, [layout(name)])[0] for name in ("bf16", "fp8")}
+    plans: dict[str, PricedLayout] = {name: price(own, [layout(name)])[0] for name in ("bf16", "fp8")}
     for name, copies, total in (("bf16", "0.00", "10.0"), ("fp8", "2.00", "12.0")):
         command.trace(own, [plans[name]], base)
-        told = capsys.readouterr().out
-        row = told.splitlines()[-1].split()
+        printed = capsys.readouterr().out
+        row = printed.splitlines()[-1].split()
         assert row[:3] == ["1", "2.00", copies] and row[6] == total
-        assert ("as in the plan's weights" in told) is (name == "fp8")
+        assert ("as in the plan's weights" in printed) is (name == "fp8")
 
 
 def memory(capsys: pytest.CaptureFixture[str], model: str, cluster: str) -> str:
@@ -111,8 +111,8 @@ def memory(capsys: pytest.CaptureFixture[str], model: str, cluster: str) -> str:
 
 
 def test_the_table_of_memory_has_fp8_where_the_card_has(capsys: pytest.CaptureFixture[str]) -> None:
-    told = memory(capsys, "llama3_8b", "h100_ib")
-    (row,) = (line.split() for line in told.splitlines() if "fp8" in line)
+    printed = memory(capsys, "llama3_8b", "h100_ib")
+    (row,) = (line.split() for line in printed.splitlines() if "fp8" in line)
     parameters = 8.03e9
     copied = parameters * (2 + 2 + 4 + 12 / 64) / 2**30
     assert float(row[-3]) == pytest.approx(copied, rel=0.01)
@@ -124,6 +124,6 @@ def test_the_table_of_memory_has_fp8_where_the_card_has(capsys: pytest.CaptureFi
 def test_the_table_of_memory_says_what_divides_experts(capsys: pytest.CaptureFixture[str]) -> None:
     shape = named("qwen3_30b_a3b")
     own = shape.num_layers * shape.num_moe_experts * 3 * shape.hidden_size * shape.moe_ffn_hidden_size
-    told = memory(capsys, "qwen3_30b_a3b", "h100_ib")
-    assert f"the experts' {own / 1e9:,.1f} B parameters, EP x ETP x PP" in told and "without TP, PP or EP" in told
+    printed = memory(capsys, "qwen3_30b_a3b", "h100_ib")
+    assert f"the experts' {own / 1e9:,.1f} B parameters, EP x ETP x PP" in printed and "without TP, PP or EP" in printed
     assert "EP" not in memory(capsys, "llama3_8b", "h100_ib")

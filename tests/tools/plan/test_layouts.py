@@ -11,9 +11,9 @@ from parallel.stages import layers_per_chunk
 from tools import clusters
 from tools.plan.enumeration import candidates
 from tools.plan.pricing import holdable, price
-from tools.plan.question import Question
 from tools.plan.ranking import CLOSE, complexity, ranked
 from tools.plan.recipe import configuration, problems
+from tools.plan.request import PlanRequest
 from tools.plan.splits import stage_choices
 from training.memory.layouts import Candidate
 from training.memory.states import chunks
@@ -21,14 +21,14 @@ from training.memory.states import chunks
 
 def question(
     model: str, cluster: str = "h100_ib", gpus: int = 64, batch: int = 256, seq: int = 4096, **fixed
-) -> Question:  # type: ignore[no-untyped-def]
-    return Question(
+) -> PlanRequest:  # type: ignore[no-untyped-def]
+    return PlanRequest(
         model=ModelConfig(shape=model, seq_length=seq), cluster=clusters.load(cluster), num_gpus=gpus,
         global_batch_size=batch, fixed=fixed,
     )  # fmt: skip
 
 
-def question_with(asked: Question, **fixed: int | str) -> Question:
+def question_with(asked: PlanRequest, **fixed: int | str) -> PlanRequest:
     return dataclasses.replace(asked, fixed=asked.fixed | fixed)
 
 
@@ -44,7 +44,7 @@ def question_with(asked: Question, **fixed: int | str) -> Question:
     ],
     ids=lambda asked: asked.model.shape,
 )
-def test_the_program_accepts_every_layout_that_is_offered(asked: Question) -> None:
+def test_the_program_accepts_every_layout_that_is_offered(asked: PlanRequest) -> None:
     legal = [layout for layout in candidates(asked) if layout.zero <= 1]
     assert len(legal) > 20
     for layout in random.Random(1).sample(legal, 20):
@@ -206,7 +206,7 @@ def test_fixed_axes_are_kept() -> None:
     [question("deepseek_v3", gpus=256, seq=4096, mbs=1), question("llama3_70b", "a100_ib", zero=1, precision="bf16")],
     ids=lambda asked: asked.model.shape,
 )
-def test_what_cannot_hold_its_weights_is_not_priced(asked: Question) -> None:
+def test_what_cannot_hold_its_weights_is_not_priced(asked: PlanRequest) -> None:
     layouts = candidates(asked)
     left = set(holdable(asked, layouts))
     assert len(left) < 0.9 * len(layouts)

@@ -60,12 +60,12 @@ def test_the_page_has_the_rows_that_are_printed_in_their_order(
 
 
 def test_a_layout_that_was_asked_about_comes_last(tmp_path: Path) -> None:
-    text = page(tmp_path / "plan.html", "--tp", "8", "--why", "PP=8,mbs=4")
+    text = page(tmp_path / "plan.html", "--tp", "8", "--explain", "PP=8,mbs=4")
     labels = [word for word, _, _ in said(drawing(text, "Step time")) if word.startswith("TP")]
     assert len(labels) == 11 and labels[-1].startswith("TP8 PP8") and "MBS4" in labels[-1]
 
 
-@pytest.mark.parametrize("flags", [("--tp", "8"), ("--why", "TP=8,PP=4")], ids=" ".join)
+@pytest.mark.parametrize("flags", [("--tp", "8"), ("--explain", "TP=8,PP=4")], ids=" ".join)
 def test_more_or_fewer_gpus_keep_the_constraints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
 ) -> None:

@@ -12,19 +12,19 @@ from models.config import ModelConfig
 from tools import clusters
 from tools.plan.enumeration import candidates
 from tools.plan.page.schedule import Seconds, schedule
-from tools.plan.page.stages import Stage, pass_seconds, stages
+from tools.plan.page.stages import StageTimeline, pass_seconds, stages
 from tools.plan.page.svg import COLOURS
 from tools.plan.page.timeline import pipeline, words
-from tools.plan.pricing import Plan, price
-from tools.plan.question import Question
+from tools.plan.pricing import PricedLayout, price
+from tools.plan.request import PlanRequest
 from training.memory.layouts import Candidate
 
 
 def priced(
     model: str, gpus: int, batch: int, seq: int, cluster: str = "a100_ib", **more: int | str
-) -> tuple[Question, Plan]:
+) -> tuple[PlanRequest, PricedLayout]:
     fixed: dict[str, int | str] = {"mbs": 1, "zero": 1, "recompute": "none", "precision": "bf16"}
-    asked = Question(
+    asked = PlanRequest(
         model=ModelConfig(shape=model, seq_length=seq), cluster=clusters.load(cluster), num_gpus=gpus,
         global_batch_size=batch, fixed=fixed | more,
     )  # fmt: skip
@@ -32,12 +32,12 @@ def priced(
     return asked, plan
 
 
-def gpt3() -> tuple[Question, Plan]:
+def gpt3() -> tuple[PlanRequest, PricedLayout]:
     """96 microbatches in 8 stages of 12 layers; the last computes the loss as well."""
     return priced("gpt3_175b", 1024, 1536, 2048, tp=8, pp=8, cp=1, vpp=1)
 
 
-def busy_s(stage: Stage) -> float:
+def busy_s(stage: StageTimeline) -> float:
     return sum(seconds for name, seconds in stage.spent_s.items() if name != "bubble")
 
 
@@ -70,9 +70,9 @@ def test_a_slow_stage_and_exchanges_delay_the_others() -> None:
         priced("llama31_405b", 1024, 512, 8192, "h100_ethernet", tp=8, pp=16, cp=1, vpp=1),
         priced("mixtral_8x7b", 64, 256, 4096, "h100_ib", tp=1, pp=4, vpp=1, cp=1, ep=8, etp=1, recompute="full"),
     ],
-    ids=lambda value: str(value.layout) if isinstance(value, Plan) else value.model.shape,
+    ids=lambda value: str(value.layout) if isinstance(value, PricedLayout) else value.model.shape,
 )
-def test_the_slowest_stage_spends_what_the_table_says(asked: Question, plan: Plan) -> None:
+def test_the_slowest_stage_spends_what_the_table_says(asked: PlanRequest, plan: PricedLayout) -> None:
     """And the schedule, run pass by pass with all microbatches, takes what the closed form says."""
     found = stages(asked, plan)
     slowest = max(found, key=busy_s)
@@ -106,9 +106,9 @@ def test_stages_are_not_alike() -> None:
 def test_the_picture_tells_bubble_and_communication_of_each_stage() -> None:
     asked, plan = gpt3()
     passes, shares = (ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", pipeline(asked, plan), re.S))
-    told = [f"bubble {stage.share('bubble'):.1%}" for stage in stages(asked, plan)]
-    assert told[-1] == f"bubble {plan.bubble:.1%}"
-    assert [text.text for text in passes.iter("text") if str(text.text).startswith("bubble")] == told
+    printed = [f"bubble {stage.share('bubble'):.1%}" for stage in stages(asked, plan)]
+    assert printed[-1] == f"bubble {plan.bubble:.1%}"
+    assert [text.text for text in passes.iter("text") if str(text.text).startswith("bubble")] == printed
     assert sum("communication" in str(text.text) for text in shares.iter("text")) == 8
     tips = " ".join(str(tip.text) for tip in passes.iter("title"))
     assert tips.count("forward of") == tips.count("backward of") == 8 * 24 and tips.count("dp:") == 8

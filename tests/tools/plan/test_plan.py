@@ -1,4 +1,4 @@
-"""The command: answers, files that the program accepts, and refusals that say the way out."""
+"""The command: answers, files that the program accepts, and refusals that say what would help."""
 
 import subprocess
 import sys
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tools.plan.__main__ import main
-from training.recipe import load
+from training.config.recipe import load
 
 ROOT = Path(__file__).resolve().parents[3]
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
 
 
-def told(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     assert main(list(flags)) == 0
     return capsys.readouterr().out
 
@@ -24,7 +24,7 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def test_the_table_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, *ASKED, "--tokens", "1e12")
+    text = printed(capsys, *ASKED, "--tokens", "1e12")
     for word in (
         "step s",
         "4 of 5 runs",
@@ -41,7 +41,7 @@ def test_the_table_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reader_that_has_seen_enough() -> None:
-    """``| head -1``: more than a pipe holds is written to one that nobody reads any more."""
+    """``| head -1``: more than a pipe holds is written to one without a reader."""
     command = [sys.executable, "-m", "tools.plan", *ASKED, "--top", "2000"]
     plan = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert plan.stdout is not None and plan.stderr is not None
@@ -52,7 +52,7 @@ def test_a_reader_that_has_seen_enough() -> None:
 
 def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "planned.toml"
-    text = told(capsys, *ASKED, "--tp", "2", "--pp", "2", "--write", str(path))
+    text = printed(capsys, *ASKED, "--tp", "2", "--pp", "2", "--write", str(path))
     assert f"sbatch --nodes 8 slurm/pretrain.sbatch {path}" in text
     parallel = load(path).parallel
     assert (parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size) == (2, 2)
@@ -68,27 +68,27 @@ def test_a_written_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_recipe_keeps_what_is_not_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "again.toml"
     flags = ["--recipe", "slurm/recipes/llama3_8b.toml", "--num_gpus", "64", "--write", str(path)]
-    told(capsys, *flags)
+    printed(capsys, *flags)
     before, after = load(ROOT / "slurm/recipes/llama3_8b.toml"), load(path)
     assert after.optimizer == before.optimizer and after.checkpoint == before.checkpoint
     assert after.train.global_batch_size == 512 and after.problems(64) == []
 
 
 def test_why(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told(capsys, *ASKED, "--why", "TP=8,PP=4")
+    text = printed(capsys, *ASKED, "--explain", "TP=8,PP=4")
     assert "slower than" in text and "tensor-parallel collectives" in text
-    assert "rejected" in told(capsys, *ASKED, "--why", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0")
-    assert "does not divide 64 GPUs" in refused(capsys, *ASKED, "--why", "TP=3")
+    assert "rejected" in printed(capsys, *ASKED, "--explain", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0")
+    assert "does not divide 64 GPUs" in refused(capsys, *ASKED, "--explain", "TP=3")
     assert "num_attention_heads" in refused(
-        capsys, *ASKED, "--num_gpus", "66", "--global_batch_size", "66", "--why", "TP=3"
+        capsys, *ASKED, "--num_gpus", "66", "--global_batch_size", "66", "--explain", "TP=3"
     )
-    assert "planned only" in told(capsys, *ASKED, "--why", "zero=3")
-    assert '"PQ=3" is not one of' in refused(capsys, *ASKED, "--why", "PQ=3")
+    assert "planned only" in printed(capsys, *ASKED, "--explain", "zero=3")
+    assert '"PQ=3" is not one of' in refused(capsys, *ASKED, "--explain", "PQ=3")
 
 
 def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sharded.toml"
-    assert "ZeRO-3" in refused(capsys, *ASKED, "--why", "zero=3", "--write", str(path))
+    assert "ZeRO-3" in refused(capsys, *ASKED, "--explain", "zero=3", "--write", str(path))
     assert not path.exists()
 
 
@@ -125,9 +125,9 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], flags: list[str], words: 
     assert all(word in text for word in words), text
 
 
-def test_learned_positions_are_the_length_of_a_sample_that_nobody_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_learned_positions_are_the_length_of_a_sample_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--model gpt2 --num_gpus 8 --global_batch_size 512".split()
-    assert "512 samples x 1,024 tokens" in told(capsys, *flags)
+    assert "512 samples x 1,024 tokens" in printed(capsys, *flags)
     text = refused(capsys, *flags, "--seq_length", "8192")
     assert text.startswith("model.seq_length 8192 exceeds") and "GPUs" not in text
 
@@ -143,9 +143,9 @@ def test_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    memory = told(capsys, *ASKED, "--memory")
+    memory = printed(capsys, *ASKED, "--memory")
     assert "ZeRO-3" in memory and "checkpoint: 112 GB" in memory
-    smallest = told(
+    smallest = printed(
         capsys,
         "--model",
         "llama3_8b",
@@ -158,7 +158,7 @@ def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
         "--smallest",
     )
     assert "h100_ib" in smallest and "gb200" in smallest
-    sizing = told(capsys, *ASKED, "--sizing")
+    sizing = printed(capsys, *ASKED, "--sizing")
     assert "M tokens per USD" in sizing and "a100_ib" in sizing
 
 

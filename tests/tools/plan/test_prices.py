@@ -9,30 +9,30 @@ import pytest
 from models.families import named
 from models.sizes import ModelSizes, sizes
 from tools import clusters
-from tools.plan.cases import Case, Columns
+from tools.plan.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.experts import routed_products, routed_traffic
 from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.machine import machine
+from tools.plan.hardware import machine
 from training.memory.layouts import Candidate
-from training.memory.peak import Memory, memory
+from training.memory.peak import PeakBytes, memory
 from training.memory.software import OURS, Software
 
 
 def priced(
     layout: Candidate, model: str = "llama3_70b", cluster: str = "h100_ib", seq: int = 8192, software: Software = OURS
-) -> tuple[StepTimes, Memory]:
+) -> tuple[StepTimes, PeakBytes]:
     """One case; columns of one element."""
     shape, layout = named(model), dataclasses.replace(layout, precision=HALF.get(cluster, layout.precision))
-    case = Case(
+    case = PricedCase(
         model=sizes(shape, seq),
         layout=layout,
         machine=machine(clusters.load(cluster), layout.precision),
         software=software,
     )
-    columns = Columns([case])
+    columns = PricedColumns([case])
     return step_times(columns, fitted()), memory(columns, [shape], [layout])
 
 
@@ -113,7 +113,7 @@ def test_an_all_to_all_is_a_send_to_each_rank() -> None:
         model, layout = sizes(named("qwen3_235b_a22b"), 4096), Candidate(ep=size, dp=size)
         for once in (False, True):
             software = dataclasses.replace(OURS, sends_once=once)
-            columns = Columns([Case(model=model, layout=layout, machine=own, software=software)])
+            columns = PricedColumns([PricedCase(model=model, layout=layout, machine=own, software=software)])
             ranks, one = np.array([float(size)]), np.ones(1)
             found = exchange_s(columns, fitted(), np.zeros(1), ranks, one, one)
             expected = latency(columns, fitted(), ranks, one) if once else fitted().collective_s + sum(each)
@@ -139,7 +139,9 @@ def test_depths_of_prediction_are_blocks_and_heads(pp: int) -> None:
     own, found = machine(clusters.load("gb300"), "bf16"), []
     for depths in (0, 1, 2):
         model = sizes(dataclasses.replace(shape, mtp_num_layers=depths), 4096)
-        times = step_times(Columns([Case(model=model, layout=layout, machine=own, software=OURS)]), fitted())
+        times = step_times(
+            PricedColumns([PricedCase(model=model, layout=layout, machine=own, software=OURS)]), fitted()
+        )
         assert all(getattr(times, name) >= 0 for name in times.__slots__)
         found.append(times.total[0])
     assert found[2] - found[1] == pytest.approx(found[1] - found[0], rel=0.3 if pp > 1 else 0.02)
@@ -160,7 +162,7 @@ def test_each_expert_is_a_launch_but_where_one_kernel_does_all() -> None:
     """16 of 128 experts are on a rank, with a product each way; the router is one more."""
     own, shape = machine(clusters.load("b200_ib"), "bf16"), sizes(named("qwen3_235b_a22b"), 4096)
     for software, launches in ((OURS, 33), (dataclasses.replace(OURS, fused_experts=True), 3)):
-        columns = Columns([Case(model=shape, layout=EXPERTS, machine=own, software=software)])
+        columns = PricedColumns([PricedCase(model=shape, layout=EXPERTS, machine=own, software=software)])
         slow, fast = (
             routed_products(columns, dataclasses.replace(fitted(), launch_s=launch_s)) for launch_s in (1.0, 0.0)
         )
@@ -173,22 +175,22 @@ def test_casts_of_each_expert_start_on_their_own() -> None:
     slower = dataclasses.replace(fitted(), launch_s=fitted().launch_s + 1e-3)
     for precision, kernels in (("bf16", 0), ("fp8", 2)):
         own = dataclasses.replace(layout, precision=precision)
-        case = Case(
+        case = PricedCase(
             model=sizes(named("qwen3_30b_a3b"), 4096), layout=own, machine=machine(clusters.load("h100_ib"), precision),
             software=OURS,
         )  # fmt: skip
-        columns = Columns([case])
+        columns = PricedColumns([case])
         more = routed_traffic(columns, slower) - routed_traffic(columns, fitted())
         assert more[0] == pytest.approx(kernels * 128 / 8 * 1e-3)
 
 
 def test_products_take_what_their_bytes_take_beside_their_multiplications() -> None:
     """All of it in time where few rows leave little to multiply: never less than memory alone."""
-    case = Case(
+    case = PricedCase(
         model=sizes(named("llama3_70b"), 8192), layout=BASE, machine=machine(clusters.load("h100_ib"), "bf16"),
         software=OURS,
     )  # fmt: skip
-    columns = Columns([case])
+    columns = PricedColumns([case])
     n, k = np.array([8192.0]), np.array([8192.0])
     bare = dataclasses.replace(fitted(), product_bytes=0.0, launch_s=0.0)
     whole = dataclasses.replace(bare, product_bytes=1.0)
@@ -251,7 +253,11 @@ def test_shared_experts_are_split_over_tp_as_an_mlp_is() -> None:
     alone = sizes(named("qwen3_30b_a3b"), 4096)
     card = machine(clusters.load("h100_ib"), "bf16")
     seconds = [
-        float(step_times(Columns([Case(model=own, layout=layout, machine=card, software=OURS)]), fitted()).tp[0])
+        float(
+            step_times(PricedColumns([PricedCase(model=own, layout=layout, machine=card, software=OURS)]), fitted()).tp[
+                0
+            ]
+        )
         for own in (alone, dataclasses.replace(alone, shared_ffn=2048))
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0])
@@ -264,7 +270,9 @@ def test_biases_of_experts_are_passes_of_their_own() -> None:
 
     def seconds(software: Software, shape: ModelSizes = model) -> float:
         return float(
-            step_times(Columns([Case(model=shape, layout=layout, machine=card, software=software)]), fitted()).total[0]
+            step_times(
+                PricedColumns([PricedCase(model=shape, layout=layout, machine=card, software=software)]), fitted()
+            ).total[0]
         )
 
     graphed = dataclasses.replace(OURS, graphed=True, waits_for_counts=False)
@@ -289,7 +297,7 @@ def test_heads_without_tensor_cores_are_slow() -> None:
     layout, found = dataclasses.replace(BASE, tp=8), []
     for channels in (104, 108):
         model = sizes(dataclasses.replace(shape, kv_channels=channels), 2048)
-        columns = Columns([Case(model=model, layout=layout, machine=own, software=unfused)])
+        columns = PricedColumns([PricedCase(model=model, layout=layout, machine=own, software=unfused)])
         found.append(step_times(columns, fitted()).attention)
     assert found[1] > 2 * found[0]
 
@@ -301,7 +309,7 @@ def test_exponentials_of_blackwell_ultra_speed_attention_up() -> None:
 
 def test_collectives_cost_their_start() -> None:
     own = machine(clusters.load("h100_ib"), "bf16")
-    columns = Columns([Case(model=sizes(named("llama3_8b"), 256), layout=BASE, machine=own, software=OURS)])
+    columns = PricedColumns([PricedCase(model=sizes(named("llama3_8b"), 256), layout=BASE, machine=own, software=OURS)])
     one, none, eight = np.ones(1), np.zeros(1), np.full(1, 8.0)
     begun, given = (dataclasses.replace(fitted(), collective_s=seconds) for seconds in (1.0, 0.0))
     for whole in (none, 1e9 * one):
@@ -356,11 +364,13 @@ def test_columns_do_not_see_each_other() -> None:
     shape = named("llama3_8b")
     layouts = [Candidate(dp=8, microbatches=4), Candidate(tp=2, pp=2, dp=2, microbatches=16, vpp=2)]
     cases = [
-        Case(model=sizes(shape, 8192), layout=layout, machine=machine(clusters.load("h100_ib"), "bf16"), software=OURS)
+        PricedCase(
+            model=sizes(shape, 8192), layout=layout, machine=machine(clusters.load("h100_ib"), "bf16"), software=OURS
+        )
         for layout in layouts
     ]
-    together = step_times(Columns(cases), Constants()).total
-    apart = np.concatenate([step_times(Columns([case]), Constants()).total for case in cases])
+    together = step_times(PricedColumns(cases), Constants()).total
+    apart = np.concatenate([step_times(PricedColumns([case]), Constants()).total for case in cases])
     assert together == pytest.approx(apart)
 
 

@@ -75,7 +75,7 @@ def test_another_size_is_never_taken_for_a_known_one(name: str, size: float) -> 
 
 def test_what_follows_a_known_name_stands_apart_from_it() -> None:
     assert model_name({"model": "Kimi-K2-0905"}) == "kimi_k2"
-    assert "no size told" in guessed({"model": "Kimi-K25"}) and "no size told" in guessed({"model": "Grok-1.5"})
+    assert "no size given" in guessed({"model": "Kimi-K25"}) and "no size given" in guessed({"model": "Grok-1.5"})
 
 
 def test_llama_2_has_its_own_vocabulary() -> None:
@@ -142,12 +142,12 @@ def test_what_is_taken_for_a_row_is_told(tmp_path: Path, capsys: pytest.CaptureF
         header=f"{HEADER},etp",
     )
     assert main(["--backtest", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "2 rows' models are guessed from their size: Unheard-13B (13 B), nothing (no size told: 8 B)" in told
-    assert "2 rows' cards are not known, and priced as an H100 of 80 GB: V100, GH200" in told
+    printed = capsys.readouterr().out
+    assert "2 rows' models are guessed from their size: Unheard-13B (13 B), nothing (no size given: 8 B)" in printed
+    assert "2 rows' cards are not known, and priced as an H100 of 80 GB: V100, GH200" in printed
     for column, taken in (("seq_len", "4,096 tokens"), ("n_gpus", "8 GPUs"), ("gbs", "one microbatch")):
-        assert f"1 row's {column} is empty, and taken as {taken}" in told
-    assert "columns that nothing is read from: etp" in told
+        assert f"1 row's {column} is empty, and taken as {taken}" in printed
+    assert "columns that nothing is read from: etp" in printed
 
 
 def test_what_does_not_fit_together_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,12 +159,12 @@ def test_what_does_not_fit_together_is_told(tmp_path: Path, capsys: pytest.Captu
         header=f"{HEADER},precision",
     )
     assert main(["--backtest", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "1 row's TP x PP x CP x DP is not n_gpus: world" in told
-    assert "1 row's gbs is no multiple of mbs x DP, and rounded: batch" in told
-    assert "1 row's number formats are none of their cards', and priced in 16 bits: fp8 on NVIDIA A100" in told
+    printed = capsys.readouterr().out
+    assert "1 row's TP x PP x CP x DP is not n_gpus: world" in printed
+    assert "1 row's gbs is no multiple of mbs x DP, and rounded: batch" in printed
+    assert "1 row's number formats are none of their cards', and priced in 16 bits: fp8 on NVIDIA A100" in printed
     assert main(["--backtest", str(PUBLISHED)]) == 0
-    assert "TP x PP x CP x DP is not" not in (told := capsys.readouterr().out) and "no multiple" not in told
+    assert "TP x PP x CP x DP is not" not in (printed := capsys.readouterr().out) and "no multiple" not in printed
 
 
 def test_megatrons_own_columns_are_read(tmp_path: Path) -> None:
@@ -205,14 +205,14 @@ def test_what_no_run_can_have_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], header: str, words: list[str]
 ) -> None:
     assert main(["--backtest", str(table(tmp_path, *lines, header=header))]) == 2
-    told = capsys.readouterr().err
-    assert all(word in told for word in [*words, "runs.csv"]), told
+    printed = capsys.readouterr().err
+    assert all(word in printed for word in [*words, "runs.csv"]), printed
 
 
 def test_no_peaks_and_no_order_are_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--backtest", str(table(tmp_path, *[f"{GOOD},3"] * 4))]) == 0
-    told = capsys.readouterr().out
-    assert "nan" not in told and "memory: no published peaks" in told
+    printed = capsys.readouterr().out
+    assert "nan" not in printed and "memory: no published peaks" in printed
 
 
 def test_a_cell_without_an_end_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +223,7 @@ def test_a_cell_without_an_end_is_no_traceback(tmp_path: Path, capsys: pytest.Ca
 def test_a_missing_folder_is_noticed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--backtest", str(table(tmp_path, f"{GOOD},3")), "--output", str(tmp_path / "none" / "out.csv")]
     assert main(asked) == 2
-    told = capsys.readouterr()
-    assert "there is no folder" in told.err and not told.out
+    printed = capsys.readouterr()
+    assert "there is no folder" in printed.err and not printed.out
     assert main([*asked[:3], str(tmp_path)]) == 2
     assert "it is a folder" in capsys.readouterr().err

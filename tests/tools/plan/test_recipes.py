@@ -10,13 +10,13 @@ from tools.plan.backtest.benchmarked import BENCHMARKED
 from tools.plan.backtest.models import shape_of
 from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
-from tools.plan.backtest.rows import PUBLISHED, Row, read
-from tools.plan.machine import card_age
+from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
+from tools.plan.hardware import card_age
 from training.memory.software import Software
 
 
 def summary(at: str, model: str, gpu: str, precision: str, notes: str = "") -> dict[str, str]:
-    """A row of Megatron-Bridge's tables, as far as a program is told by it."""
+    """A row of Megatron-Bridge's tables, as far as it determines the program."""
     source = f"Megatron-Bridge performance summary {at}"
     return {
         "source": source, "model": model, "gpu": gpu, "precision": precision, "notes": notes, "year": "2026",
@@ -70,7 +70,7 @@ def test_how_old_a_card_was_to_its_software(source: str, year: int, expected: fl
         assert card_age(card, expected) == pytest.approx(max(0.0, expected - launched))
 
 
-def test_heads_wider_than_128_had_no_fused_attention_on_blackwell(rows: dict[str, Row]) -> None:
+def test_heads_wider_than_128_had_no_fused_attention_on_blackwell(rows: dict[str, PublishedRun]) -> None:
     """Before Transformer Engine 2.5 latent attention wrote its scores; Nemotron went through FlashAttention 2."""
     latent, wide = rows["r0575"].case.software, rows["r0565"].case.software
     assert (latent.flash_attention, wide.flash_attention, wide.newest_attention) == (False, True, False)
@@ -126,7 +126,7 @@ def test_whose_tensor_parallelism_overlaps() -> None:
     assert not program(summary("26.02", "Qwen3-235B-A22B", "H100", "fp8"), gated=True).tp_overlap
 
 
-def test_llm_foundry_by_its_strategy_and_its_composer(rows: dict[str, Row]) -> None:
+def test_llm_foundry_by_its_strategy_and_its_composer(rows: dict[str, PublishedRun]) -> None:
     small, large, earlier = (rows[name].case.software for name in ("r0290", "r0278", "r0296"))
     assert small.gathers_once and not large.gathers_once and not earlier.gathers_once
     assert [own.gradient_bytes for own in (small, large, earlier)] == [4, 4, 2]
@@ -148,11 +148,11 @@ def test_jean_zay_before_and_after_what_its_chronicle_tells(
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, PublishedRun]:
     return {row.id: row for row in read(PUBLISHED)}
 
 
-def test_stages_are_balanced_as_recipes_balance_them(rows: dict[str, Row]) -> None:
+def test_stages_are_balanced_as_recipes_balance_them(rows: dict[str, PublishedRun]) -> None:
     """61 layers in 16 chunks: four each, and the last one with the head. 94 in 24, 126 in 64: a slot for each end."""
     ends = {name: (rows[name].case.layout.first_layers, rows[name].case.layout.last_layers) for name in rows}
     assert ends["r0687"] == (32, 29) and ends["r0851"] == (4, 1) and ends["r0702"] == (11, 11)
@@ -176,7 +176,7 @@ def test_models_that_are_not_trained_here_compute_what_tables_say(model: str, se
     assert flops_per_token(BENCHMARKED[model], seq) / 1e9 == pytest.approx(published, rel=0.015)
 
 
-def test_experts_in_a_latent_space_are_as_many_and_as_small_as_they_are(rows: dict[str, Row]) -> None:
+def test_experts_in_a_latent_space_are_as_many_and_as_small_as_they_are(rows: dict[str, PublishedRun]) -> None:
     """As many FLOPs in all, within 2 %, and four times the activations between the products."""
     row = rows["r0640"]
     assert row.text["model"] == "Nemotron_3_Super"
@@ -187,6 +187,6 @@ def test_experts_in_a_latent_space_are_as_many_and_as_small_as_they_are(rows: di
     assert real.topk * real.expert_ffn > 3.5 * stood_for.topk * stood_for.expert_ffn
 
 
-def test_deepseek_predicts_one_token_more_in_megatron_bridge(rows: dict[str, Row]) -> None:
+def test_deepseek_predicts_one_token_more_in_megatron_bridge(rows: dict[str, PublishedRun]) -> None:
     depths = {name: shape_of(rows[name].text).mtp_num_layers for name in ("r0687", "r0844", "r0575")}
     assert depths == {"r0687": 1, "r0844": 0, "r0575": 0}

@@ -9,12 +9,12 @@ import pytest
 from tests.tools.plan.test_layouts import question
 from tools.plan.__main__ import main
 from tools.plan.enumeration import candidates
-from tools.plan.pricing import Plan, holdable, price
-from tools.plan.question import Question
+from tools.plan.pricing import PricedLayout, holdable, price
 from tools.plan.rejections import constraint
+from tools.plan.request import PlanRequest
 from tools.plan.switches import switched
+from training.config.recipe import load
 from training.memory.layouts import Candidate
-from training.recipe import load
 
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
 OFF = {
@@ -35,8 +35,8 @@ OFF = {
     ],
     ids=lambda asked: asked.model.shape,
 )
-def test_off_makes_nothing_faster_or_smaller(asked: Question, off: dict[str, bool | int]) -> None:
-    """What is left out of the table unless it is asked for."""
+def test_off_makes_nothing_faster_or_smaller(asked: PlanRequest, off: dict[str, bool | int]) -> None:
+    """Why switches that are off are not in the table unless asked for."""
     layouts = [layout for layout in candidates(asked) if layout.tp > 1 and layout.dp * layout.cp > 1]
     layouts = random.Random(3).sample(layouts, min(300, len(layouts)))
     on, without = price(asked, layouts), price(asked, [dataclasses.replace(layout, **off) for layout in layouts])  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_nothing_to_switch_is_no_constraint() -> None:
             ["--model", "mixtral_8x7b", "--sequence_parallel", "False", "--tp", "2"],
             ["SEQUENCE_PARALLEL", "TP 2", "conflict", "TP can be 1"],
         ),
-        (["--why", "overlap=2"], ["OVERLAP=2: expected 0 or 1, False or True"]),
+        (["--explain", "overlap=2"], ["OVERLAP=2: expected 0 or 1, False or True"]),
     ],
     ids=["experts", "a-number"],
 )  # fmt: skip
@@ -82,7 +82,7 @@ def test_bad_switches(capsys: pytest.CaptureFixture[str], flags: list[str], word
 
 
 def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASKED, "--why", "TP=4,PP=2,mbs=1,recompute=none,precision=bf16"]) == 0
+    assert main([*ASKED, "--explain", "TP=4,PP=2,mbs=1,recompute=none,precision=bf16"]) == 0
     text = capsys.readouterr().out.partition("the same with one switch the other way:\n")[2]
     rows = {line.strip().partition("  ")[0]: line for line in text.splitlines()}
     assert set(rows) == {
@@ -94,7 +94,7 @@ def test_why_says_what_each_switch_is_worth(capsys: pytest.CaptureFixture[str]) 
     assert shares == sorted(shares) and shares[0] < 0 < shares[-1]  # fp8 first, the slowest last
 
 
-def plan_of(asked: Question, layout: Candidate) -> Plan:
+def plan_of(asked: PlanRequest, layout: Candidate) -> PricedLayout:
     return price(asked, [layout])[0]
 
 

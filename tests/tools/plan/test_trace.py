@@ -11,27 +11,27 @@ import torch
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from models.config import ModelConfig
-from models.families import resolve
-from models.layers.blocks import BLOCK_ROWS
+from models.layers.blockwise_attention import BLOCK_ROWS
+from models.resolve import resolve
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Coordinates
 from tools import clusters
 from tools.plan.pricing import price
-from tools.plan.question import Question
 from tools.plan.recipe import configuration
+from tools.plan.request import PlanRequest
 from tools.plan.trace import balance, command, one_rank
-from training import job
+from training import train
+from training.config.recipe import dump
 from training.memory.activations import LARGEST_BLOCK
 from training.memory.layouts import Candidate
-from training.memory.states import Stack, states
-from training.recipe import dump
+from training.memory.states import BlockStack, states
 
 
-def question(model: str, layout: Candidate, seq: int) -> Question:
+def question(model: str, layout: Candidate, seq: int) -> PlanRequest:
     batch = layout.dp * layout.mbs * layout.microbatches
-    return Question(
+    return PlanRequest(
         model=ModelConfig(shape=model, seq_length=seq),
         cluster=clusters.load("a100_ib"),
         num_gpus=layout.world_size,
@@ -39,7 +39,7 @@ def question(model: str, layout: Candidate, seq: int) -> Question:
     )
 
 
-def traced(tmp_path: Path, asked: Question, layout: Candidate, stage: int, *, real: bool = False) -> dict[str, Any]:
+def traced(tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *, real: bool = False) -> dict[str, Any]:
     """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case."""
     config = command.traceable(configuration(asked, layout))
     recipe, answer = tmp_path / "traced.toml", tmp_path / "answer.json"
@@ -132,7 +132,7 @@ BIG = Candidate(tp=4, pp=4, dp=2, microbatches=4)
 )
 def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: int) -> None:
     asked = question("llama32_1b", layout, 4096)
-    found, own = traced(tmp_path, asked, layout, stage), Stack(asked.shape).held(layout, stage)
+    found, own = traced(tmp_path, asked, layout, stage), BlockStack(asked.shape).held(layout, stage)
     held = states(own, layout)
     assert (found["parameters"], found["weights"], found["gradients"]) == (own.dense, held.weights, held.gradients)
     assert command.optimizer_bytes(found) == held.optimizer
@@ -142,7 +142,7 @@ def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: i
 def test_experts_are_traced_in_balance(tmp_path: Path) -> None:
     layout = Candidate(tp=2, pp=2, ep=2, dp=2, microbatches=2)
     asked = question("mixtral_tiny", layout, 128)
-    found, own = traced(tmp_path, asked, layout, 0), Stack(asked.shape).held(layout, 0)
+    found, own = traced(tmp_path, asked, layout, 0), BlockStack(asked.shape).held(layout, 0)
     assert found["parameters"] == own.dense + own.expert
     assert found["collectives"]["alltoall_base"]["calls"] > 0
 
@@ -151,7 +151,7 @@ def test_all_stages_by_one_process() -> None:
     asked = question("llama3_tiny", TINY, 128)
     first, last = command.trace_stages(asked, TINY, [0, 1], None)
     for stage, found in enumerate((first, last)):
-        assert found["parameters"] == Stack(asked.shape).held(TINY, stage).dense
+        assert found["parameters"] == BlockStack(asked.shape).held(TINY, stage).dense
     assert first["cpu_s"] > 0 and first["resident_bytes"] > 100e6
     assert last["activations"] < first["activations"], "it holds fewer microbatches"
 
@@ -264,7 +264,7 @@ def kept_graphs(tmp_path: Path, recompute: str) -> list[str]:
         try:
             balance.install()
             with groups.pretend(config.layout(asked.num_gpus), Identity(rank=0, world_size=asked.num_gpus)) as ranks:
-                chunks, _ = job.build_parts(config, resolve(config.model, None), ranks)
+                chunks, _ = train.build_parts(config, resolve(config.model, None), ranks)
                 one_rank._step(config, chunks, ranks, 2)
                 layers = [part for chunk in chunks for part in chunk.modules() if hasattr(part, "token_dispatcher")]
                 kept = [

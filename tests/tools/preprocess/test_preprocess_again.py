@@ -55,7 +55,7 @@ def test_documents_may_be_longer_than_before_where_none_was_too_long(
     assert "max_document_bytes: 64000000 there, 1000 here" in capsys.readouterr().err
 
 
-def test_what_nothing_was_made_of_yet_holds_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_output_can_be_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text(OTHER * 10)
     command = (tmp_path / "a.jsonl", "--output", tmp_path / "x", "--tokenizer", "byte")
     assert run(*command) == 2

@@ -16,7 +16,7 @@ import pytest
 
 from tests.doctor_nodes import can_mount, left_out
 from tests.tools.preprocess_program import ROOT, process
-from tools.preprocess import crew
+from tools.preprocess import worker_pool
 
 BLANK = b"\n" * (48 << 20)
 GOOD = b'{"text": "gut"}\n'
@@ -106,11 +106,11 @@ def test_a_worker_that_finds_its_parent_gone_says_nothing(capfd):
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     arguments = (theirs, lambda *_: None, os.getpid(), [ours.fileno()])
-    worker = context.Process(target=crew._worker, args=arguments)
+    worker = context.Process(target=worker_pool._worker, args=arguments)
     worker.start()
     theirs.close()
     ours.send(7)
-    assert ours.poll(60)  # done is told, and never heard
+    assert ours.poll(60)  # done is sent, and never received
     ours.close()
     worker.join()
     assert worker.exitcode == 1
@@ -119,12 +119,12 @@ def test_a_worker_that_finds_its_parent_gone_says_nothing(capfd):
 
 INTERRUPTED = """
 import os, signal, sys
-from tools.preprocess import crew
+from tools.preprocess import worker_pool
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
 def do(task, report):
     os.kill(os.getpid(), signal.SIGINT)
     os.write(1, f"{task}\\n".encode())  # in one piece: two workers write
-crew.work([2, 1], do, print, 2, crew.progress(None, "x"), (), crew.StopSign())
+worker_pool.work([2, 1], do, print, 2, worker_pool.progress(None, "x"), (), worker_pool.StopSign())
 """
 
 
@@ -208,7 +208,7 @@ def test_a_second_interrupt_waits_until_all_is_cleared(tmp_path):
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            crew.work([7], begin, clear, 1, crew.progress(1, "x"), (), crew.StopSign())
+            worker_pool.work([7], begin, clear, 1, worker_pool.progress(1, "x"), (), worker_pool.StopSign())
     finally:
         other.set()
         thread.join()

@@ -36,10 +36,10 @@ def test_another_engine_does_not_go_on_and_auto_takes_the_one_that_began(command
     for flags in (("--part", "1/2"), ()):
         capsys.readouterr()
         assert run(*command, "--engine", "tiktoken", *flags) == 2
-        told = capsys.readouterr().err
-        assert f"--output {tmp_path / 'x'}: there is the work of another command" in told
-        assert "  engine: tokenizers there, tiktoken here\nGive that command to continue it" in told
-        assert ("--overwrite" in told) == (not flags)
+        printed = capsys.readouterr().err
+        assert f"--output {tmp_path / 'x'}: there is the work of another command" in printed
+        assert "  engine: tokenizers there, tiktoken here\nGive that command to continue it" in printed
+        assert ("--overwrite" in printed) == (not flags)
     assert run(*command, "--part", "1/2") == 0
     assert "encoded by tokenizers\n" in capsys.readouterr().out
     assert json.loads(plan_of(tmp_path / "x").read_text())["engine"] == "tokenizers"
@@ -108,5 +108,5 @@ def test_a_finished_output_of_an_earlier_version_says_again_what_there_is(comman
     plan_of(tmp_path / "x").write_text(json.dumps(plan))
     capsys.readouterr()
     assert run(*command) == 0
-    told = capsys.readouterr()
-    assert "120 documents" in told.out and "encoded by" not in told.out and not told.err
+    printed = capsys.readouterr()
+    assert "120 documents" in printed.out and "encoded by" not in printed.out and not printed.err

@@ -12,12 +12,12 @@ import pytest
 import zstandard
 
 from data.raw import documents, inputs, units
-from data.raw.documents import Reading, Rejects
+from data.raw.documents import ReadOptions, Rejects
 from parallel.errors import UserError
 from tools.preprocess import estimate
 from tools.preprocess.__main__ import main
 
-READING = Reading(jsonl_key="text", on_bad_document="stop", max_document_bytes=1 << 20, max_expansion=200)
+READING = ReadOptions(jsonl_key="text", on_bad_document="stop", max_document_bytes=1 << 20, max_expansion=200)
 TEXTS = [f"{number:05d} " * (number % 90) for number in range(24_000)]
 TEXT_BYTES = sum(map(len, TEXTS))
 
@@ -101,10 +101,10 @@ def test_what_was_read_of_a_dataset_before_is_counted_as_its_text(tmp_path, monk
         path.unlink()
     capsys.readouterr()
     assert main(command) == 0
-    told = capsys.readouterr().err
-    assert "continuing: 3 of 4 units are there" in told
-    total = re.search(r"tokenising: .*/([\d.]+)M ", told)
-    assert total and float(total[1]) == pytest.approx(TEXT_BYTES / 1e6, rel=0.05), told
+    printed = capsys.readouterr().err
+    assert "continuing: 3 of 4 units are there" in printed
+    total = re.search(r"tokenising: .*/([\d.]+)M ", printed)
+    assert total and float(total[1]) == pytest.approx(TEXT_BYTES / 1e6, rel=0.05), printed
 
 
 def test_the_rows_of_a_dataset_are_asked_for_once(tmp_path, monkeypatch):

@@ -113,10 +113,10 @@ def test_what_is_left_out_of_a_folder_is_said_once(tmp_path, capsys):
     command = (corpus, "--output", corpus / "out", "--tokenizer", "byte")
     for _ in range(2):
         assert run(*command) == 0
-        told = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-        assert len(told) == 1
-        assert "4 file(s) in folders are left out, of endings that are not known" in told[0]
-        assert "2 .jsonl.lz4, 1 without ending, 1 .csv" in told[0]
+        printed = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+        assert len(printed) == 1
+        assert "4 file(s) in folders are left out, of endings that are not known" in printed[0]
+        assert "2 .jsonl.lz4, 1 without ending, 1 .csv" in printed[0]
 
 
 def test_inputs_that_are_the_same_by_other_names_are_refused(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def table(texts):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program of ours whose Hub has OLD in two files; its argument `hub` is that Hub."""
+    """Runs one of our programs whose Hub has OLD in two files; its argument `hub` is that Hub."""
     hub = Hub()
     card = b"---\nlicense: mit\n---\n"
     files = {f"data/train-0000{number}-of-00002.parquet": table(OLD[number * 200 :][:200]) for number in range(2)}
@@ -117,7 +117,7 @@ BAD = {"b.jsonl": GOOD * 9 + b'{"text": "x\n' + GOOD, "b.parquet": damaged([os.u
 def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row, why):
     good = GOOD * 300 if file.endswith("l") else table(["gut"] * 300)
     run.hub.commit("owner/bad", {"README.md": b"", file.replace("b", "a", 1): good, file: BAD[file]})
-    told = [
+    printed = [
         run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "x", "--tokenizer", "byte"),
         run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "y", "--tokenizer", "byte",
             "--on_bad_document", "skip"),
@@ -125,7 +125,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row
             "--train.train_iters", 1, "--run_dir", tmp_path / "run", "--data.tokenizer", "byte",
             "--data.stream_count", 8, "--train.generate_tokens", 0),
     ]  # fmt: skip
-    for one in told:
+    for one in printed:
         assert one.returncode == 2, one.stderr
         assert "Traceback" not in one.stderr and "worker of unit" not in one.stderr
         assert f"dataset owner/bad: step 1, row {row if row is not None else ''}" in one.stderr
@@ -134,10 +134,10 @@ def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row
 
 def test_rows_are_as_many_as_the_card_says(run):
     card = "---\ndataset_info:\n  splits:\n  - name: train\n    num_bytes: 9\n    num_examples: 400\n---\n"
-    run.hub.commit("owner/told", {"README.md": card.encode(), "a.jsonl": GOOD * 300, "b.jsonl": GOOD * 100})
+    run.hub.commit("owner/card", {"README.md": card.encode(), "a.jsonl": GOOD * 300, "b.jsonl": GOOD * 100})
     program = (
         "from data.raw import inputs, units; from tools.preprocess import estimate\n"
-        "sources = inputs.find(('hf://owner/told', 'hf://owner/set'))\n"
+        "sources = inputs.find(('hf://owner/card', 'hf://owner/set'))\n"
         "print(*map(estimate.extent, ([one] for one in units.divide(sources, 1000))), sep='\\n')"
     )
     found = run("-c", program)

@@ -103,9 +103,9 @@ def test_a_bad_line_is_named_or_left_out(tmp_path, capsys, bad, reason, ending):
     path.write_bytes(gzip.compress(content) if ending else content)
     command = (path, "--output", tmp_path / "x", "--tokenizer", "byte", "--max_document_mb", 0.004)
     assert run(*command) == 2
-    told = capsys.readouterr().err
-    assert reason in told
-    assert f"{path}:4 (byte {len(GOOD) * 3}{' unpacked' if ending else ''})" in told
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert f"{path}:4 (byte {len(GOOD) * 3}{' unpacked' if ending else ''})" in printed
     assert not list(tmp_path.glob("x-*"))
     assert run(*command, "--on_bad_document", "skip", "--overwrite") == 0
     assert Shard(tmp_path / "x-00000-of-00001").document_count == 5
@@ -158,15 +158,15 @@ def test_a_control_tokens_text_is_named_with_its_place(tmp_path, capsys, sentenc
         datasets.Dataset.from_dict({"text": texts}).save_to_disk(path)
     places = {"jsonl": f":4 (byte {byte})", "gz": f":4 (byte {byte} unpacked)", "parquet": ": row group 0, row 3",
               "txt": "", "dataset": ": step 0, row 3"}  # fmt: skip
-    command = (folder, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--special_text", "error")
+    command = (folder, "--output", tmp_path / "x", "--tokenizer", sentencepiece_model, "--special_tokens", "error")
     assert run(*command, "--on_bad_document", "skip") == 0
-    told = (
+    printed = (
         f"{path}{places[kind]}: the document holds the text of a control token, </s>, at character 4 ('abc </s> def')"
     )
-    assert f"left out: {told}" in capsys.readouterr().out
+    assert f"left out: {printed}" in capsys.readouterr().out
     if kind == "txt":
         assert run(*command, "--overwrite") == 2
-        assert f"preprocess: {told}. --on_bad_document skip leaves" in capsys.readouterr().err
+        assert f"preprocess: {printed}. --on_bad_document skip leaves" in capsys.readouterr().err
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path, capsys):
@@ -259,8 +259,8 @@ def test_mistakes_of_the_command_line(tmp_path, monkeypatch, capsys, flags, reas
         Path(name).write_bytes(GOOD)
     Tokenizer(models.BPE({"a": 0}, [])).save("no_eod.json")
     assert run("--output", "out", "--tokenizer", "byte", *flags) == 2
-    told = capsys.readouterr().err
-    assert reason in told and "data." not in told
+    printed = capsys.readouterr().err
+    assert reason in printed and "data." not in printed
     assert not list(tmp_path.glob("out-*"))
 
 
@@ -307,13 +307,13 @@ def test_what_is_beside_a_saved_datasets_data_is_never_a_document(tmp_path, caps
     folder = nested(tmp_path)
     for name in ("b/set/*.json", "b/**/*.json", "b/set/state.json", "*/dataset_dict.json"):
         assert run(f"{folder}/{name}", "--output", tmp_path / "x", "--tokenizer", "byte") == 2
-        told = capsys.readouterr().err
-        assert "is of a saved dataset, not documents; expected its folder: give " in told
+        printed = capsys.readouterr().err
+        assert "is of a saved dataset, not documents; expected its folder: give " in printed
     (folder / "b" / "set" / "state.json").unlink()
     for name in (folder, folder / "b" / "set"):
         assert run(name, "--output", tmp_path / "x", "--tokenizer", "byte") == 2
-        told = capsys.readouterr().err
-        assert f"{folder}/b/set holds dataset_info.json and .arrow files; expected also state.json" in told
+        printed = capsys.readouterr().err
+        assert f"{folder}/b/set holds dataset_info.json and .arrow files; expected also state.json" in printed
     assert not list(tmp_path.glob("x*"))
 
 

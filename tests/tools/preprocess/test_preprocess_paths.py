@@ -39,9 +39,9 @@ def test_a_part_may_not_remove_the_work_of_others(lines, tmp_path, capsys):
     assert done
     capsys.readouterr()
     assert run(*command, "--part", "1/2", "--overwrite") == 2
-    told = capsys.readouterr().err
-    assert "--overwrite with --part 1/2: would remove the finished shards" in told
-    assert f"x.preprocess, x-[0-9]*-of-* and x_text_document.* in {tmp_path}" in told
+    printed = capsys.readouterr().err
+    assert "--overwrite with --part 1/2: would remove the finished shards" in printed
+    assert f"x.preprocess, x-[0-9]*-of-* and x_text_document.* in {tmp_path}" in printed
     assert results(tmp_path) == done
     assert run(*command, "--part", "0/1", "--overwrite") == 0  # one part is all of them
 
@@ -57,9 +57,9 @@ def test_what_is_in_the_way_is_said_with_a_way_out_that_works(lines, tmp_path, c
     (tmp_path / "x-00000-of-00001.idx").unlink()
     assert run(*command) == 0
     assert run(*command, "--unit_mb", 0.1, *part) == 2
-    for told in (strangers, capsys.readouterr().err):
-        assert way in told
-        assert ("--overwrite" in told) == (not part)
+    for printed in (strangers, capsys.readouterr().err):
+        assert way in printed
+        assert ("--overwrite" in printed) == (not part)
 
 
 @pytest.mark.parametrize("lost", [(".idx",), (".bin",), (".idx", ".bin"), (".idx", ".json")])
@@ -114,9 +114,9 @@ def test_a_saved_dataset_with_splits(texts, tmp_path, capsys):
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "two")
     datasets.DatasetDict({"train": split}).save_to_disk(tmp_path / "one")
     assert run(tmp_path / "two", "--output", tmp_path / "x", *BYTES) == 2
-    told = capsys.readouterr().err
-    assert "with the splits test, train; expected one dataset" in told
-    assert f"{tmp_path / 'two' / 'test'}" in told
+    printed = capsys.readouterr().err
+    assert "with the splits test, train; expected one dataset" in printed
+    assert f"{tmp_path / 'two' / 'test'}" in printed
     assert not list(tmp_path.glob("x*"))
     for number, source in enumerate((tmp_path / "two" / "train", tmp_path / "one")):
         assert run(source, "--output", tmp_path / f"y{number}", *BYTES) == 0
@@ -127,8 +127,8 @@ def test_a_saved_dataset_with_splits(texts, tmp_path, capsys):
 def test_a_file_where_a_folder_should_be_is_named(lines, tmp_path, capsys, name, guilty):
     (tmp_path / guilty).write_text("")
     assert run(lines, "--output", tmp_path / name, *BYTES) == 2
-    told = capsys.readouterr().err
-    assert f"--output {tmp_path / name}: {tmp_path / guilty} is a file, expected a folder" in told
+    printed = capsys.readouterr().err
+    assert f"--output {tmp_path / name}: {tmp_path / guilty} is a file, expected a folder" in printed
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

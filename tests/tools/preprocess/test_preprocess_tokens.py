@@ -107,14 +107,14 @@ def test_special_text_becomes_ids_if_so_asked_as_megatrons(tokenizer_json, tmp_p
     theirs = HuggingFaceTokenizer(str(tokenizer_json.parent))
     expected = megatron_files(texts, theirs.text_to_ids, theirs.eod, theirs.vocab_size, tmp_path / "theirs")
     source = write_lines(tmp_path / "x.jsonl", texts)
-    flags = ("--tokenizer", tokenizer_json, "--special_text", "special")
+    flags = ("--tokenizer", tokenizer_json, "--special_tokens", "special")
     assert run(source, "--output", tmp_path / "x", *flags) == 0
     assert shard_bytes(tmp_path / "x-00000-of-00001") == expected
 
 
 def test_special_text_can_be_a_mistake(tokenizer_json, tmp_path, capsys):
     source = write_lines(tmp_path / "x.jsonl", [f"a {EOD} b", "plain"])
-    flags = (source, "--output", tmp_path / "x", "--tokenizer", tokenizer_json, "--special_text", "error")
+    flags = (source, "--output", tmp_path / "x", "--tokenizer", tokenizer_json, "--special_tokens", "error")
     assert run(*flags) == 2
     assert f"the text of a control token, {EOD}" in capsys.readouterr().err
     assert run(*flags, "--on_bad_document", "skip", "--overwrite") == 0
@@ -122,7 +122,7 @@ def test_special_text_can_be_a_mistake(tokenizer_json, tmp_path, capsys):
 
 
 def test_special_ids_need_a_tokenizer_that_makes_them(lines, sentencepiece_model, tmp_path, capsys):
-    flags = ("--tokenizer", sentencepiece_model, "--special_text", "special")
+    flags = ("--tokenizer", sentencepiece_model, "--special_tokens", "special")
     assert run(lines, "--output", tmp_path / "x", *flags) == 2
     assert "sentencepiece never makes ids" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ def shards(lines, tmp_path):
     return found
 
 
-def told(capsys):
+def printed(capsys):
     return capsys.readouterr().out.splitlines()
 
 
@@ -53,10 +53,10 @@ def test_shards_that_are_lost_wholly_are_named_as_the_others_tell(shards, tmp_pa
         capsys.readouterr()
         assert run("verify", path) == 1
         names = [f"{prefix}.bin, .idx and .json are missing: lost, or not made yet" for prefix in lost]
-        assert told(capsys) == [*names, "DAMAGED: 3 finding(s)", way_out(tmp_path / "x")]
+        assert printed(capsys) == [*names, "DAMAGED: 3 finding(s)", way_out(tmp_path / "x")]
     assert run("verify", shards[2]) == 1
     assert run("verify", shards[1]) == 0
-    assert told(capsys) == [
+    assert printed(capsys) == [
         f"{shards[2]}.bin, .idx and .json are missing: lost, or not made yet",
         "DAMAGED: 1 finding(s)",
         way_out(tmp_path / "x"),
@@ -70,7 +70,7 @@ def test_a_prefix_with_a_lost_file_is_damaged(shards, tmp_path, capsys, lost):
     for path in (tmp_path / "x", shards[1], tmp_path):
         capsys.readouterr()
         assert run("verify", path) == 1
-        assert f"{shards[1]}{lost[0]} is missing" in told(capsys)[0]
+        assert f"{shards[1]}{lost[0]} is missing" in printed(capsys)[0]
 
 
 @pytest.mark.parametrize("lost", [(".idx",), (".bin",), (".idx", ".bin")])
@@ -80,7 +80,7 @@ def test_a_joined_pair_with_a_lost_file_is_damaged(lines, tmp_path, capsys, lost
     for path in (tmp_path / "x", tmp_path / "x_text_document", tmp_path):
         capsys.readouterr()
         assert run("verify", path) == 1
-        assert f"{tmp_path / 'x_text_document'}{lost[0]} is missing" in told(capsys)[0]
+        assert f"{tmp_path / 'x_text_document'}{lost[0]} is missing" in printed(capsys)[0]
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
@@ -97,7 +97,7 @@ def test_a_lost_manifest_is_told_by_the_others(shards, tmp_path, capsys, is_copi
         capsys.readouterr()
         assert run("verify", path) == 1
         told_of = 1 if path == shards[1] else named
-        lines = told(capsys)
+        lines = printed(capsys)
         sign = f"{shards[0].name}.json" if is_copied else "x.preprocess"
         assert f"{shards[1]}.json is missing: lost, as {sign} is there" in lines
         assert f"DAMAGED: {told_of} finding(s)" in lines
@@ -106,12 +106,12 @@ def test_a_lost_manifest_is_told_by_the_others(shards, tmp_path, capsys, is_copi
     for prefix in shards:
         prefix.with_name(prefix.name + ".json").unlink(missing_ok=True)
     assert run("verify", tmp_path / "x") == 0  # as Megatron's, which have none
-    assert "shards have no manifest" in told(capsys)[-2]
+    assert "shards have no manifest" in printed(capsys)[-2]
     for prefix in shards[1:]:
         removed(prefix, ".bin", ".idx")
     (tmp_path / f"{shards[1].name}.json").write_text("{}")  # an input may be named like a shard
     assert run("verify", shards[0]) == 0
-    assert "shards have no manifest" in told(capsys)[-2]
+    assert "shards have no manifest" in printed(capsys)[-2]
 
 
 def test_a_lost_manifest_of_a_joined_pair_is_told_by_its_work(body, tmp_path, capsys):
@@ -121,7 +121,7 @@ def test_a_lost_manifest_of_a_joined_pair_is_told_by_its_work(body, tmp_path, ca
         removed(pair, ".json")
         capsys.readouterr()
         assert run("verify", pair) == 1
-        assert told(capsys)[0] == f"{pair}.json is missing: lost, as {key}.preprocess is there"
+        assert printed(capsys)[0] == f"{pair}.json is missing: lost, as {key}.preprocess is there"
         shutil.rmtree(tmp_path / f"{key}.preprocess")
         assert run("verify", pair) == 0
 
@@ -138,7 +138,7 @@ def test_an_index_that_contradicts_itself_is_damaged_without_a_manifest_too(shar
     index.write_bytes(raw)
     capsys.readouterr()
     assert run("verify", tmp_path / "x") == 1
-    assert any(line.startswith(f"{index} has sequence {6 if array == 'length' else 5} of") for line in told(capsys))
+    assert any(line.startswith(f"{index} has sequence {6 if array == 'length' else 5} of") for line in printed(capsys))
 
 
 @pytest.mark.parametrize("flags", [(), ("--shuffle_docs", 3), ("--merge",)])
@@ -150,7 +150,7 @@ def test_the_way_out_of_damage_is_one(lines, tmp_path, capsys, flags):
     assert run(*command) == 0 and results(tmp_path) != before  # there is all, by its names
     capsys.readouterr()
     assert run("verify", tmp_path / "x") == 1
-    assert told(capsys)[-1] == way_out(tmp_path / "x")
+    assert printed(capsys)[-1] == way_out(tmp_path / "x")
     removed(guilty.with_suffix(""), ".bin", ".idx", ".json")
     assert run(*command) == 0
     assert results(tmp_path) == before
@@ -161,11 +161,11 @@ def test_the_way_out_of_damage_is_one(lines, tmp_path, capsys, flags):
 def test_the_same_command_makes_again_what_was_lost(lines, tmp_path, capsys, flags, lost):
     command = (lines, "--output", tmp_path / "x", *BYTES, "--unit_mb", 0.1, *flags)
     assert run(*command) == 0
-    before, said = results(tmp_path), told(capsys)
+    before, said = results(tmp_path), printed(capsys)
     removed(min(tmp_path.glob("x*.idx")).with_suffix(""), *lost)
     assert run(*command) == 0
     assert results(tmp_path) == before
-    assert told(capsys) == said
+    assert printed(capsys) == said
     assert not list(tmp_path.rglob("*.tmp-*")) and not list(tmp_path.rglob("hashes-*"))
 
 
@@ -216,14 +216,14 @@ def test_what_may_not_be_read_is_a_mistake_not_damage(shards, tmp_path, capfd, c
     guilty.chmod(0)
     assert run("verify", shards[0]) == (0 if os.getuid() == 0 or closed else 2)
 
-    def as_nobody():
+    def without_rights():
         if os.getuid() == 0:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
         os._exit(run("verify", tmp_path))
 
-    worker = FORK.Process(target=as_nobody)
+    worker = FORK.Process(target=without_rights)
     worker.start()
     worker.join()
     guilty.chmod(0o755)

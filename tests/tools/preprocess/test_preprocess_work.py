@@ -20,7 +20,7 @@ from data.manifest import BLOCK_BYTES, BlockSums
 from data.shards import Shard
 from parallel.errors import UserError
 from tests.tools.preprocess_program import process, results, shard_bytes
-from tools.preprocess import crew
+from tools.preprocess import worker_pool
 from tools.preprocess.__main__ import main
 
 FORK = multiprocessing.get_context("fork")
@@ -164,11 +164,15 @@ def test_a_killed_worker_is_said_and_continued(lines, sentencepiece_model, tmp_p
 
 def test_a_worker_that_dies_before_its_first_task_is_said_too(monkeypatch):
     """Its pipe is broken then: no reason for a traceback."""
-    give = crew._give
-    monkeypatch.setattr(crew, "_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    monkeypatch.setattr(crew, "_give", lambda worker, *more: connection.wait([worker], 60) and give(worker, *more))
+    give = worker_pool._give
+    monkeypatch.setattr(worker_pool, "_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        worker_pool, "_give", lambda worker, *more: connection.wait([worker], 60) and give(worker, *more)
+    )
     with pytest.raises(RuntimeError, match="the worker of unit 7 was killed by SIGKILL"):
-        crew.work([7], lambda *_: None, lambda _: None, 1, crew.progress(1, "x"), (), crew.StopSign())
+        worker_pool.work(
+            [7], lambda *_: None, lambda _: None, 1, worker_pool.progress(1, "x"), (), worker_pool.StopSign()
+        )
 
 
 def test_a_request_to_stop_ends_with_75_and_is_continued(lines, sentencepiece_model, tmp_path):
@@ -191,7 +195,7 @@ def test_two_at_once_on_one_output_are_one_too_many(lines, tmp_path, monkeypatch
 
     monkeypatch.setattr(output, "GRACE_S", 0.1)
     command = (lines, "--output", tmp_path / "x", "--tokenizer", "byte")
-    with output.Output(tmp_path / "x").claimed(output.Part()):
+    with output.Output(tmp_path / "x").claimed(output.ArrayShare()):
         assert run(*command) == 2
         assert "another process writes there" in capsys.readouterr().err
         assert run(*command, "--part", "0/2") == 2
@@ -216,12 +220,12 @@ def test_a_finished_join_given_again_changes_nothing(lines, tmp_path, capsys, fl
     for part in parts:
         capsys.readouterr()
         assert run(*command, *part) == 0
-    made, told = results(tmp_path), capsys.readouterr().out
-    assert len(made["x_text_document.bin"]) > 100_000 and "120 documents" in told
+    made, printed = results(tmp_path), capsys.readouterr().out
+    assert len(made["x_text_document.bin"]) > 100_000 and "120 documents" in printed
     for part in (*parts, *parts):
         assert run(*command, *part) == 0
         assert results(tmp_path) == made
-        assert capsys.readouterr().out == told
+        assert capsys.readouterr().out == printed
     assert run("verify", tmp_path / "x") == 0
 
 
@@ -270,7 +274,7 @@ def test_shuffled_documents_are_the_same_documents_in_a_seeds_order(lines, tmp_p
 def test_the_hashes_of_more_documents_than_are_compared_are_not_all_in_memory(tmp_path, monkeypatch):
     import tracemalloc
 
-    from tools.preprocess import card
+    from tools.preprocess import summary
     from tools.preprocess.output import Output
 
     output, draw = Output(tmp_path / "x"), np.random.default_rng(1)
@@ -278,9 +282,9 @@ def test_the_hashes_of_more_documents_than_are_compared_are_not_all_in_memory(tm
     hashes = draw.integers(0, 2**64, 400_000, np.uint64)
     for index, part in enumerate(np.split(np.concatenate([hashes, hashes]), 40)):
         part.tofile(output.hashes(index))
-    monkeypatch.setattr(card, "MOST_HASHES", 80_000)
+    monkeypatch.setattr(summary, "MOST_HASHES", 80_000)
     tracemalloc.start()
-    duplicates, part = card._duplicates([output.hashes(index) for index in range(40)])
+    duplicates, part = summary._duplicates([output.hashes(index) for index in range(40)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert part == 0.1 and duplicates == pytest.approx(400_000, rel=0.02)
@@ -345,9 +349,9 @@ def test_a_plan_that_cannot_be_read_is_said_with_a_way_out(lines, tmp_path, caps
     assert run(*command, *part) == 0
     (tmp_path / "x.preprocess" / "plan.json").write_bytes(content)
     assert run(*command, *part) == 2
-    told = capsys.readouterr().err
-    assert f"--output {tmp_path / 'x'}: {tmp_path / 'x.preprocess' / 'plan.json'} cannot be read" in told
-    assert "expected the plan" in told and "give --overwrite, without --part" in told
+    printed = capsys.readouterr().err
+    assert f"--output {tmp_path / 'x'}: {tmp_path / 'x.preprocess' / 'plan.json'} cannot be read" in printed
+    assert "expected the plan" in printed and "give --overwrite, without --part" in printed
     assert run(*command, "--overwrite") == 0
     assert run("verify", tmp_path / "x") == 0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from parallel.launch import Identity
 from ranks import run_ranks
 from training.checkpoint import folders
@@ -19,7 +19,7 @@ from training.checkpoint.background.messages import Commit, Outcome
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.verify import damages
-from training.checkpoint.storage import Reader, file_name
+from training.checkpoint.storage import TensorReader, file_name
 from training.run_lock.lock import take
 
 ROWS = 6
@@ -82,7 +82,7 @@ def test_what_is_handed_over_is_committed(writers: Callable[[int], list[Backgrou
         wanted = boxes(rank, 2)
         found = [Box(key=box.key, global_shape=box.global_shape, offset=box.offset, writes=False,
                      data=torch.zeros_like(box.data)) for box in wanted]  # fmt: skip
-        with Reader(newest) as reader:
+        with TensorReader(newest) as reader:
             reader.read(found)
         assert all(torch.equal(a.data, b.data) for a, b in zip(found, wanted, strict=True))
 
@@ -100,7 +100,7 @@ def test_a_copy_is_what_training_cannot_change_any_more(
         box.data.fill_(-1)
     writer.commit(commit_of(folder, 1))
     path = last(writer, "Commit").path
-    with Reader(Path(path or "")) as reader:
+    with TensorReader(Path(path or "")) as reader:
         for wanted in boxes(0, 1):
             data = torch.empty_like(wanted.data)
             reader.read_into(wanted.key, (0, 0), data)

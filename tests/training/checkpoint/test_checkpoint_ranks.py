@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from data.loader import Batch, to_batch
 from models.config import ModelConfig
-from models.families import resolve
 from models.init import global_tensors
 from models.names import canonical
+from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
@@ -26,13 +26,13 @@ from parallel.launch import Identity
 from parallel.layout import Layout
 from parallel.replicas import unwrap
 from ranks import run_ranks
-from training import checkpoint, job
+from training import checkpoint, train
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
 from training.checkpoint.progress import Progress
-from training.config import CheckpointConfig, RunConfig, TrainConfig
-from training.step import Chunks, Wishes, train_step
+from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
+from training.step import Chunks, StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 SAVED_AT, UNTIL = 2, 4
@@ -78,7 +78,7 @@ class Parts:
                 micro_batch_size=MICRO_BATCH_SIZE,
                 learning_rate=3e-3,
                 weight_decay=0.1,
-                wishes=Wishes(),
+                requests=StepRequests(),
             )
             iteration = self.progress.iteration + 1
             self.progress = Progress(iteration=iteration, consumed_samples=iteration * GLOBAL_BATCH_SIZE)
@@ -110,7 +110,7 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
     def run(identity: Identity) -> None:
         layout = config.layout(world_size)
         with groups.start(layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1) as ranks:
-            chunks, optimizer = job.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+            chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
             check(Parts(ranks, chunks, optimizer), *args)
 
     run_ranks(world_size, run)
@@ -131,7 +131,7 @@ def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], 
 
 
 def assembled(parts: Parts, folder: Path) -> dict[str, torch.Tensor] | None:
-    """On rank 0: every global tensor. Copies must agree bit for bit, and no element may be nobody's."""
+    """On rank 0: every global tensor. Copies must agree bit for bit, and each element is some rank's."""
     folder.mkdir(parents=True, exist_ok=True)
     with checkpoint.settled(parts.chunks):
         pieces = [(name, shape, offset, data.detach().clone()) for name, shape, offset, data in held(parts)]
@@ -574,7 +574,7 @@ def test_a_save_that_rank_0_cannot_begin_fails_on_every_rank(tmp_path: Path) -> 
 
 
 def look_inside(parts: Parts, folder: Path) -> None:
-    with storage.Reader(folder / "checkpoints/iter_0000002") as reader:
+    with storage.TensorReader(folder / "checkpoints/iter_0000002") as reader:
         shapes = reader.shapes
     (chunk,) = parts.chunks
     weights = {entry.key for entry in global_tensors(unwrap(chunk))}

@@ -11,7 +11,7 @@ from tools.faults import damages, injection
 from tools.faults.results import Store
 from training.checkpoint import folders
 from training.checkpoint.committing import commit
-from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.writer import FileWriter
 
 COUNT, SEED = 60, 4
@@ -67,7 +67,7 @@ def test_the_same_seed_makes_the_same_damage(number: int, tmp_path: Path) -> Non
             folder = folders.begin(root, number_of, "1a2b")
             with FileWriter(folder, "rank_00000") as file:
                 words = random.Random(number_of).randbytes(40_000)
-                file.add(Group(("w",), "float32", (10_000,)), (0,), (10_000,), [memoryview(words)])
+                file.add(TensorGroup(("w",), "float32", (10_000,)), (0,), (10_000,), [memoryview(words)])
             texts = {"state.json": json.dumps({"iteration": number_of})}
             commit(folder, ["rank_00000"], texts=texts, copies={}, about={}, keep=9, retain_interval=None)
         newest, older = root / "iter_0000002", root / "iter_0000001"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages

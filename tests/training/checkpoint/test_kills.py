@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: runs are forked from this process)
-from data.prepare import Prepared
+from data.prepared import Prepared
 from tools.faults import kills, program
 
 SEED = 5
@@ -15,7 +15,7 @@ SEED = 5
 
 @pytest.fixture(scope="module")
 def undisturbed(prepared: Prepared, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a run that nobody disturbs."""
+    """The losses of an undisturbed run."""
     program.import_once(cache_dir)
     return kills.reference(tmp_path_factory.mktemp("undisturbed"), cache_dir, (), iterations=40)
 
@@ -44,9 +44,11 @@ def test_what_is_not_whole_is_found(tmp_path: Path, cache_dir: Path, undisturbed
     """The judge: a visible folder without manifest, a damaged one, one that was lost, and other losses."""
     run = chain(tmp_path, cache_dir, undisturbed, background=False)
     assert kills.to_its_end(run) == []
-    seven = kills.Seen(committed=7, temporary=frozenset())
+    seven = kills.KillObservation(committed=7, temporary=frozenset())
     assert kills.wrong(run, seven) == []
-    assert "iteration 8 was committed, now the newest is 7" in kills.wrong(run, kills.Seen(8, frozenset()))[0]
+    assert (
+        "iteration 8 was committed, now the newest is 7" in kills.wrong(run, kills.KillObservation(8, frozenset()))[0]
+    )
     (run.root / "iter_0000009").mkdir()
     assert kills.wrong(run, seven) == ["iter_0000009 is visible without its manifest"]
     (run.root / "iter_0000009").rmdir()

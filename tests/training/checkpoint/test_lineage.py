@@ -9,18 +9,18 @@ import pytest
 from training.checkpoint import folders
 from training.checkpoint.committing import commit
 from training.checkpoint.format.manifest import read_manifest
-from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.verify import damages, strangers
 from training.checkpoint.format.writer import FileWriter
 from training.checkpoint.start import find_start
-from training.config import CheckpointConfig
+from training.config.run_config import CheckpointConfig
 
 
 def save(root: Path, iteration: int, parent: int | None = None, keep: int = 100, loaded: str | None = None) -> Path:
     """As a run saves that continues ``parent``."""
     folder = folders.begin(root, iteration, "1a2b")
     with FileWriter(folder, "rank_00000") as file:
-        file.add(Group(("w",), "uint8", (1000,)), (0,), (1000,), [memoryview(bytes([iteration % 256] * 1000))])
+        file.add(TensorGroup(("w",), "uint8", (1000,)), (0,), (1000,), [memoryview(bytes([iteration % 256] * 1000))])
     path, _ = commit(
         folder, ["rank_00000"], texts={"state.json": "{}\n"}, copies={}, about={"iteration": iteration}, keep=keep,
         retain_interval=None, parent=None if parent is None else folders.name_of(parent), loaded=loaded,

@@ -19,12 +19,12 @@ from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from ranks import run_ranks
-from tools.faults.trainer import TINY, Trainer, configuration, own_digest, started
+from tools.faults.trainer import TINY, FaultTrainer, configuration, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
 from training.checkpoint.format.verify import Depth, damages
 from training.checkpoint.format.writer import DATA
-from training.config import CheckpointConfig
+from training.config.run_config import CheckpointConfig
 
 FOUND: list[tuple[str, str]] = []
 """What an unpickler has looked up in this process since hooks were set; audit hooks cannot be taken off again."""
@@ -111,7 +111,7 @@ def poison() -> Iterator[None]:
     patch.undo()
 
 
-def attack(trainer: Trainer, folder: Path, name: str, depth: Depth, signed: bool) -> None:
+def attack(trainer: FaultTrainer, folder: Path, name: str, depth: Depth, signed: bool) -> None:
     """Load what the attacker left; whatever comes of it, nothing is looked up by an unpickler but what ranks send."""
     root = folder / f"{name} {depth} {signed}"
     shutil.copytree(folder / "whole", root)

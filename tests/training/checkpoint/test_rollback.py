@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.prepare import Prepared
+from data.prepared import Prepared
 from runs import configuration, train
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import read_manifest

@@ -13,11 +13,11 @@ from tools.faults.damages import Heard
 from tools.faults.trainer import TINY, configuration, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import read_manifest, write_manifest
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import PIECES, FileFacts
 from training.checkpoint.format.verify import damages
 from training.checkpoint.format.writer import DATA, LENGTH_BYTES
-from training.config import CheckpointConfig
+from training.config.run_config import CheckpointConfig
 
 
 def pieces_lie_elsewhere(newest: Path) -> None:
@@ -30,14 +30,14 @@ def pieces_lie_elsewhere(newest: Path) -> None:
 
 def generators_are_garbage(newest: Path) -> None:
     """Only seen when torch refuses them: sizes, and the hash of the table, are as they were."""
-    with Reader(newest) as reader:
+    with FileReader(newest) as reader:
         [piece, *_] = reader.pieces("rng.python")
     with (newest / piece.file).open("r+b") as file:
         file.seek(piece.position)
         file.write(b"\xff" * reader.tensors["rng.python"].piece_bytes(piece.shape))
 
 
-def the_older_one_is_taken(identity: Identity, folder: Path, damage: str, told: str) -> None:
+def the_older_one_is_taken(identity: Identity, folder: Path, damage: str, printed: str) -> None:
     console = os.memfd_create("console")
     with started(configuration(ParallelConfig(), **TINY), identity, console if identity.rank == 0 else None) as trainer:
         digests = []
@@ -56,7 +56,7 @@ def the_older_one_is_taken(identity: Identity, folder: Path, damage: str, told: 
         assert own_digest(trainer) == digests[0]
         if identity.rank == 0:
             said = Heard(console)()
-            assert told in said, said
+            assert printed in said, said
             assert not (folder / "iter_0000002").exists()
             assert (folder / "iter_0000002.damaged").exists()
 

@@ -6,7 +6,7 @@ import pytest
 from models.families import named
 from models.sizes import sizes
 from training.memory.activations import block_bytes
-from training.memory.cases import Case, Columns
+from training.memory.cases import MemoryCase, MemoryColumns
 from training.memory.layouts import Candidate
 from training.memory.software import OURS, Software
 
@@ -16,7 +16,7 @@ SEQ = 4096
 def kept(name: str, precision: str, *, experts: bool = False, software: Software = OURS) -> float:
     """Bytes of a block for each token, of one rank alone."""
     layout = Candidate(precision=precision)
-    columns = Columns([Case(model=sizes(named(name), SEQ), layout=layout, software=software)])
+    columns = MemoryColumns([MemoryCase(model=sizes(named(name), SEQ), layout=layout, software=software)])
     return float(block_bytes(columns, experts=experts).kept[0]) / SEQ
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from parallel.local_ranks import report
-from training import job
+from training import train
 from training.memory.out_of_memory import is_out_of_memory
 
 ADVICE, NEXT = "out of memory: predicted are ", "least speed first:"
@@ -23,7 +23,7 @@ def test_an_error_within_a_step(
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(job, "train_step", fail)
+    monkeypatch.setattr(train, "train_step", fail)
     config = runs.configuration(tmp_path / "run", "--train.eval_interval", "None", "--train.micro_batch_size", "4")
     code, failure = runs.train_or_fail(prepared, config, 2)
     assert code == 1 and failure is not None
@@ -38,14 +38,14 @@ def test_an_allocation_that_fails(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real one, of 8 GiB, on both ranks, by a limit of their address space."""
-    room, resolve = 4 << 30, job.resolve
+    room, resolve = 4 << 30, train.resolve
 
     def limited(*arguments: Any) -> Any:
         limit = psutil.Process().memory_info().vms + room
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return resolve(*arguments)
 
-    monkeypatch.setattr(job, "resolve", limited)
+    monkeypatch.setattr(train, "resolve", limited)
     flags = (
         "--model.hidden_size 1024 --model.num_layers 1 --model.seq_length 65536 --train.micro_batch_size 32 "
         "--train.global_batch_size 64 --train.eval_interval None"

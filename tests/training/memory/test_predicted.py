@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from models.config import ModelConfig
-from models.families import SHAPES, resolve
+from models.families import SHAPES
+from models.resolve import resolve
 from parallel.config import PrecisionConfig
-from training.cli import parse
-from training.config import RunConfig
-from training.footprint import rank_bytes, stages
-from training.memory.measured import Measured, sentence
+from training.cli.parse import parse_config
+from training.config.run_config import RunConfig
+from training.memory.measured import MeasuredBytes, sentence
 from training.memory.predicted import Modules, Planned, Predicted, fullest, of_stage
+from training.memory.static import rank_bytes, stages
 
 CPU = Modules(cuda=False, transformer_engine=False)
 GPU = Modules(cuda=True, transformer_engine=True)
@@ -23,7 +24,7 @@ MIB = {"MiB": 2**20, "GiB": 2**30}
 
 
 def asked(flags: str) -> RunConfig:
-    return parse(f"{LLAMA} {flags}".split())
+    return parse_config(f"{LLAMA} {flags}".split())
 
 
 def held(flags: str, world_size: int = 16, modules: Modules = GPU) -> Predicted:
@@ -120,7 +121,7 @@ def test_a_gpu_compares_its_peak() -> None:
     expected = Predicted(
         stage=1, weights=2 * gib, gradients=4 * gib, optimizer=1 * gib, activations=3 * gib, workspace=5 * gib
     )
-    found = Measured(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, 11 * gib, 80 * gib)
+    found = MeasuredBytes(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, 11 * gib, 80 * gib)
     line = sentence(3, expected, found, cuda=True)
     assert "(rank 3, stage 1): predicted 10.00 GiB" in line and "measured 9.50 GiB (-5.0%: " in line
     assert "activations 2.50 GiB" in line and "keeps 11.00 GiB of the card's 80.00 GiB" in line

@@ -8,9 +8,9 @@ from models.families import named
 from parallel.config import PrecisionConfig
 from parallel.layout import layout_of
 from parallel.stages import stage_problems
-from training.footprint import rank_bytes, stages
 from training.memory.layouts import Candidate
-from training.memory.states import Stack, parallel_config, states
+from training.memory.states import BlockStack, parallel_config, states
+from training.memory.static import rank_bytes, stages
 
 LAYOUTS = [
     Candidate(tp=2, pp=4, dp=2),
@@ -36,7 +36,7 @@ def test_every_stage_holds_what_the_program_says(name: str, dtype: str) -> None:
         parallel = parallel_config(layout, experts=shape.num_moe_experts > 0)
         if stage_problems(parallel, shape.num_layers, shape.mtp_num_layers):
             continue
-        stack, precision = Stack(shape), PrecisionConfig(dtype=dtype)
+        stack, precision = BlockStack(shape), PrecisionConfig(dtype=dtype)
         for number, stage in enumerate(stages(shape, parallel)):
             own = states(stack.held(layout, number), _with(layout, dtype))
             expected = rank_bytes(stage, precision, parallel, layout_of(parallel, layout.world_size))
@@ -53,7 +53,7 @@ def _with(layout: Candidate, dtype: str) -> Candidate:
 
 
 def test_sharding_more_holds_less() -> None:
-    held = Stack(named("llama3_8b")).held(Candidate(dp=8), 0)
+    held = BlockStack(named("llama3_8b")).held(Candidate(dp=8), 0)
     totals = [states(held, Candidate(dp=8, zero=zero)).total for zero in (0, 1, 2, 3)]  # type: ignore[arg-type]
     assert all(more > less for more, less in itertools.pairwise(totals))
     assert totals[3] == pytest.approx(18 * held.dense / 8)

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.tools.plan.test_layouts import question
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.enumeration import candidates
 from tools.plan.pricing import planned_cases, price
 from training.memory.peak import stage_memory
-from training.memory.states import Stack
+from training.memory.states import BlockStack
 from training.memory.uneven import crowding
 
 
@@ -49,9 +49,9 @@ def test_no_stage_holds_more_than_the_fullest(model: str, gpus: int, fixed: dict
     """DeepSeek-V3's first three blocks are dense: its fullest stage may be the first without them."""
     asked = question(model, gpus=gpus, batch=4096, zero=1, **fixed)
     plans = [plan for plan in price(asked, candidates(asked), keep=60) if plan.layout.pp > 1]
-    stack, found = Stack(asked.shape), 0
+    stack, found = BlockStack(asked.shape), 0
     for plan in plans:
-        columns = Columns(planned_cases(asked, [plan.layout]))
+        columns = PricedColumns(planned_cases(asked, [plan.layout]))
         for stage in range(plan.layout.pp):
             held = float(stage_memory(columns, [stack], [plan.layout], [stage]).total[0])
             assert held <= plan.total_bytes * (1 + 1e-9), (plan.layout, stage)

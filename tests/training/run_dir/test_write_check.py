@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from data.prepare import Prepared
+from data.prepared import Prepared
 from training.checkpoint import room
 from training.run_dir import write_check
 

@@ -1,4 +1,4 @@
-"""Architectures that published tables name and that this project does not train, as shapes near enough. No torch here.
+"""Architectures that published tables name and that this project does not train, as shapes near enough.
 
 By the config.json of each model card, where nothing else is said. State-space layers and linear attention are counted
 as attention to 4,096 keys: their scans outrun FlashAttention 2 from 2,048 on (arXiv:2405.21060, figure 10), and today's

@@ -1,4 +1,4 @@
-"""Columns of a table of runs: their other names, their units, and what no run can have. No torch here."""
+"""Columns of a table of runs: their other names, their units, and what no run can have."""
 
 import math
 import re
@@ -48,7 +48,7 @@ OTHER_NAMES = {
     "mem_gb": "mem_gib",
 }
 NUMBERS = {
-    # With the unit, and whether zero is one. Times and peaks of zero are ones that nobody measured.
+    # With the unit, and whether zero is one. Times and peaks of zero were not measured.
     "seq_len": ("tokens", False), "n_gpus": ("GPUs", False), "gbs": ("sequences", False), "mbs": ("sequences", False),
     "layers": ("layers", False), "hidden": ("channels", False), "ffn_hidden": ("channels", False),
     "heads": ("heads", False), "kv_heads": ("heads", False), "vocab": ("tokens", False), "experts": ("experts", True),
@@ -114,7 +114,7 @@ def cells(path: Path, line: int, names: Sequence[str], values: Sequence[str]) ->
 
 
 def _problem(text: str, unit: str, zero: bool) -> str:
-    """What is wrong with a cell; empty where it is a number that can be, or where nothing is told."""
+    """What is wrong with a cell; empty where it is a number that can be, or where the cell is empty."""
     if not text:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""--backtest: the planner against a CSV of published runs. No torch here."""
+"""--backtest: the planner against a CSV of published runs."""
 
 import csv
 import sys
@@ -15,8 +15,8 @@ from tools.plan.backtest import refit, taken, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import as_given, peak_bytes, untold
 from tools.plan.backtest.recipes import recipe
-from tools.plan.backtest.rows import GIB, Row, read
-from tools.plan.cases import Columns
+from tools.plan.backtest.rows import GIB, PublishedRun, read
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
 from tools.plan.flags import Flags
@@ -50,7 +50,7 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def summary(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
+def summary(rows: Sequence[PublishedRun], predicted: NDArray[np.float64]) -> list[str]:
     """Errors of step time by source, then over dense models and those with experts, then order and regret."""
     lines = [f"{len(rows)} rows, {sum(row.measured_s is not None for row in rows)} with a measured time"]
     lines.append(f"{len(fields(Constants))} constants; no source's name is among their causes")
@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
     return [*lines, *aligned(table, left=(0,))]
 
 
-def _kinds(rows: Sequence[Row]) -> dict[str, list[int]]:
+def _kinds(rows: Sequence[PublishedRun]) -> dict[str, list[int]]:
     return {
         "all dense": [number for number, row in enumerate(rows) if not row.experts],
         "all with experts": [number for number, row in enumerate(rows) if row.experts],
@@ -80,7 +80,7 @@ def _cells(found: Errors) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ...]:
+def _order(rows: Sequence[PublishedRun], predicted: NDArray[np.float64]) -> tuple[str, ...]:
     found = order(rows, predicted)
     if not found.groups:
         return ("",) * 5
@@ -90,7 +90,7 @@ def _order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> tuple[str, ..
     )  # fmt: skip
 
 
-def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
+def memory_lines(rows: Sequence[PublishedRun], held: Column) -> list[str]:
     """Errors of the peak, and the warning at 80 % of the card."""
     found = memory_errors(rows, held, SAFE_SHARE)
     line = SAFE_SHARE * np.array([row.case.machine.memory_bytes for row in rows])
@@ -111,8 +111,8 @@ def memory_lines(rows: Sequence[Row], held: Column) -> list[str]:
     ]
 
 
-def _by_recipes(rows: Sequence[Row]) -> str:
-    """Mixtures whose recipes tell what they recompute, where no choice of ours can make a run fit."""
+def _by_recipes(rows: Sequence[PublishedRun]) -> str:
+    """Mixtures whose recipes tell what they recompute, where no choice here can make a run fit."""
     if not rows:
         return "of mixtures, no recipe tells what is recomputed"
     shares = as_given(rows) / np.array([row.case.machine.memory_bytes for row in rows])
@@ -122,21 +122,21 @@ def _by_recipes(rows: Sequence[Row]) -> str:
     )
 
 
-def cross_validation(rows: Sequence[Row]) -> list[str]:
+def cross_validation(rows: Sequence[PublishedRun]) -> list[str]:
     """Each layout, then each cluster, by constants that have not seen it."""
-    told = [row for row in rows if row.measured_s]
+    stated = [row for row in rows if row.measured_s]
     lines = []
     for name, held_out in (
-        ("layout", validation.by_layout(told, note)),
-        ("cluster", validation.by_cluster(told, note)),
+        ("layout", validation.by_layout(stated, note)),
+        ("cluster", validation.by_cluster(stated, note)),
     ):
-        lines += [f"each {name} by constants fitted without it:", *summary(told, held_out)[-4:]]
+        lines += [f"each {name} by constants fitted without it:", *summary(stated, held_out)[-4:]]
     return lines
 
 
-def write(path: Path, rows: Sequence[Row], predicted: NDArray[np.float64], held: Column) -> None:
+def write(path: Path, rows: Sequence[PublishedRun], predicted: NDArray[np.float64], held: Column) -> None:
     """One line a row, with both ends of the interval and the parts of the step. Memory in GiB, as mem_gb is."""
-    times = step_times(Columns([row.case for row in rows]), fitted())
+    times = step_times(PricedColumns([row.case for row in rows]), fitted())
     head = ["id", "predicted_step_s", "predicted_memory_gb", "low_s", "high_s", "measured_step_s"]
     try:
         with path.open("w", newline="") as file:

@@ -1,4 +1,4 @@
-"""Shapes of GPT-2's kind, and of Llama's, from no more than their dimensions. No torch here.
+"""Shapes of GPT-2's kind, and of Llama's, from no more than their dimensions.
 
 ``dimensions.csv`` has those of models that published tables name and that have no preset, each with its source.
 """
@@ -42,15 +42,15 @@ def given(row: Mapping[str, str]) -> dict[str, int]:
     return {field: int(float(row[column])) for column, field in COLUMNS.items() if row.get(column, "").strip()}
 
 
-def of_kind(name: str, told: Mapping[str, int]) -> GPTShape:
-    """GPT-2's kind, or Llama's where the name is of such a family; what is not told as in most models of the kind.
+def of_kind(name: str, stated: Mapping[str, int]) -> GPTShape:
+    """GPT-2's kind, or Llama's where the name is of such a family; the rest as in most models of the kind.
 
     That is heads of 128 channels, as many keys as queries, and an MLP four times as wide as the hidden size, or, with
     a gate, 8/3 times (arXiv:2002.05202, section 3).
     """
     base = SHAPES["llama3_8b"] if name.startswith(GATED) else SHAPES["gpt3_175b"]
-    hidden = told["hidden_size"]
-    heads = told.get("num_attention_heads", max(1, hidden // 128))
+    hidden = stated["hidden_size"]
+    heads = stated.get("num_attention_heads", max(1, hidden // 128))
     wide = -(-8 * hidden // 3 // 256) * 256 if base.gated else 4 * hidden
     usual = {"ffn_hidden_size": wide, "num_attention_heads": heads, "num_query_groups": heads}
-    return dataclasses.replace(base, **usual | dict(told), kv_channels=hidden // heads)  # type: ignore[arg-type]
+    return dataclasses.replace(base, **usual | dict(stated), kv_channels=hidden // heads)  # type: ignore[arg-type]

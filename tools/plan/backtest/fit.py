@@ -1,4 +1,4 @@
-"""Moves the constants of ``cost`` from their priors as far as measured runs insist. No torch here.
+"""Moves the constants of ``cost`` from their priors as far as measured runs insist.
 
 Levenberg-Marquardt on logarithms: residuals ln(predicted / measured), robust (soft L1: a mislabelled row pulls little),
 with every constant tied to its prior. Repeats of one layout, and of one card and number format, weigh less each.
@@ -11,8 +11,8 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.backtest.rows import Row
-from tools.plan.cases import Columns
+from tools.plan.backtest.rows import PublishedRun
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import ASSUMED, EXPERTS_ONLY, Constants
 from tools.plan.cost.step import step_times
 
@@ -31,7 +31,7 @@ LOOSE = {
 """Those whose prior is less sure (or, last, surer)."""
 
 
-def fit(rows: Sequence[Row], start: Constants | None = None) -> Constants:
+def fit(rows: Sequence[PublishedRun], start: Constants | None = None) -> Constants:
     """Constants of dense models from dense rows; then those of experts from the rest."""
     prior = Constants()
     names = [field.name for field in fields(Constants) if field.name not in EXPERTS_ONLY + ASSUMED]
@@ -41,8 +41,8 @@ def fit(rows: Sequence[Row], start: Constants | None = None) -> Constants:
     return _fit(experts, list(EXPERTS_ONLY), found, prior) if experts else found
 
 
-def _fit(rows: Sequence[Row], names: list[str], start: Constants, prior: Constants) -> Constants:
-    columns = Columns([row.case for row in rows])
+def _fit(rows: Sequence[PublishedRun], names: list[str], start: Constants, prior: Constants) -> Constants:
+    columns = PricedColumns([row.case for row in rows])
     measured = np.log([row.measured_s or 1.0 for row in rows])
     weights = row_weights(rows)
     centre = np.log([getattr(prior, name) for name in names])
@@ -57,7 +57,7 @@ def _fit(rows: Sequence[Row], names: list[str], start: Constants, prior: Constan
     return replace(start, **dict(zip(names, np.exp(best).tolist(), strict=True)))
 
 
-def row_weights(rows: Sequence[Row]) -> NDArray[np.float64]:
+def row_weights(rows: Sequence[PublishedRun]) -> NDArray[np.float64]:
     """One layout counts as the root of its repeats; so does a card in one number format."""
     repeats = Counter(row.layout_key for row in rows)
     cells = Counter((row.text.get("gpu"), row.case.layout.precision) for row in rows)

@@ -1,4 +1,4 @@
-"""The clusters of published rows, as cluster files describe them or as their papers do. No torch here."""
+"""The clusters of published rows, as cluster files describe them or as their papers do."""
 
 import dataclasses
 import re
@@ -45,7 +45,7 @@ def card_of(row: Mapping[str, str]) -> str:
 
 def unknown_card(row: Mapping[str, str]) -> str:
     """The label of a row whose card is not known; empty where it is."""
-    return "" if card_of(row) else row.get("gpu", "").strip() or "no card told"
+    return "" if card_of(row) else row.get("gpu", "").strip() or "no card given"
 
 
 def _gigabytes(label: str) -> float | None:

@@ -1,4 +1,4 @@
-"""How good predictions are: errors, order, regret, memory. No torch here."""
+"""How good predictions are: errors, order, regret, memory."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.backtest.rows import Row
+from tools.plan.backtest.rows import PublishedRun
 
 CLOSE = 0.05
 """Two layouts whose measured times are closer than this share have no order: the same run differs by as much."""
@@ -26,7 +26,7 @@ class Errors:
     bias: float
 
 
-def errors(rows: Sequence[Row], predicted: NDArray[np.float64]) -> Errors:
+def errors(rows: Sequence[PublishedRun], predicted: NDArray[np.float64]) -> Errors:
     """Rows without a measured time are left out."""
     measured = np.array([row.measured_s or math.nan for row in rows])
     known = ~np.isnan(measured)
@@ -41,7 +41,7 @@ def errors(rows: Sequence[Row], predicted: NDArray[np.float64]) -> Errors:
 
 @dataclass(slots=True, frozen=True)
 class Order:
-    """Whether the faster of two layouts is told, and what the choice of the best costs."""
+    """Whether the faster of two layouts is found, and what the choice of the best costs."""
 
     pairs: int
     right: float
@@ -53,7 +53,7 @@ class Order:
     """The same of the best among the three predicted best."""
 
 
-def order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> Order:
+def order(rows: Sequence[PublishedRun], predicted: NDArray[np.float64]) -> Order:
     """Inside one model, cluster and batch only: times of different ones say nothing of layouts."""
     pairs = right = 0
     top1, top3 = [], []
@@ -75,7 +75,7 @@ def order(rows: Sequence[Row], predicted: NDArray[np.float64]) -> Order:
     return Order(pairs, right / pairs if pairs else math.nan, len(top1), float(np.mean(top1)), float(np.mean(top3)))
 
 
-def grouped(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, list[int]]:
+def grouped(rows: Sequence[PublishedRun], key: Callable[[PublishedRun], Hashable]) -> dict[Hashable, list[int]]:
     """Numbers of the rows with the same key."""
     found: dict[Hashable, list[int]] = {}
     for number, row in enumerate(rows):
@@ -96,7 +96,7 @@ class MemoryErrors:
     flagged_succeeded: int
 
 
-def memory_errors(rows: Sequence[Row], predicted: NDArray[np.float64], safe_share: float) -> MemoryErrors:
+def memory_errors(rows: Sequence[PublishedRun], predicted: NDArray[np.float64], safe_share: float) -> MemoryErrors:
     """Runs that are known to have succeeded are those with a measured time or peak."""
     card = np.array([row.case.machine.memory_bytes for row in rows])
     flagged = predicted > safe_share * card

@@ -1,4 +1,4 @@
-"""The shape of a published row: its own columns over what the model's name says. No torch here."""
+"""The shape of a published row: its own columns over what the model's name says."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tools.plan.backtest.dimensions import GATED, given, of_kind
 from tools.plan.backtest.names import billions, known, known_as, spelled
 
 UNTOLD_BILLIONS = 8.0
-"""Of a model that tells neither its name nor its size: nobody can say, and every row gets a prediction."""
+"""Of a model that tells neither its name nor its size: it is unknown, and every row gets a prediction."""
 OF_GPT_KIND = ("gpt", "mpt", "opt", "bloom", "megatron", "mt_nlg", "turing", "nemotron", "falcon")
 """Families whose MLPs have no gate, as their names begin. Unheard names are taken for Llama's kind, as most are."""
 
@@ -25,30 +25,30 @@ def model_name(row: Mapping[str, str]) -> str:
 
 def guessed(row: Mapping[str, str]) -> str:
     """What is guessed of a row whose model is not known and whose columns leave dimensions out; empty elsewhere."""
-    told = given(row)
-    if known_as(row.get("model", "")) or {"hidden_size", "num_layers"} <= told.keys():
+    stated = given(row)
+    if known_as(row.get("model", "")) or {"hidden_size", "num_layers"} <= stated.keys():
         return ""
     size = _told_billions(row)
     name = row.get("model", "").strip() or "without a name"
-    return f"{name} ({size:g} B)" if size else f"{name} (no size told: {UNTOLD_BILLIONS:g} B)"
+    return f"{name} ({size:g} B)" if size else f"{name} (no size given: {UNTOLD_BILLIONS:g} B)"
 
 
 def shape_of(row: Mapping[str, str]) -> GPTShape:
     """A row's shape. Where neither columns nor name tell, one of its kind with as many parameters."""
-    name, told = model_name(row), given(row)
+    name, stated = model_name(row), given(row)
     if name not in known():
-        return _unknown(row, name, told)
+        return _unknown(row, name, stated)
     base = known()[name]
     if _predicts_more(name, row):
         base = dataclasses.replace(base, mtp_num_layers=1)
-    if told.get("num_layers", base.num_layers) != base.num_layers and base.num_moe_experts:
+    if stated.get("num_layers", base.num_layers) != base.num_layers and base.num_moe_experts:
         base = dataclasses.replace(base, moe_layer_freq="1")
-    return _changed(base, told)
+    return _changed(base, stated)
 
 
-def _changed(base: GPTShape, told: Mapping[str, int]) -> GPTShape:
+def _changed(base: GPTShape, stated: Mapping[str, int]) -> GPTShape:
     """A known architecture at a row's own dimensions; what the row leaves out goes with the hidden size."""
-    changes, hidden = dict(told), told.get("hidden_size", base.hidden_size)
+    changes, hidden = dict(stated), stated.get("hidden_size", base.hidden_size)
     of_hidden = base.kv_channels * base.num_attention_heads == base.hidden_size
     if hidden != base.hidden_size:
         changes.setdefault("ffn_hidden_size", base.ffn_hidden_size * hidden // base.hidden_size)
@@ -61,14 +61,14 @@ def _changed(base: GPTShape, told: Mapping[str, int]) -> GPTShape:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-def _unknown(row: Mapping[str, str], name: str, told: dict[str, int]) -> GPTShape:
+def _unknown(row: Mapping[str, str], name: str, stated: dict[str, int]) -> GPTShape:
     size = _told_billions(row)
-    if "hidden_size" not in told:
-        found = _changed(_of_size(name, size or UNTOLD_BILLIONS), told)
+    if "hidden_size" not in stated:
+        found = _changed(_of_size(name, size or UNTOLD_BILLIONS), stated)
         return _as_large(found, size or UNTOLD_BILLIONS)
-    found = of_kind(name, told)
+    found = of_kind(name, stated)
     # Layers that a row tells are its own: a size in its name is a round one ("MPT-1b" has 1.3 billion).
-    wanted = float(row.get("params_b", "") or 0) if "num_layers" in told else size
+    wanted = float(row.get("params_b", "") or 0) if "num_layers" in stated else size
     return _as_large(found, wanted) if wanted else found
 
 

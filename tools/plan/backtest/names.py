@@ -1,8 +1,8 @@
-"""Models' names as tables spell them, found among those that are known. No torch here.
+"""Models' names as tables spell them, found among those that are known.
 
 "meta-llama/Llama-3.1-405B-Instruct", "llama3.1 405b" and "llama31_405b" are one model: organizations, separators and
 capitals do not count, nor what follows the longest known name. What follows must stand apart from it ("Llama-3-8B" in
-"Llama-3-8B-v0.1", but not "GPT-2" in "GPT-2.7B"), and a size that is told must be about the model's.
+"Llama-3-8B-v0.1", but not "GPT-2" in "GPT-2.7B"), and a size that is given must be about the model's.
 """
 
 import re
@@ -28,7 +28,7 @@ OTHER_NAMES = {
 }  # fmt: skip
 """Releases of the same dimensions (a VL's text model), and short names of what comes in one size only."""
 ABOUT = 0.3
-"""Share by which a told size may differ: "8x7B" is 46.7 billion parameters, "Nemotron 3 Nano 30B" here 35."""
+"""Share by which a given size may differ: "8x7B" is 46.7 billion parameters, "Nemotron 3 Nano 30B" here 35."""
 
 
 def spelled(text: str) -> str:
@@ -64,12 +64,12 @@ def billions(text: str) -> float | None:
 
 @cache
 def _begins(text: str) -> str | None:
-    told = billions(text)
+    stated = billions(text)
     found = ""
     name = None
     for letters, target in _letters().items():
         longer = len(letters) > len(found) and _prefix(letters, text)
-        if longer and (told is None or _is_size(known()[target], told)):
+        if longer and (stated is None or _is_size(known()[target], stated)):
             found, name = letters, target
     return name
 
@@ -102,10 +102,10 @@ def _clean(text: str) -> str:
     return re.sub(r"\.0+(?=[mbt]\b)", "", name).strip(" -_")
 
 
-def _is_size(shape: GPTShape, told: float) -> bool:
+def _is_size(shape: GPTShape, stated: float) -> bool:
     """All parameters, or those that a token meets."""
     sizes = (num_parameters(shape) / 1e9, active_parameters(shape) / 1e9)
-    return any(abs(told / size - 1) < ABOUT for size in sizes)
+    return any(abs(stated / size - 1) < ABOUT for size in sizes)
 
 
 def _without_depths(shape: GPTShape) -> GPTShape:

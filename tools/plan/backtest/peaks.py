@@ -1,18 +1,18 @@
-"""Predicted memory of published runs, whose tables often leave out what is recomputed. No torch here."""
+"""Predicted memory of published runs, whose tables often leave out what is recomputed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tools.plan.backtest.rows import Row
-from tools.plan.cases import Columns
+from tools.plan.backtest.rows import PublishedRun
+from tools.plan.cases import PricedColumns
 from training.memory.cases import Column
 from training.memory.layouts import Recompute
 from training.memory.peak import SAFE_SHARE, memory
 
 
-def peak_bytes(rows: Sequence[Row]) -> Column:
+def peak_bytes(rows: Sequence[PublishedRun]) -> Column:
     """Bytes on the fullest rank. Where a table does not tell what is recomputed: the least with which the run fits.
 
     A run whose card cannot hold it even then has sharded its weights, which its table left out.
@@ -26,17 +26,17 @@ def peak_bytes(rows: Sequence[Row]) -> Column:
     return found
 
 
-def as_given(rows: Sequence[Row]) -> Column:
+def as_given(rows: Sequence[PublishedRun]) -> Column:
     """The same, with nothing recomputed but what the row, or its recipe, tells."""
     return _total(rows, "none")
 
 
-def untold(row: Row) -> bool:
+def untold(row: PublishedRun) -> bool:
     """Whether the table leaves out what is recomputed."""
     return not row.text.get("recompute")
 
 
-def _total(rows: Sequence[Row], recomputed: str) -> Column:
+def _total(rows: Sequence[PublishedRun], recomputed: str) -> Column:
     layouts = []
     for row in rows:
         if not untold(row) or recomputed == "none":
@@ -46,4 +46,4 @@ def _total(rows: Sequence[Row], recomputed: str) -> Column:
         layout = replace(row.case.layout, recompute=some if recomputed == "some" else "full")
         layouts.append(replace(layout, zero=3) if recomputed == "sharded" else layout)
     cases = [replace(row.case, layout=layout) for row, layout in zip(rows, layouts, strict=True)]
-    return memory(Columns(cases), [row.shape for row in rows], layouts).total
+    return memory(PricedColumns(cases), [row.shape for row in rows], layouts).total

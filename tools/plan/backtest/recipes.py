@@ -1,4 +1,4 @@
-"""How Megatron-Bridge's published runs ran: what its performance recipes said at the release of each. No torch here.
+"""How Megatron-Bridge's published runs ran: what its performance recipes said at the release of each.
 
 ``recipes.csv`` was read on 2026-11-22 from NVIDIA-NeMo/Megatron-Bridge: the configurations of models with experts in
 scripts/performance at its tags v0.1.0rc4 (release 25.09), v0.2.0 (25.11), v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0

@@ -10,7 +10,7 @@ from parallel.untrusted import read_toml
 from tools.plan.backtest import validation
 from tools.plan.backtest.fit import fit
 from tools.plan.backtest.metrics import Errors, errors, order
-from tools.plan.backtest.rows import Row
+from tools.plan.backtest.rows import PublishedRun
 from tools.plan.cost import constants
 from tools.plan.cost.constants import FITTED
 
@@ -18,23 +18,23 @@ PLACES = 5
 """Significant digits that are kept: more would pretend."""
 
 
-def refit(rows: Sequence[Row], note: Callable[[str], None]) -> None:
+def refit(rows: Sequence[PublishedRun], note: Callable[[str], None]) -> None:
     """Takes minutes: one fit of everything, one for each fold and each cluster that is left out."""
-    told = [row for row in rows if row.measured_s]
-    found = fit(told)
-    kinds = {"dense": [not row.experts for row in told], "experts": [row.experts for row in told]}
-    unseen = {"layout": validation.by_layout(told, note), "cluster": validation.by_cluster(told, note)}
+    stated = [row for row in rows if row.measured_s]
+    found = fit(stated)
+    kinds = {"dense": [not row.experts for row in stated], "experts": [row.experts for row in stated]}
+    unseen = {"layout": validation.by_layout(stated, note), "cluster": validation.by_cluster(stated, note)}
     lines = [
         "# Written by: python -m tools.plan --backtest tools/plan/backtest/published.csv --refit",
-        f"# From {len(told)} published runs; cost/constants.py says what each constant means.",
+        f"# From {len(stated)} published runs; cost/constants.py says what each constant means.",
         "[constants]",
         *(f"{name} = {_short(value)}" for name, value in asdict(found).items()),
     ]
     for kind, chosen in kinds.items():
-        lines += ["", f"[intervals.{kind}]", *_interval(told, unseen["layout"], np.array(chosen))]
+        lines += ["", f"[intervals.{kind}]", *_interval(stated, unseen["layout"], np.array(chosen))]
     for name, predicted in unseen.items():
         for kind, chosen in kinds.items():
-            lines += ["", f"[unseen.{name}.{kind}]", *_scores(told, predicted, np.array(chosen))]
+            lines += ["", f"[unseen.{name}.{kind}]", *_scores(stated, predicted, np.array(chosen))]
     FITTED.write_text("\n".join(lines) + "\n")
     constants.fitted.cache_clear()
     constants.interval.cache_clear()
@@ -44,14 +44,14 @@ def _short(value: float) -> str:
     return repr(float(f"{value:.{PLACES}g}"))
 
 
-def _interval(rows: Sequence[Row], predicted: NDArray[np.float64], chosen: NDArray[np.bool_]) -> list[str]:
+def _interval(rows: Sequence[PublishedRun], predicted: NDArray[np.float64], chosen: NDArray[np.bool_]) -> list[str]:
     """Measured over predicted, of layouts not seen: between the first and the last tenth."""
     ratio = (np.array([row.measured_s for row in rows]) / predicted)[chosen]
     low, high = np.quantile(ratio, [0.1, 0.9])
     return [f"low = {low:.3f}", f"high = {high:.3f}", f"runs = {int(chosen.sum())}"]
 
 
-def _scores(rows: Sequence[Row], predicted: NDArray[np.float64], chosen: NDArray[np.bool_]) -> list[str]:
+def _scores(rows: Sequence[PublishedRun], predicted: NDArray[np.float64], chosen: NDArray[np.bool_]) -> list[str]:
     own = [row for row, wanted in zip(rows, chosen, strict=True) if wanted]
     found, sequence = errors(own, predicted[chosen]), order(own, predicted[chosen])
     scores = asdict(found) | {"pair_order": sequence.right, "top1_regret": sequence.top1, "top3_regret": sequence.top3}

@@ -1,4 +1,4 @@
-"""A CSV of published runs as cases with measured seconds. No torch here."""
+"""A CSV of published runs as cases with measured seconds."""
 
 import csv
 import io
@@ -17,8 +17,8 @@ from tools.plan.backtest.columns import canonical, cells
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import model_name, shape_of, sizes_of
 from tools.plan.backtest.programs import on_card, program, when
-from tools.plan.cases import Case
-from tools.plan.machine import Machine, card_age, generation, machine
+from tools.plan.cases import PricedCase
+from tools.plan.hardware import Hardware, card_age, generation, machine
 from training.memory.layouts import Candidate, Recompute
 from training.memory.software import Software
 
@@ -28,13 +28,13 @@ GIB = 2**30
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Row:
-    """One published run. measured_s: seconds of a step, None where none is told."""
+class PublishedRun:
+    """One published run. measured_s: seconds of a step, None where none is given."""
 
     id: str
     source: str
     text: Mapping[str, str]
-    case: Case
+    case: PricedCase
     shape: GPTShape
     cluster: Cluster
     measured_s: float | None
@@ -61,7 +61,7 @@ class Row:
         return (text.get("model"), text.get("gpu"), text.get("precision"), text.get("seq_len"), *sizes)
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[PublishedRun]:
     """Raises UserError where the file is no such table, with what is missing."""
     try:
         text = read_text(path)
@@ -77,12 +77,12 @@ def read(path: Path) -> list[Row]:
     return [_row(path, line, cells(path, line, names, values)) for line, values in table]
 
 
-def _row(path: Path, line: int, row: Mapping[str, str]) -> Row:
+def _row(path: Path, line: int, row: Mapping[str, str]) -> PublishedRun:
     try:
         shape, cluster = shape_of(row), cluster_of(row)
         model = sizes_of(row, shape)
         layout = _layout(row, model)
-        case = Case(
+        case = PricedCase(
             model=model,
             layout=layout,
             machine=_machine(cluster, layout.precision),
@@ -94,7 +94,7 @@ def _row(path: Path, line: int, row: Mapping[str, str]) -> Row:
             f"{path}, line {line} ({row.get('id', 'no id')}): not a number where one belongs: {error}"
         ) from None
     notes = row.get("notes", "")
-    return Row(
+    return PublishedRun(
         id=row["id"], source=row.get("source", ""), text=row, case=case, shape=shape, cluster=cluster,
         measured_s=measured, memory_bytes=_number(row, "mem_gb", 0) * GIB or None,
         out_of_memory="OOM" in notes and "close to OOM" not in notes,
@@ -106,7 +106,7 @@ def _software(row: Mapping[str, str], model: ModelSizes, latent: bool, gpu: str)
     return replace(on_card(base, model.head_dim, latent, generation(gpu), year), card_age=card_age(gpu, year))
 
 
-def _machine(cluster: Cluster, precision: str) -> Machine:
+def _machine(cluster: Cluster, precision: str) -> Hardware:
     key = (cluster.name, precision)
     if key not in _MACHINES:
         try:
@@ -116,7 +116,7 @@ def _machine(cluster: Cluster, precision: str) -> Machine:
     return _MACHINES[key]
 
 
-_MACHINES: dict[tuple[str, str], Machine] = {}
+_MACHINES: dict[tuple[str, str], Hardware] = {}
 
 
 def _number(row: Mapping[str, str], name: str, otherwise: float) -> float:
@@ -157,8 +157,8 @@ def _precision(row: Mapping[str, str]) -> str:
     Nemotron 3's recipe for nvfp4 keeps attention, latent projections and multi-token depths in bf16, and state-space
     layers' outputs in mxfp8 (Megatron-Bridge, te_quant.cfg): as mxfp8 throughout.
     """
-    told = row.get("precision", "").strip("?") or "bf16"
-    return "mxfp8" if told == "nvfp4" and model_name(row).startswith("nemotron_3_") else told
+    stated = row.get("precision", "").strip("?") or "bf16"
+    return "mxfp8" if stated == "nvfp4" and model_name(row).startswith("nemotron_3_") else stated
 
 
 def _chunks(layers: int, pp: int, vpp: int) -> tuple[int, ...]:
@@ -184,19 +184,19 @@ def _virtual(row: Mapping[str, str], model: ModelSizes, pp: int) -> int:
 
     DeepSpeed has no interleaved schedule, and torchtitan's tables name theirs.
     """
-    told, framework = row.get("vpp", ""), row.get("framework", "").lower()
+    stated, framework = row.get("vpp", ""), row.get("framework", "").lower()
     if noted := re.search(r"VP NA.*\((\d+) in", row.get("notes", "")):
-        told = noted[1]
+        stated = noted[1]
     plain = any(word in framework for word in ("deepspeed", "titan", "fsdp", "bridge", "nemo"))
-    if told or pp == 1 or plain:
-        return max(1, int(float(told or 1)))
+    if stated or pp == 1 or plain:
+        return max(1, int(float(stated or 1)))
     return max(1, round(model.layers / pp / 2))
 
 
 def _micro_batch(row: Mapping[str, str], dp: int, pp: int) -> int:
     """Left out: 1, but for torchtitan, whose pipelines cut the local batch into as many microbatches as stages."""
-    if told := _number(row, "mbs", 0):
-        return max(1, int(told))
+    if stated := _number(row, "mbs", 0):
+        return max(1, int(stated))
     if "titan" in row.get("framework", "").lower() and pp > 1:
         return max(1, int(_number(row, "gbs", 1)) // (dp * pp))
     return 1
@@ -213,7 +213,7 @@ def _recompute(word: str) -> Recompute:
     return "core_attn" if word.startswith("selective") else "mlp" if "mlp" in word or "act" in word else "none"
 
 
-def _measured(row: Mapping[str, str], case: Case) -> float | None:
+def _measured(row: Mapping[str, str], case: PricedCase) -> float | None:
     """Seconds of a step; tokens per second and GPU, or TFLOPS by the publisher's own formula, converted."""
     world = max(1, int(_number(row, "n_gpus", 8)))
     batch, model = _number(row, "gbs", 0), case.model
@@ -225,8 +225,8 @@ def _measured(row: Mapping[str, str], case: Case) -> float | None:
     return flops * batch * model.seq_length / (tflops * 1e12 * world) if tflops and batch and flops else None
 
 
-def _published_flops(row: Mapping[str, str], case: Case) -> float | None:
-    """FLOPs per token as the source counts them; None where nobody can say.
+def _published_flops(row: Mapping[str, str], case: PricedCase) -> float | None:
+    """FLOPs per token as the source counts them; None where that is unknown.
 
     Megatron-LM: arXiv:2104.04473, equation 3, until 2022 with recomputation. Meta: arXiv:2407.21783, 6 N and causal
     attention. Elsewhere conventions changed from release to release.

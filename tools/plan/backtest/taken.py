@@ -1,19 +1,19 @@
-"""What rows leave out and was taken for them, a line each: nothing is guessed without a word. No torch here."""
+"""What rows leave out and was taken for them, a line each: nothing is guessed without a word."""
 
 from collections.abc import Sequence
 
 from tools.plan.backtest.columns import unread
 from tools.plan.backtest.machines import unknown_card
 from tools.plan.backtest.models import guessed
-from tools.plan.backtest.rows import Row
-from tools.plan.machine import peak_tflops
+from tools.plan.backtest.rows import PublishedRun
+from tools.plan.hardware import peak_tflops
 
 SHOWN = 6
 """Names in a line."""
 DEFAULTS = {"seq_len": "4,096 tokens", "n_gpus": "8 GPUs", "gbs": "one microbatch on each replica"}
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
+def lines(rows: Sequence[PublishedRun]) -> list[str]:
     """Empty where every row tells everything."""
     models, cards = [guessed(row.text) for row in rows], [unknown_card(row.text) for row in rows]
     found = [
@@ -34,25 +34,25 @@ def lines(rows: Sequence[Row]) -> list[str]:
     return [line for line in found if line]
 
 
-def _format(row: Row) -> str:
+def _format(row: PublishedRun) -> str:
     precision = row.case.layout.precision
     return "" if peak_tflops(row.cluster, precision) is not None else f"{precision} on {row.cluster.gpu.name}"
 
 
-def _other_world(row: Row) -> bool:
-    told = row.text.get("n_gpus")
-    return bool(told) and row.case.layout.world_size != int(float(told or 0))
+def _other_world(row: PublishedRun) -> bool:
+    stated = row.text.get("n_gpus")
+    return bool(stated) and row.case.layout.world_size != int(float(stated or 0))
 
 
-def _other_batch(row: Row) -> bool:
-    told, layout = row.text.get("gbs"), row.case.layout
-    return bool(told) and layout.microbatches * layout.mbs * layout.dp != float(told or 0)
+def _other_batch(row: PublishedRun) -> bool:
+    stated, layout = row.text.get("gbs"), row.case.layout
+    return bool(stated) and layout.microbatches * layout.mbs * layout.dp != float(stated or 0)
 
 
 def _line(names: Sequence[str], what: str) -> str:
-    told = [name for name in names if name]
-    if not told:
+    stated = [name for name in names if name]
+    if not stated:
         return ""
-    kinds = list(dict.fromkeys(told))
+    kinds = list(dict.fromkeys(stated))
     more = f" and {len(kinds) - SHOWN} more" if len(kinds) > SHOWN else ""
-    return f"{len(told)} {"row's" if len(told) == 1 else "rows'"} {what}: {', '.join(kinds[:SHOWN])}{more}"
+    return f"{len(stated)} {"row's" if len(stated) == 1 else "rows'"} {what}: {', '.join(kinds[:SHOWN])}{more}"

@@ -1,4 +1,4 @@
-"""What the planner says of runs that its constants have not seen. No torch here."""
+"""What the planner says of runs that its constants have not seen."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
@@ -7,30 +7,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.plan.backtest.fit import fit
-from tools.plan.backtest.rows import Row
-from tools.plan.cases import Columns
+from tools.plan.backtest.rows import PublishedRun
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.step import step_times
 
 FOLDS = 5
 
 
-def predicted_s(rows: Sequence[Row], constants: Constants) -> NDArray[np.float64]:
+def predicted_s(rows: Sequence[PublishedRun], constants: Constants) -> NDArray[np.float64]:
     """Seconds of a step of each row."""
-    return step_times(Columns([row.case for row in rows]), constants).total
+    return step_times(PricedColumns([row.case for row in rows]), constants).total
 
 
-def by_layout(rows: Sequence[Row], note: Callable[[str], None] = lambda text: None) -> NDArray[np.float64]:
+def by_layout(rows: Sequence[PublishedRun], note: Callable[[str], None] = lambda text: None) -> NDArray[np.float64]:
     """Each row by constants fitted without any row of its layout (whatever day, container, or number of replicas)."""
     return _held_out(rows, [_fold(row.layout_key) for row in rows], note)
 
 
-def by_cluster(rows: Sequence[Row], note: Callable[[str], None] = lambda text: None) -> NDArray[np.float64]:
+def by_cluster(rows: Sequence[PublishedRun], note: Callable[[str], None] = lambda text: None) -> NDArray[np.float64]:
     """Each row by constants fitted without any row of its cluster: a card on a fabric."""
     return _held_out(rows, [row.cluster.name for row in rows], note)
 
 
-def _held_out(rows: Sequence[Row], groups: Sequence[Hashable], note: Callable[[str], None]) -> NDArray[np.float64]:
+def _held_out(
+    rows: Sequence[PublishedRun], groups: Sequence[Hashable], note: Callable[[str], None]
+) -> NDArray[np.float64]:
     found = np.zeros(len(rows))
     for group in sorted(set(groups), key=str):
         chosen = [number for number, own in enumerate(groups) if own == group]

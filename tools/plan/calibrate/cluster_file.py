@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import tomli_w
 
-from tools.clusters import Cluster, Fabric, Gpu, Node, Price
+from tools.clusters import Cluster, Fabric, Gpu, NodeHardware, Price
 from tools.plan.aligned import aligned
 from tools.plan.calibrate import fit
 from tools.plan.calibrate.collectives import Collective, Over
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import SUSTAINED_MEMORY
-from tools.plan.machine import NVLINK_SHARE, generation
+from tools.plan.hardware import NVLINK_SHARE, generation
 
 HEAD = """\
 # Written by python -m tools.plan --calibrate; [measured] says when, by which versions, and holds the curves.
@@ -94,7 +94,7 @@ def _bare(host: Host, curves: Curves) -> Cluster:
             memory_gb_per_s=round(curves.copy_gb_per_s / SUSTAINED_MEMORY, 1),
             peak_tflops={},
         ),
-        node=Node(gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib),
+        node=NodeHardware(gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib),
         fabric=Fabric(
             scale_up_gb_per_s=1.0, scale_up_domain=per_node, scale_up_latency_us=1.0, kind=host.fabric,
             nics_per_node=1, nic_gb_per_s=1.0, latency_us=1.0,

@@ -24,14 +24,14 @@ from tools import clusters
 from tools.plan.aligned import aligned
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.flags import Flags
-from tools.plan.machine import on_cpu, precisions
-from tools.plan.pricing import Plan, price
-from tools.plan.question import Question
+from tools.plan.hardware import on_cpu, precisions
+from tools.plan.pricing import PricedLayout, price
 from tools.plan.recipe import configuration, problems
-from training.config import RunConfig
+from tools.plan.request import PlanRequest
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.metrics.jsonl import read_jsonl
-from training.recipe import dump
 
 PROGRAM = Path(__file__).parents[3] / "pretrain_gpt.py"
 STEPS, WARM_UP = 12, 3
@@ -53,7 +53,7 @@ def filled(flags: Flags) -> Flags:
     )
 
 
-def compare(question: Question, base: RunConfig | None) -> None:
+def compare(question: PlanRequest, base: RunConfig | None) -> None:
     """Prints a table. Raises UserError where a run ends ill, with its last words, and where nothing can be compared."""
     ranks = question.num_gpus
     if warning := made_up_links(question.cluster):
@@ -81,7 +81,7 @@ def compare(question: Question, base: RunConfig | None) -> None:
     print(f"median ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
 
 
-def _plans(question: Question, ranks: int) -> list[Plan]:
+def _plans(question: PlanRequest, ranks: int) -> list[PricedLayout]:
     """One rank; or all data-parallel, all tensor-parallel, all stages, and, of four ranks or more, two by two."""
     sizes = [(1, 1), (ranks, 1), (1, ranks), (2, 2)] if ranks >= 4 else [(1, 1), (ranks, 1), (1, ranks)]
     own = dataclasses.replace(question, num_gpus=ranks)
@@ -89,7 +89,7 @@ def _plans(question: Question, ranks: int) -> list[Plan]:
     return price(own, [layout for layout in layouts if layout and own.allows(layout) and not problems(own, layout)])
 
 
-def _layout(question: Question, tp: int, pp: int) -> Candidate | None:
+def _layout(question: PlanRequest, tp: int, pp: int) -> Candidate | None:
     dp = question.num_gpus // (tp * pp)
     if not dp or question.global_batch_size % dp or question.num_gpus % (tp * pp):
         return None
@@ -100,7 +100,7 @@ def _layout(question: Question, tp: int, pp: int) -> Candidate | None:
     )  # fmt: skip
 
 
-def measured_s(question: Question, layout: Candidate, base: RunConfig | None) -> float:
+def measured_s(question: PlanRequest, layout: Candidate, base: RunConfig | None) -> float:
     """Seconds of a step of the real program, the median of some."""
     own = dataclasses.replace(question, num_gpus=layout.world_size)
     config = configuration(own, layout, base)
@@ -124,7 +124,7 @@ def measured_s(question: Question, layout: Candidate, base: RunConfig | None) ->
     return statistics.median(_times(lines)[WARM_UP:])
 
 
-def _threads(question: Question) -> str:
+def _threads(question: PlanRequest) -> str:
     """As many as when the cluster was measured."""
     return str(question.cluster.measured.get("threads", "1"))
 

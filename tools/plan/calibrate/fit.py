@@ -12,15 +12,15 @@ from models.sizes import sizes
 from tools.clusters import Cluster
 from tools.plan.calibrate.collectives import Collective, Operation, Over
 from tools.plan.calibrate.measure import Product
-from tools.plan.cases import Case, Columns
+from tools.plan.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import moved_s, shape_share, share_of_peak
-from tools.plan.machine import machine
+from tools.plan.hardware import machine
 from tools.plan.pricing import program
 from training.memory.layouts import Candidate
 
 BYTES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Of ``product_bytes``, tried one by one: caches leave less than 1, packing the operands anew takes more."""
+"""Of ``product_bytes``, tried one by one: caches leave less than 1, repacking the operands takes more."""
 
 
 class Speed(NamedTuple):
@@ -50,11 +50,13 @@ def speed(products: Sequence[Product], cluster: Cluster, constants: Constants, *
     return best[1]
 
 
-def _columns(dtype: str, cluster: Cluster, count: int) -> Columns:
+def _columns(dtype: str, cluster: Cluster, count: int) -> PricedColumns:
     own = dataclasses.replace(cluster, gpu=dataclasses.replace(cluster.gpu, peak_tflops={dtype: 1.0}))
     layout = Candidate(precision=dtype)
     model, software = sizes(named("debug"), 64), program(cluster)
-    return Columns([Case(model=model, layout=layout, machine=machine(own, dtype), software=software)] * count)
+    return PricedColumns(
+        [PricedCase(model=model, layout=layout, machine=machine(own, dtype), software=software)] * count
+    )
 
 
 class Link(NamedTuple):

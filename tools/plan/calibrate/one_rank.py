@@ -1,10 +1,10 @@
-"""A cluster file that --calibrate wrote from one rank, and so without having seen a link. No torch here."""
+"""A cluster file that --calibrate wrote from one rank, and so without having seen a link."""
 
 from tools.clusters import Cluster
 
 
 def made_up_links(cluster: Cluster) -> str | None:
-    """The warning, as long as nobody has written what the links are into the file; None: they are known."""
+    """The warning, as long as the file does not say what the links are; None: they are known."""
     fabric = cluster.fabric
     if cluster.measured.get("ranks") != 1 or (fabric.scale_up_gb_per_s, fabric.nic_gb_per_s) != (1.0, 1.0):
         return None

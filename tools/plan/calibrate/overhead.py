@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from models.config import ModelConfig
-from models.families import resolve
+from models.resolve import resolve
 from models.sizes import sizes
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout
 from tools.clusters import Cluster
-from tools.plan.cases import Case, Columns
+from tools.plan.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.step import step_times
-from tools.plan.machine import machine
+from tools.plan.hardware import machine
 from tools.plan.pricing import program
-from training.config import RunConfig, TrainConfig
+from training.config.run_config import RunConfig, TrainConfig
 from training.memory.layouts import Candidate
 
 SEQ_LENGTH = 64
@@ -51,8 +51,8 @@ def _priced(layers: int, microbatches: int, cluster: Cluster, constants: Constan
     config = _config(layers, microbatches)
     model, layout = sizes(resolve(config.model, None), SEQ_LENGTH), Candidate(precision="fp32")
     layout = dataclasses.replace(layout, microbatches=microbatches)
-    case = Case(model=model, layout=layout, machine=machine(cluster, "fp32"), software=program(cluster))
-    return float(step_times(Columns([case]), constants).total[0])
+    case = PricedCase(model=model, layout=layout, machine=machine(cluster, "fp32"), software=program(cluster))
+    return float(step_times(PricedColumns([case]), constants).total[0])
 
 
 def _config(layers: int, microbatches: int) -> RunConfig:
@@ -72,13 +72,13 @@ def steps_s() -> dict[tuple[int, int], float]:
     """
     from parallel import groups
     from parallel.launch import Identity
-    from training import job
+    from training import train
 
     with groups.pretend(Layout(), Identity()) as ranks:
         parts = {}
         for layers in LAYERS:
             config = _config(layers, 1)
-            parts[layers] = job.build_parts(config, resolve(config.model, None), ranks)
+            parts[layers] = train.build_parts(config, resolve(config.model, None), ranks)
         found: dict[tuple[int, int], list[float]] = {at: [] for at in itertools.product(LAYERS, MICROBATCHES)}
         for _ in range(STEPS + 1):
             for (layers, microbatches), times in found.items():
@@ -90,7 +90,7 @@ def _step_s(chunks: Any, optimizer: Any, ranks: Any, microbatches: int) -> float
     import torch
 
     from data.loader import Batch
-    from training.step import Wishes, train_step
+    from training.step import StepRequests, train_step
 
     tokens = torch.randint(256, (1, SEQ_LENGTH))
     batch = Batch(
@@ -99,5 +99,5 @@ def _step_s(chunks: Any, optimizer: Any, ranks: Any, microbatches: int) -> float
     )  # fmt: skip
     settings: dict[str, Any] = {"seq_length": SEQ_LENGTH, "micro_batch_size": 1, "learning_rate": 1e-4}
     start = time.perf_counter()
-    train_step(chunks, optimizer, [batch] * microbatches, ranks, weight_decay=0.1, wishes=Wishes(), **settings)
+    train_step(chunks, optimizer, [batch] * microbatches, ranks, weight_decay=0.1, requests=StepRequests(), **settings)
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""What physics leaves open: efficiencies that published runs, or ``--calibrate``, tell. No torch here.
+"""What physics leaves open: efficiencies that published runs, or ``--calibrate``, tell.
 
 Each begins at what its own measurements in public say (the prior), and is moved by the runs of
 ``backtest/published.csv`` only as far as they insist; ``fitted.toml`` holds the result.
@@ -28,7 +28,7 @@ class Constants:
     """fp8 with a scale per 32 elements: more to quantise, and to multiply by."""
     gemm_blackwell_fp4: float = 0.45
     first_kernels: float = 0.85
-    """What is left of that, of attention's share, and of a block's memory traffic but for its experts', while a
+    """The rest of that, of attention's share, and of a block's memory traffic but for its experts', while a
     generation of cards is new."""
     tuning_years: float = 1.0
     """In which half of what is missing then (as a logarithm) is won."""

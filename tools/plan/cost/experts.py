@@ -1,11 +1,8 @@
-"""Seconds of a layer's experts: products, the memory traffic of routed tokens, their way over the links.
-
-No torch here.
-"""
+"""Seconds of a layer's experts: products, the memory traffic of routed tokens, their way over the links."""
 
 import numpy as np
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s
 from tools.plan.cost.products import gap_s, product_s, tuned
@@ -22,7 +19,7 @@ SLOW_BIAS_GRADIENTS = 1362.8 / 155.6
 reduction before and after the fix (NVIDIA/cudnn-frontend issue #256 and pull request #322)."""
 
 
-def routed_products(columns: Columns, constants: Constants) -> Column:
+def routed_products(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: the router, in 16 bits, and a product each way of each local expert."""
     model, layout = columns.model, columns.layout
     experts = np.maximum(model.experts, 1)
@@ -35,13 +32,13 @@ def routed_products(columns: Columns, constants: Constants) -> Column:
     return grouped + product_s(columns, constants, tokens(columns) / layout.tp, experts, model.hidden, wide)
 
 
-def _copies(columns: Columns, constants: Constants) -> Column:
+def _copies(columns: PricedColumns, constants: Constants) -> Column:
     """Of tokens, that the fullest rank sends to experts: one for each expert that a token goes to."""
     uneven = np.where(columns.software.balanced_experts > 0, 1.0, constants.imbalance)
     return np.asarray(tokens(columns) / columns.layout.tp * columns.model.topk * uneven)
 
 
-def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
+def _grouped(columns: PricedColumns, constants: Constants, count: Column, m: Column, n: Column, k: Column) -> Column:
     """``count`` products of the same shape: one after the other, or one kernel for all where experts are fused."""
     m = np.maximum(m, 1e-3)  # models without experts
     fused = columns.software.fused_experts > 0
@@ -52,7 +49,7 @@ def _grouped(columns: Columns, constants: Constants, count: Column, m: Column, n
     return kernels * (each / share * _grouped_in_fp4(columns, constants) + gap_s(columns, constants))
 
 
-def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
+def _grouped_in_fp4(columns: PricedColumns, constants: Constants) -> Column:
     """Times that experts' products in fp4 take against a single one: no less than mxfp8's (TransformerEngine #2281).
 
     Cards have twice the fp8 FLOPS that they have in 16 bits.
@@ -62,7 +59,7 @@ def _grouped_in_fp4(columns: Columns, constants: Constants) -> Column:
     return np.where(columns.format == FORMATS.index("fp4"), np.maximum(1.0, fp4 / fp8), 1.0)
 
 
-def routed_traffic(columns: Columns, constants: Constants) -> Column:
+def routed_traffic(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: copies of tokens sorted by expert and back, the activation between the products, and casts to fp8; by
     kernels that are as new to a card as all others (``tuned``)."""
     model = columns.model
@@ -81,7 +78,7 @@ def routed_traffic(columns: Columns, constants: Constants) -> Column:
     return routed + starts + activation_s(columns, constants)
 
 
-def activation_s(columns: Columns, constants: Constants) -> Column:
+def activation_s(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: the memory traffic of the activation between the products, alone."""
     channels = constants.traffic_fused * (2 + columns.model.gated) * columns.model.expert_ffn
     lean = np.where(columns.software.fused_experts > 0, constants.fused_experts, 1.0)
@@ -89,7 +86,7 @@ def activation_s(columns: Columns, constants: Constants) -> Column:
     return lean * moved / columns.machine.memory_bytes_per_s / tuned(columns, constants)
 
 
-def slow_gradients_s(columns: Columns, constants: Constants, activation: Column) -> Column:
+def slow_gradients_s(columns: PricedColumns, constants: Constants, activation: Column) -> Column:
     """Backward: what one kernel of the second product's gradient, the activation's and the biases' takes too long.
 
     activation: backward seconds of the activation alone.
@@ -104,7 +101,7 @@ def slow_gradients_s(columns: Columns, constants: Constants, activation: Column)
     return np.where(columns.software.slow_bias_gradients > 0, more, 0.0)
 
 
-def dispatch_s(columns: Columns, constants: Constants) -> Column:
+def dispatch_s(columns: PricedColumns, constants: Constants) -> Column:
     """Forward: the all-to-all of tokens to their experts and back, as far as nothing else hides it."""
     layout = columns.layout
     sent = element_bytes(columns) * _copies(columns, constants) * columns.model.expert_hidden
@@ -117,7 +114,7 @@ def dispatch_s(columns: Columns, constants: Constants) -> Column:
     return 2 * (there + gathered) * np.where(columns.software.overlaps_dispatch > 0, exposed, 1.0)
 
 
-def host_s(columns: Columns, constants: Constants) -> tuple[Column, Column]:
+def host_s(columns: PricedColumns, constants: Constants) -> tuple[Column, Column]:
     """Forward: what a layer takes at least where the host launches each kernel, and waiting for counts of tokens."""
     launches = np.where(columns.software.graphed > 0, 0.0, constants.expert_host_s)
     return launches, np.where(columns.software.waits_for_counts > 0, constants.expert_wait_s, 0.0)

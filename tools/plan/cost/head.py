@@ -1,8 +1,8 @@
-"""Seconds of the embedding, the output layer and the loss, forward and backward. No torch here."""
+"""Seconds of the embedding, the output layer and the loss, forward and backward."""
 
 import numpy as np
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import product_s
 from training.memory.cases import Column, tokens
@@ -13,7 +13,7 @@ LOSS_BYTES = 22
 """Per logit: written in 16 bits, read and written in fp32 by softmax and its gradient, read again by two products."""
 
 
-def head_s(columns: Columns, constants: Constants) -> Column:
+def head_s(columns: PricedColumns, constants: Constants) -> Column:
     """The output layer, in 16 bits as a rule, and the softmax over the vocabulary, on the last stage."""
     local, rows = PADDED * np.ceil(columns.model.vocab / (PADDED * columns.layout.tp)), tokens(columns)
     product = product_s(columns, constants, rows, local, columns.model.hidden, columns.software.fp8_head == 0)
@@ -21,6 +21,6 @@ def head_s(columns: Columns, constants: Constants) -> Column:
     return (3 * product + loss) * (1 + columns.model.extra_heads)
 
 
-def embedding_s(columns: Columns) -> Column:
+def embedding_s(columns: PricedColumns) -> Column:
     """A look-up, its scatter backward, and the copy into the sequence's piece."""
     return 12 * tokens(columns) * columns.model.hidden / columns.machine.memory_bytes_per_s

@@ -1,10 +1,10 @@
-"""Seconds of one block on one rank for one microbatch, forward and backward, by what takes them. No torch here."""
+"""Seconds of one block on one rank for one microbatch, forward and backward, by what takes them."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import GENERATIONS, Columns
+from tools.plan.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_products, routed_traffic, slow_gradients_s
 from tools.plan.cost.links import bandwidth, gather_s, latency
@@ -29,7 +29,7 @@ MISALIGNED_HEADS = 8.0
 
 
 @dataclass(slots=True)
-class Times:
+class BlockTimes:
     """Forward and backward seconds of one block, or of a chunk of blocks."""
 
     products: Column
@@ -44,15 +44,15 @@ class Times:
     def total(self) -> Column:
         return self.products + self.attention + self.traffic + self.tp + self.cp + self.ep + self.recompute
 
-    def times(self, count: Column) -> "Times":
+    def times(self, count: Column) -> "BlockTimes":
         """Of ``count`` such blocks."""
-        return Times(*(getattr(self, name) * count for name in self.__slots__))
+        return BlockTimes(*(getattr(self, name) * count for name in self.__slots__))
 
-    def plus(self, other: "Times") -> "Times":
-        return Times(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+    def plus(self, other: "BlockTimes") -> "BlockTimes":
+        return BlockTimes(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
-def mean_block(columns: Columns, constants: Constants) -> tuple[Times, Column]:
+def mean_block(columns: PricedColumns, constants: Constants) -> tuple[BlockTimes, Column]:
     """The mean of the model's blocks, and its forward seconds alone."""
     share = columns.model.moe_layers / columns.model.layers
     dense, dense_forward = _block(columns, constants, experts=False)
@@ -62,7 +62,7 @@ def mean_block(columns: Columns, constants: Constants) -> tuple[Times, Column]:
     return dense.times(1 - share).plus(moe.times(share)), dense_forward * (1 - share) + moe_forward * share
 
 
-def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Times, Column]:
+def _block(columns: PricedColumns, constants: Constants, *, experts: bool) -> tuple[BlockTimes, Column]:
     attend = _attention_products(columns, constants)
     width = columns.model.shared_ffn if experts else columns.model.ffn
     mlp = _mlp_products(columns, constants, width)
@@ -82,7 +82,7 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     if not experts:
         spared = columns.recomputes("full") & (columns.software.stops_early > 0)
         again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
-    times = Times(
+    times = BlockTimes(
         products=3 * (attend + mlp + routed),
         attention=core + core_backward,
         traffic=(1 + BACKWARD_TRAFFIC) * (moved + routing),
@@ -102,7 +102,9 @@ def _block(columns: Columns, constants: Constants, *, experts: bool) -> tuple[Ti
     return times, forward
 
 
-def _again(columns: Columns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column) -> Column:
+def _again(
+    columns: PricedColumns, forward: Column, core: Column, mlp: Column, moved: Column, of_experts: Column
+) -> Column:
     """What is computed a second time. A dense MLP's share of the traffic is most of it."""
     return np.select(
         [columns.recomputes(name) for name in ("full", "core_attn", "operators", "moe", "mlp")],
@@ -111,7 +113,7 @@ def _again(columns: Columns, forward: Column, core: Column, mlp: Column, moved: 
     )
 
 
-def _modules_again(columns: Columns, constants: Constants, *, experts: bool) -> Column:
+def _modules_again(columns: PricedColumns, constants: Constants, *, experts: bool) -> Column:
     """Modules that a recipe recomputes one by one: norms, experts' activation, latent attention's up-projections."""
     software, rows = columns.software, tokens(columns)
     whole = np.where(columns.layout.sequence_parallel > 0, columns.layout.tp, 1)
@@ -124,23 +126,23 @@ def _modules_again(columns: Columns, constants: Constants, *, experts: bool) -> 
     return found + np.where(latent, up, 0.0)
 
 
-def _attention_products(columns: Columns, constants: Constants) -> Column:
+def _attention_products(columns: PricedColumns, constants: Constants) -> Column:
     rows = tokens(columns)
     found = [product_s(columns, constants, rows, n, k) for n, k in columns.matrices]
     return np.asarray(sum(found, np.zeros(columns.count)))
 
 
-def _mlp_products(columns: Columns, constants: Constants, width: Column) -> Column:
+def _mlp_products(columns: PricedColumns, constants: Constants, width: Column) -> Column:
     first = (1 + columns.model.gated) * width / columns.layout.tp
     last = _last_product(columns, constants, width)
     return product_s(columns, constants, tokens(columns), first, columns.model.hidden) + last
 
 
-def _last_product(columns: Columns, constants: Constants, width: Column) -> Column:
+def _last_product(columns: PricedColumns, constants: Constants, width: Column) -> Column:
     return product_s(columns, constants, tokens(columns), columns.model.hidden, width / columns.layout.tp)
 
 
-def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Column]:
+def _core_attention(columns: PricedColumns, constants: Constants) -> tuple[Column, Column]:
     """Forward and backward seconds of scores, softmax and weighted values."""
     model, layout, machine = columns.model, columns.layout, columns.machine
     queries = tokens(columns) / layout.tp
@@ -167,7 +169,7 @@ def _core_attention(columns: Columns, constants: Constants) -> tuple[Column, Col
     return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
 
 
-def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
+def _traffic(columns: PricedColumns, constants: Constants, inner: Column) -> Column:
     """Two norms, two residuals, RoPE and the activation; casts to fp8. Forward."""
     model, layout, rows = columns.model, columns.layout, tokens(columns)
     whole = np.where(layout.sequence_parallel > 0, layout.tp, 1)
@@ -182,7 +184,7 @@ def _traffic(columns: Columns, constants: Constants, inner: Column) -> Column:
     return moved / columns.machine.memory_bytes_per_s + kernels * gap_s(columns, constants)
 
 
-def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
+def _tensor_parallel(columns: PricedColumns, constants: Constants) -> Column:
     """Two all-gathers and two reduce-scatters forward (two all-reduces without sequence parallelism)."""
     layout = columns.layout
     whole = element_bytes(columns) * tokens(columns) * columns.model.hidden
@@ -190,7 +192,7 @@ def _tensor_parallel(columns: Columns, constants: Constants) -> Column:
     return 4 * once * np.where(columns.software.tp_overlap > 0, constants.tp_exposed, 1.0)
 
 
-def _context_parallel(columns: Columns, constants: Constants, core: Column) -> Column:
+def _context_parallel(columns: PricedColumns, constants: Constants, core: Column) -> Column:
     """Keys and values around the ring, as far as attention on the piece at hand does not hide them."""
     layout = columns.layout
     piece = 2 * element_bytes(columns) * tokens(columns) * columns.model.kv_width / layout.tp

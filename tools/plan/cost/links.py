@@ -1,4 +1,4 @@
-"""Bandwidth and time of collectives over the links that a group really has. No torch here.
+"""Bandwidth and time of collectives over the links that a group really has.
 
 A group of ``size`` ranks, ``stride`` ranks apart. Within one scale-up domain it has NVLink (or PCIe); beyond, all its
 ranks of a domain drive their own adapters ("rails"), and a ring's traffic between two domains is shared among them.
@@ -6,7 +6,7 @@ ranks of a domain drive their own adapters ("rails"), and a ring's traffic betwe
 
 import numpy as np
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from training.memory.cases import Column
 
@@ -15,7 +15,7 @@ SEND_S, FAR_SEND_S = 3.4e-6, 14.0e-6
 protocol Simple, which its sends use. Cluster files have the protocol of small messages."""
 
 
-def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+def bandwidth(columns: PricedColumns, constants: Constants, size: Column, stride: Column) -> Column:
     """Bytes per second that leave a domain, or a GPU within one, in a ring over the group."""
     machine = columns.machine
     inside = machine.scale_up_bytes_per_s * machine.nvlink_share
@@ -24,16 +24,16 @@ def bandwidth(columns: Columns, constants: Constants, size: Column, stride: Colu
     return np.where(within_domain(columns, size, stride), inside, outside)
 
 
-def within_domain(columns: Columns, size: Column, stride: Column) -> Column:
+def within_domain(columns: PricedColumns, size: Column, stride: Column) -> Column:
     return np.asarray(size * stride <= columns.machine.domain)
 
 
-def ranks_in_domain(columns: Columns, size: Column, stride: Column) -> Column:
+def ranks_in_domain(columns: PricedColumns, size: Column, stride: Column) -> Column:
     """Ranks of the group that share a scale-up domain."""
     return np.clip(np.floor(columns.machine.domain / stride), 1, size)
 
 
-def latency(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+def latency(columns: PricedColumns, constants: Constants, size: Column, stride: Column) -> Column:
     """Seconds that a collective takes beside its bytes: its start, and trees (log2 n) within and between domains."""
     machine = columns.machine
     near = ranks_in_domain(columns, size, stride)
@@ -42,14 +42,14 @@ def latency(columns: Columns, constants: Constants, size: Column, stride: Column
     return np.where(size > 1, constants.collective_s + hops, 0.0)
 
 
-def gather_s(columns: Columns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
+def gather_s(columns: PricedColumns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
     """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank."""
     moved = whole_bytes * (size - 1) / size
     seconds = moved / bandwidth(columns, constants, size, stride) + latency(columns, constants, size, stride)
     return np.where(size > 1, seconds, 0.0)
 
 
-def sends_s(columns: Columns, constants: Constants, size: Column, stride: Column) -> Column:
+def sends_s(columns: PricedColumns, constants: Constants, size: Column, stride: Column) -> Column:
     """Seconds that an all-to-all takes beside its bytes: its start, and a send to each other rank. NCCL has no
     algorithm for it, so that nothing grows with the logarithm."""
     machine = columns.machine
@@ -59,7 +59,7 @@ def sends_s(columns: Columns, constants: Constants, size: Column, stride: Column
 
 
 def exchange_s(
-    columns: Columns, constants: Constants, rank_bytes: Column, size: Column, stride: Column, copies: Column
+    columns: PricedColumns, constants: Constants, rank_bytes: Column, size: Column, stride: Column, copies: Column
 ) -> Column:
     """All-to-all of ``rank_bytes`` from every rank, in which each token goes to ``copies`` experts.
 

@@ -1,9 +1,9 @@
-"""Seconds of matrix products: multiplications and memory, with the shapes that cards are slow at. No torch here."""
+"""Seconds of matrix products: multiplications and memory, with the shapes that cards are slow at."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.cases import GENERATIONS, Columns
+from tools.plan.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column
@@ -15,12 +15,12 @@ SUSTAINED_MEMORY = 0.8
 """Share of a datasheet's memory bandwidth that kernels reach which do nothing else."""
 
 
-def tuned(columns: Columns, constants: Constants) -> Column:
+def tuned(columns: PricedColumns, constants: Constants) -> Column:
     """What kernels that are still new to a card reach of what they reach later."""
     return np.asarray(constants.first_kernels ** (0.5 ** (columns.software.card_age / constants.tuning_years)))
 
 
-def share_of_peak(columns: Columns, constants: Constants, formats: NDArray[np.intp]) -> Column:
+def share_of_peak(columns: PricedColumns, constants: Constants, formats: NDArray[np.intp]) -> Column:
     """What a large, aligned product reaches of the peak of its number format, one of ``FORMATS`` each."""
     ampere, hopper, blackwell = (constants.gemm_ampere, constants.gemm_hopper, constants.gemm_blackwell)
     by_format = {
@@ -41,7 +41,7 @@ def share_of_peak(columns: Columns, constants: Constants, formats: NDArray[np.in
 
 
 def product_s(
-    columns: Columns,
+    columns: PricedColumns,
     constants: Constants,
     m: Column,
     n: Column,
@@ -49,7 +49,7 @@ def product_s(
     wide: NDArray[np.bool_] | None = None,
     matrices: Column | float = 1.0,
 ) -> Column:
-    """[m, k] x [k, n]: multiplications, what is left of the way to and from memory, and a launch. Nothing where a dim
+    """[m, k] x [k, n]: multiplications, the exposed part of the memory traffic, and a launch. Nothing where a dim
     is 0.
 
     wide: the cases that multiply in 16 bits here, whatever their number format is. matrices: [k, n] ones, among which
@@ -66,7 +66,7 @@ def product_s(
     return np.where(there, seconds + gap_s(columns, constants), 0.0)
 
 
-def moved_s(columns: Columns, m: Column, n: Column, k: Column, matrices: Column | float = 1.0) -> Column:
+def moved_s(columns: PricedColumns, m: Column, n: Column, k: Column, matrices: Column | float = 1.0) -> Column:
     """Both operands and the result at the memory's rate.
 
     In 16 bits, fp8's and fp4's, too: what is written is, in all three products of a pass forward and back.
@@ -74,19 +74,19 @@ def moved_s(columns: Columns, m: Column, n: Column, k: Column, matrices: Column 
     return element_bytes(columns) * (m * k + matrices * k * n + m * n) / columns.machine.memory_bytes_per_s
 
 
-def gap_s(columns: Columns, constants: Constants) -> Column:
+def gap_s(columns: PricedColumns, constants: Constants) -> Column:
     """Between two kernels: queued one behind the other, or each waited for."""
     return np.where(columns.software.waits_for_kernels > 0, constants.blocked_s, constants.launch_s)
 
 
-def shape_share(columns: Columns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
+def shape_share(columns: PricedColumns, constants: Constants, m: Column, n: Column, k: Column) -> Column:
     """What a product's shape leaves of the peak: whole tiles, whole waves of multiprocessors, aligned rows."""
     waves = np.maximum.reduce([_tiling(columns, m, n, *tile) for tile in TILES])
     ragged = (np.mod(n, 64) > 0) | (np.mod(k, 64) > 0)
     return waves * np.where(ragged, constants.misaligned, 1.0)
 
 
-def _tiling(columns: Columns, m: Column, n: Column, rows: int, width: int, share: float) -> Column:
+def _tiling(columns: PricedColumns, m: Column, n: Column, rows: int, width: int, share: float) -> Column:
     """The useful part of the last tiles and of the last wave; stream-K schedules win half of the latter back."""
     tiles = np.ceil(m / rows) * np.ceil(n / width)
     padded = (m / (np.ceil(m / rows) * rows)) * (n / (np.ceil(n / width) * width))

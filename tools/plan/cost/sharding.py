@@ -1,10 +1,10 @@
-"""Seconds that data parallelism and the optimizer add to a step. No torch here."""
+"""Seconds that data parallelism and the optimizer add to a step."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import gather_s
 from tools.plan.cost.products import SUSTAINED_MEMORY
@@ -23,7 +23,7 @@ class RankParameters:
     expert: Column
 
 
-def rank_parameters(columns: Columns) -> RankParameters:
+def rank_parameters(columns: PricedColumns) -> RankParameters:
     """Parameters of a rank of the last or first stage, near enough for time; ``memory`` counts them exactly."""
     model, layout = columns.model, columns.layout
     attention = sum((n * k for n, k in columns.matrices), np.zeros(columns.count))
@@ -37,7 +37,7 @@ def rank_parameters(columns: Columns) -> RankParameters:
     return RankParameters(dense=dense, expert=layers * share * expert)
 
 
-def data_parallel_s(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+def data_parallel_s(columns: PricedColumns, constants: Constants, forward: Column, backward: Column) -> Column:
     """Exposed seconds of a step. forward, backward: computing seconds of one microbatch on a rank."""
     return np.where(
         columns.layout.zero >= 3,
@@ -46,12 +46,14 @@ def data_parallel_s(columns: Columns, constants: Constants, forward: Column, bac
     )
 
 
-def _group(columns: Columns) -> tuple[Column, Column]:
+def _group(columns: PricedColumns) -> tuple[Column, Column]:
     """Ranks that hold the same weights, and how far apart they are."""
     return columns.layout.dp * columns.layout.cp, columns.layout.tp
 
 
-def _reduce_and_gather(columns: Columns, constants: Constants, parameters: RankParameters) -> tuple[Column, Column]:
+def _reduce_and_gather(
+    columns: PricedColumns, constants: Constants, parameters: RankParameters
+) -> tuple[Column, Column]:
     """Seconds to reduce all gradients, and to gather all weights, over the ranks that share them."""
     size, stride = _group(columns)
     weight_bytes = np.where((columns.format >= 1) & (columns.format <= 3), 1, element_bytes(columns))
@@ -68,7 +70,7 @@ def _reduce_and_gather(columns: Columns, constants: Constants, parameters: RankP
     return reduce, gather
 
 
-def _replicated(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+def _replicated(columns: PricedColumns, constants: Constants, forward: Column, backward: Column) -> Column:
     """Once a step; overlapped with the last microbatch's backward and the next step's first forward pass.
 
     Interleaved stages finish one chunk for all of a round's PP microbatches before the next: more time to hide in.
@@ -84,7 +86,7 @@ def _replicated(columns: Columns, constants: Constants, forward: Column, backwar
     return np.where(columns.layout.overlap > 0, exposed, constants.dp_plain * (reduce + gather))
 
 
-def _fully_sharded(columns: Columns, constants: Constants, forward: Column, backward: Column) -> Column:
+def _fully_sharded(columns: PricedColumns, constants: Constants, forward: Column, backward: Column) -> Column:
     """Weights gathered for each pass of each microbatch, or for both at once, gradients reduced for each or once."""
     reduce, gather = _reduce_and_gather(columns, constants, rank_parameters(columns))
     count = columns.layout.microbatches
@@ -96,14 +98,14 @@ def _fully_sharded(columns: Columns, constants: Constants, forward: Column, back
     return moved - hidden + constants.contention * hidden
 
 
-def accumulate_s(columns: Columns) -> Column:
+def accumulate_s(columns: PricedColumns) -> Column:
     """Of one microbatch: its gradients are added to those of the others; those of ZeRO-3 are reduced instead."""
     held = rank_parameters(columns)
     moved = columns.software.accumulate_bytes * (held.dense + held.expert)
     return np.where(columns.layout.zero >= 3, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
 
 
-def optimizer_s(columns: Columns, constants: Constants) -> Column:
+def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:
     """The update of this rank's shard, and the passes over all its gradients (norm, scaling, zeroing)."""
     parameters = rank_parameters(columns)
     size, _ = _group(columns)

@@ -1,13 +1,13 @@
-"""Seconds of one optimizer step, put together, and what they are spent on. No torch here."""
+"""Seconds of one optimizer step, put together, and what they are spent on."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
-from tools.plan.cost.layer import Times, mean_block
+from tools.plan.cost.layer import BlockTimes, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
 from training.memory.activations import element_bytes
@@ -37,7 +37,7 @@ class StepTimes:
         return np.asarray(sum(getattr(self, name) for name in self.__slots__))
 
 
-def step_times(columns: Columns, constants: Constants) -> StepTimes:
+def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
     """Of every case. The pipeline: every stage takes all microbatches; the others' first and last stand idle."""
     layout, count = columns.layout, columns.layout.microbatches
     block, forward = mean_block(columns, constants)
@@ -65,7 +65,7 @@ def step_times(columns: Columns, constants: Constants) -> StepTimes:
     return found
 
 
-def _assemble(parts: Times, head: Column, p2p: Column, bubble: Column, dp: Column) -> StepTimes:
+def _assemble(parts: BlockTimes, head: Column, p2p: Column, bubble: Column, dp: Column) -> StepTimes:
     nothing = np.zeros_like(head)
     return StepTimes(
         parts.products, parts.attention, parts.traffic, parts.recompute, head, parts.tp, parts.cp, parts.ep,
@@ -73,7 +73,7 @@ def _assemble(parts: Times, head: Column, p2p: Column, bubble: Column, dp: Colum
     )  # fmt: skip
 
 
-def stage_layers(columns: Columns) -> tuple[Column, Column, Column]:
+def stage_layers(columns: PricedColumns) -> tuple[Column, Column, Column]:
     """Blocks of the first stage, the fullest one between, and the last; multi-token depths are on the last."""
     layout, layers = columns.layout, columns.model.layers
     first = np.where(layout.first_layers > 0, layout.first_layers, np.ceil(layers / layout.pp))
@@ -83,7 +83,7 @@ def stage_layers(columns: Columns) -> tuple[Column, Column, Column]:
     return first, middle, last + columns.model.extra_heads
 
 
-def _sends(columns: Columns, constants: Constants) -> Column:
+def _sends(columns: PricedColumns, constants: Constants) -> Column:
     """Exposed seconds per microbatch: an activation and its gradient cross to the next stage, chunk by chunk."""
     layout, machine = columns.layout, columns.machine
     stride = layout.tp * layout.cp * layout.dp
@@ -96,6 +96,6 @@ def _sends(columns: Columns, constants: Constants) -> Column:
     return np.where(layout.pp > 1, 2 * layout.vpp * once * exposed, 0.0)
 
 
-def _fill(columns: Columns, sent: Column) -> Column:
+def _fill(columns: PricedColumns, sent: Column) -> Column:
     """Sends on the way through an empty pipeline: nothing hides these."""
     return np.where(columns.layout.pp > 1, (columns.layout.pp - 1) * sent / columns.layout.vpp, 0.0)

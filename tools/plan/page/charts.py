@@ -1,10 +1,10 @@
-"""The charts of a plan's page. No torch here."""
+"""The charts of a plan's page."""
 
 import math
 from collections.abc import Sequence
 
 from tools.plan.page.svg import COLOURS, Drawing, legend, powers, ticks
-from tools.plan.pricing import HELD, SPENT, Plan
+from tools.plan.pricing import HELD, SPENT, PricedLayout
 
 WIDTH = 960
 SLOWEST = 3
@@ -13,20 +13,20 @@ LETTER = 6.1
 """Pixels of one in a label of size 11, at the widest."""
 
 
-def step_times(plans: Sequence[Plan]) -> str:
+def step_times(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by what takes the time; the whisker is the interval."""
     top = max(plan.step_s * plan.interval.high for plan in plans)
     return _bars(plans, SPENT, {id(plan): plan.spent_s for plan in plans}, top, "s", whiskers=True)
 
 
-def memory(plans: Sequence[Plan]) -> str:
+def memory(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by category; lines at the card's size and at 80 % of it."""
     held = {id(plan): {name: size / 2**30 for name, size in plan.held_bytes.items()} for plan in plans}
     return _bars(plans, HELD, held, plans[0].memory_bytes / 2**30 * 1.02, "GiB", card=plans[0].memory_bytes / 2**30)
 
 
 def _bars(
-    plans: Sequence[Plan],
+    plans: Sequence[PricedLayout],
     names: Sequence[str],
     parts: dict[int, dict[str, float]],
     top: float,
@@ -61,11 +61,11 @@ def _bars(
     return drawing.render()
 
 
-def _label(plan: Plan) -> str:
+def _label(plan: PricedLayout) -> str:
     return f"{plan.layout}{'' if plan.runs_today else ' *'}"
 
 
-def pareto(plans: Sequence[Plan], chosen: Plan) -> str:
+def pareto(plans: Sequence[PricedLayout], chosen: PricedLayout) -> str:
     """Time against memory of all plans that fit, and the chosen one; the line joins what nothing beats in both."""
     drawing = Drawing(WIDTH, 420)
     left, right, top, bottom = 70, WIDTH - 30, 20, 370
@@ -98,7 +98,7 @@ def pareto(plans: Sequence[Plan], chosen: Plan) -> str:
     return drawing.render()
 
 
-def _times_worth_showing(plans: Sequence[Plan], chosen: Plan) -> tuple[float, float]:
+def _times_worth_showing(plans: Sequence[PricedLayout], chosen: PricedLayout) -> tuple[float, float]:
     """The ends of the axis: of what there is, up to three times the fastest, and a little room at both."""
     times = [plan.step_s for plan in (*plans, chosen)]
     least = min(times)
@@ -107,16 +107,16 @@ def _times_worth_showing(plans: Sequence[Plan], chosen: Plan) -> tuple[float, fl
     return least / room, most * room
 
 
-def frontier(plans: Sequence[Plan]) -> list[Plan]:
+def frontier(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
     """Those that no other beats in both time and memory, the fastest first."""
-    found: list[Plan] = []
+    found: list[PricedLayout] = []
     for plan in sorted(plans, key=lambda plan: (plan.step_s, plan.total_bytes)):
         if not found or plan.total_bytes < found[-1].total_bytes:
             found.append(plan)
     return found
 
 
-def scaling(points: Sequence[tuple[int, Plan]]) -> str:
+def scaling(points: Sequence[tuple[int, PricedLayout]]) -> str:
     """Tokens per second of the best layout over GPU counts, against a straight line from the smallest."""
     drawing = Drawing(WIDTH, 360)
     left, right, top, bottom = 90, WIDTH - 150, 20, 310

@@ -1,4 +1,4 @@
-"""The page: a table, and the pictures. No torch here."""
+"""The page: a table, and the pictures."""
 
 import dataclasses
 import html
@@ -11,12 +11,12 @@ from tools.plan import report
 from tools.plan.backtest.rows import PUBLISHED, read
 from tools.plan.backtest.validation import predicted_s
 from tools.plan.cost.constants import fitted
-from tools.plan.offers import best
 from tools.plan.page import charts
 from tools.plan.page.timeline import pipeline, words
-from tools.plan.pricing import Plan
-from tools.plan.question import Question
-from training.config import RunConfig
+from tools.plan.pricing import PricedLayout
+from tools.plan.request import PlanRequest
+from tools.plan.selection import best
+from training.config.run_config import RunConfig
 
 PARETO = "The fastest that fit. Green: today's program runs it; blue: planned only; red: chosen."
 STYLE = """
@@ -28,10 +28,10 @@ pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 11px } p 
 
 def write_page(
     path: Path,
-    question: Question,
-    plans: Sequence[Plan],
-    shown: Sequence[Plan],
-    chosen: Plan,
+    question: PlanRequest,
+    plans: Sequence[PricedLayout],
+    shown: Sequence[PricedLayout],
+    chosen: PricedLayout,
     base: RunConfig | None = None,
 ) -> None:
     """Raises UserError where the file cannot be written. shown: those of the printed table, in its order. base: the
@@ -43,9 +43,13 @@ def write_page(
 
 
 def render(
-    question: Question, plans: Sequence[Plan], shown: Sequence[Plan], chosen: Plan, base: RunConfig | None = None
+    question: PlanRequest,
+    plans: Sequence[PricedLayout],
+    shown: Sequence[PricedLayout],
+    chosen: PricedLayout,
+    base: RunConfig | None = None,
 ) -> str:
-    """One self-contained page. The chosen plan comes last where --why has asked for one that the table has not."""
+    """One self-contained page. The chosen plan comes last where --explain has asked for one that the table has not."""
     if all(plan.layout != chosen.layout for plan in shown):
         shown = [*shown, chosen]
     title = f"{question.model.shape} on {question.num_gpus:,} × {question.cluster.gpu.name}"
@@ -77,7 +81,9 @@ def _text(lines: Sequence[str]) -> str:
     return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
 
 
-def scaled(question: Question, chosen: Plan, base: RunConfig | None = None) -> list[tuple[int, Plan]]:
+def scaled(
+    question: PlanRequest, chosen: PricedLayout, base: RunConfig | None = None
+) -> list[tuple[int, PricedLayout]]:
     """The chosen plan, and the best on a quarter to four times as many GPUs, with the same batch and constraints.
 
     But for the number of replicas, which is what more GPUs are for.
@@ -94,7 +100,7 @@ def scaled(question: Question, chosen: Plan, base: RunConfig | None = None) -> l
     return found
 
 
-def _kept(question: Question) -> str:
+def _kept(question: PlanRequest) -> str:
     kept = ", ".join(f"{name.upper()} {value}" for name, value in question.fixed.items() if name != "dp")
     return f"The chosen layout, and the best on fewer and on more GPUs{f', all with {kept}' if kept else ''}."
 

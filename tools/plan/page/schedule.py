@@ -1,4 +1,4 @@
-"""The passes of one step in the order of Megatron's schedules, each when what it needs is there. No torch here."""
+"""The passes of one step in the order of Megatron's schedules, each when what it needs is there."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

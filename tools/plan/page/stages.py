@@ -1,4 +1,4 @@
-"""What each pipeline stage does with a step: its own layers, embedding or head, and what is left idle. No torch here.
+"""What each pipeline stage does with a step: its own layers, embedding or head, and its idle time.
 
 From the parts that the layout was priced with (tools/plan/cost/step.py), so that the slowest stage spends what the
 table says of the step.
@@ -6,13 +6,13 @@ table says of the step.
 
 from dataclasses import dataclass
 
-from tools.plan.cases import Columns
+from tools.plan.cases import PricedColumns
 from tools.plan.cost.head import embedding_s, head_s
-from tools.plan.cost.layer import Times, mean_block
+from tools.plan.cost.layer import BlockTimes, mean_block
 from tools.plan.cost.sharding import accumulate_s
 from tools.plan.page.schedule import Seconds
-from tools.plan.pricing import Plan, constants, planned_cases
-from tools.plan.question import Question
+from tools.plan.pricing import PricedLayout, constants, planned_cases
+from tools.plan.request import PlanRequest
 from training.memory.layouts import Candidate
 from training.memory.states import chunks
 
@@ -22,12 +22,12 @@ COMMUNICATION = ("tp", "cp", "ep", "p2p", "dp")
 
 
 @dataclass(slots=True, frozen=True)
-class Stage:
+class StageTimeline:
     """One pipeline stage over a whole step."""
 
     layers: int
     spent_s: dict[str, float]
-    """By what takes them, as in ``Plan.spent_s``; their sum is the step's time."""
+    """By what takes them, as in ``PricedLayout.spent_s``; their sum is the step's time."""
 
     def share(self, *names: str) -> float:
         """Of the step."""
@@ -38,7 +38,7 @@ class Stage:
 class _Parts:
     """Seconds of one microbatch."""
 
-    block: Times
+    block: BlockTimes
     block_forward: float
     embedding: float
     head: float
@@ -46,7 +46,7 @@ class _Parts:
     """Its gradients, added to those of the others."""
 
 
-def pass_seconds(question: Question, plan: Plan) -> Seconds:
+def pass_seconds(question: PlanRequest, plan: PricedLayout) -> Seconds:
     """Of every chunk: the first looks words up, the last computes the loss."""
     layout, parts = plan.layout, _parts(question, plan.layout)
     layers = _layers(question, layout)
@@ -63,7 +63,7 @@ def pass_seconds(question: Question, plan: Plan) -> Seconds:
     )
 
 
-def stages(question: Question, plan: Plan) -> list[Stage]:
+def stages(question: PlanRequest, plan: PricedLayout) -> list[StageTimeline]:
     """First to last, with all microbatches of the step. What a stage does not use of the step's time is its bubble."""
     layout, parts = plan.layout, _parts(question, plan.layout)
     layers = _layers(question, layout)
@@ -73,19 +73,19 @@ def stages(question: Question, plan: Plan) -> list[Stage]:
     ]  # fmt: skip
 
 
-def _stage(plan: Plan, parts: _Parts, number: int, layers: int) -> Stage:
+def _stage(plan: PricedLayout, parts: _Parts, number: int, layers: int) -> StageTimeline:
     count = plan.layout.microbatches
-    spent = {name: count * layers * float(getattr(parts.block, name)[0]) for name in Times.__slots__}
+    spent = {name: count * layers * float(getattr(parts.block, name)[0]) for name in BlockTimes.__slots__}
     spent["traffic"] += count * parts.accumulate
     first, last = number == 0, number == plan.layout.pp - 1
     spent["head"] = count * (first * parts.embedding + last * parts.head)
     spent |= {name: plan.spent_s[name] for name in ("p2p", "dp", "optimizer", "other")}
     spent["bubble"] = max(0.0, plan.step_s - sum(spent.values()))
-    return Stage(layers, spent)
+    return StageTimeline(layers, spent)
 
 
-def _parts(question: Question, layout: Candidate) -> _Parts:
-    columns, numbers = Columns(planned_cases(question, [layout])), constants(question.cluster)
+def _parts(question: PlanRequest, layout: Candidate) -> _Parts:
+    columns, numbers = PricedColumns(planned_cases(question, [layout])), constants(question.cluster)
     block, forward = mean_block(columns, numbers)
     return _Parts(
         block=block,
@@ -96,7 +96,7 @@ def _parts(question: Question, layout: Candidate) -> _Parts:
     )
 
 
-def _layers(question: Question, layout: Candidate) -> list[int]:
+def _layers(question: PlanRequest, layout: Candidate) -> list[int]:
     """Of each chunk; depths of multi-token prediction come after the last."""
     found = chunks(question.shape.num_layers, layout)
     return [*found[:-1], found[-1] + question.shape.mtp_num_layers]

@@ -1,4 +1,4 @@
-"""Drawing with inline SVG: no library, no network. No torch here."""
+"""Drawing with inline SVG: no library, no network."""
 
 import html
 import math

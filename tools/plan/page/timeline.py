@@ -1,13 +1,13 @@
-"""The pipeline of one step as Megatron's schedules run it, and what each stage spends it on. No torch here."""
+"""The pipeline of one step as Megatron's schedules run it, and what each stage spends it on."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from tools.plan.page.schedule import Work, schedule
-from tools.plan.page.stages import COMMUNICATION, Stage, pass_seconds, stages
+from tools.plan.page.stages import COMMUNICATION, StageTimeline, pass_seconds, stages
 from tools.plan.page.svg import COLOURS, Drawing, legend
-from tools.plan.pricing import SPENT, Plan
-from tools.plan.question import Question
+from tools.plan.pricing import SPENT, PricedLayout
+from tools.plan.request import PlanRequest
 from training.memory.layouts import Candidate
 
 MOST_STAGES = 16
@@ -19,7 +19,7 @@ THINNEST = 0.05
 """Pixels; what is thinner is left out of a drawing that has thousands of passes."""
 
 
-def pipeline(question: Question, plan: Plan) -> str:
+def pipeline(question: PlanRequest, plan: PricedLayout) -> str:
     """Two pictures with their words: the passes in time, and each stage's share of the whole step."""
     layout, found = plan.layout, stages(question, plan)
     few = dataclasses.replace(layout, microbatches=_few(layout))
@@ -28,7 +28,7 @@ def pipeline(question: Question, plan: Plan) -> str:
     return f"{_timeline(plan, few, works, seconds.exchange, found, rows)}\n{_shares(found, rows)}"
 
 
-def words(plan: Plan) -> str:
+def words(plan: PricedLayout) -> str:
     """What is drawn, and what is not."""
     layout, few = plan.layout, _few(plan.layout)
     drawn = (
@@ -60,11 +60,11 @@ def _few(layout: Candidate) -> int:
 
 
 def _timeline(
-    plan: Plan,
+    plan: PricedLayout,
     few: Candidate,
     works: Sequence[Work],
     exchange: float,
-    found: Sequence[Stage],
+    found: Sequence[StageTimeline],
     rows: Sequence[int | None],
 ) -> str:
     """exchange: seconds after each pass."""
@@ -103,12 +103,12 @@ def _passes(drawing: Drawing, own: Sequence[Work], few: Candidate, y: float, sca
             drawing.rect(LEFT + work.end * scale, y, exchange * scale, 18, COLOURS["p2p"], "sends")
 
 
-def _labels(drawing: Drawing, y: float, number: int, stage: Stage, words: str) -> None:
+def _labels(drawing: Drawing, y: float, number: int, stage: StageTimeline, words: str) -> None:
     drawing.text(LEFT - 6, y + 13, f"stage {number}: {stage.layers} layers", "end", 11)
     drawing.text(WIDTH - RIGHT + 6, y + 13, words, size=11)
 
 
-def _shares(found: Sequence[Stage], rows: Sequence[int | None]) -> str:
+def _shares(found: Sequence[StageTimeline], rows: Sequence[int | None]) -> str:
     """One bar a stage, of the whole step, in the colours of the bars above."""
     drawing, width = Drawing(WIDTH, ROW * len(rows) + 70), WIDTH - LEFT - RIGHT
     for row, number in enumerate(rows):

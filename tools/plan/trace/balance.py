@@ -1,4 +1,4 @@
-"""Routing without values: every expert gets as many tokens, since nobody can read who chose whom."""
+"""Routing without values: every expert gets as many tokens, since the router's choices have no values."""
 
 from typing import Any
 

@@ -19,18 +19,18 @@ from parallel.errors import UserError
 from parallel.layout import Coordinates
 from parallel.untrusted import parse_json
 from tools.plan.aligned import aligned
-from tools.plan.cases import Case, Columns
-from tools.plan.machine import machine
-from tools.plan.pricing import Plan
-from tools.plan.question import Question
+from tools.plan.cases import PricedCase, PricedColumns
+from tools.plan.hardware import machine
+from tools.plan.pricing import PricedLayout
 from tools.plan.recipe import configuration
-from training.config import RunConfig
-from training.footprint import FP8_COPIES
+from tools.plan.request import PlanRequest
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.peak import stage_memory
 from training.memory.software import OURS
-from training.memory.states import Stack
-from training.recipe import dump
+from training.memory.states import BlockStack
+from training.memory.static import FP8_COPIES
 
 SPEC = (
     "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "
@@ -47,7 +47,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> None:
+def trace(question: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig | None) -> None:
     """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
     print(SPEC)
     if any(plan.layout.precision == "fp8" for plan in plans):
@@ -64,7 +64,7 @@ def trace(question: Question, plans: Sequence[Plan], base: RunConfig | None) -> 
         print("\n".join(aligned(rows, left=(len(HEAD) - 1,))), flush=True)
 
 
-def stages_of(plan: Plan) -> list[int]:
+def stages_of(plan: PricedLayout) -> list[int]:
     """The first, a middle one, the last, and the one that is said to be the fullest."""
     return sorted({0, plan.layout.pp // 2, plan.layout.pp - 1, plan.fullest_stage})
 
@@ -75,7 +75,7 @@ def rounds(layout: Candidate) -> int:
 
 
 def trace_stages(
-    question: Question, layout: Candidate, stages: Sequence[int], base: RunConfig | None
+    question: PlanRequest, layout: Candidate, stages: Sequence[int], base: RunConfig | None
 ) -> list[dict[str, Any]]:
     """What ``one_rank`` says of the first rank of each stage; one process for all, which imports torch once."""
     config = configuration(question, layout, base)
@@ -104,18 +104,18 @@ def traceable(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
 
 
-def by_formula(question: Question, layout: Candidate, stage: int) -> float:
+def by_formula(question: PlanRequest, layout: Candidate, stage: int) -> float:
     """Bytes of activations that ``memory`` gives for the modules that are traced here."""
     precision = "bf16" if layout.precision == "fp8" else layout.precision
     own = dataclasses.replace(layout, precision=precision, microbatches=rounds(layout))
     software = dataclasses.replace(OURS, transformer_engine=False)
-    case = Case(
+    case = PricedCase(
         model=sizes(question.shape, question.seq_length),
         layout=own,
         machine=machine(question.cluster, precision),
         software=software,
     )
-    return float(stage_memory(Columns([case]), [Stack(question.shape)], [own], [stage]).activations[0])
+    return float(stage_memory(PricedColumns([case]), [BlockStack(question.shape)], [own], [stage]).activations[0])
 
 
 def optimizer_bytes(found: dict[str, Any]) -> int:

@@ -24,7 +24,7 @@ def main() -> int:
     recipe, world_size, microbatches, *numbers = sys.argv[1:]
     import tools.plan.trace.meta
     import tools.plan.trace.spots  # noqa: F401  (all that a trace imports, once)
-    import training.job  # noqa: F401
+    import training.train  # noqa: F401
 
     gc.freeze()  # a million objects of the libraries, which the collector would walk through in every child
     for number in numbers:
@@ -61,13 +61,13 @@ def _forked(recipe: Path, world_size: int, rank: int, microbatches: int) -> dict
 
 def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: bool = False) -> dict[str, Any]:
     """The real model, DDP buffers, distributed optimizer and schedule. real: with values, for a test."""
-    from models.families import resolve
+    from models.resolve import resolve
     from parallel import groups
     from parallel.launch import Identity
     from tools.plan.trace import spots
     from tools.plan.trace.meta import Meta
-    from training import job
-    from training.recipe import load
+    from training import train
+    from training.config.recipe import load
 
     config = load(recipe)
     layout = config.layout(world_size)
@@ -75,7 +75,7 @@ def trace(recipe: Path, world_size: int, rank: int, microbatches: int, *, real: 
         if not real:
             spots.install()
         with nullcontext() if real else Meta():
-            chunks, optim = job.build_parts(config, resolve(config.model, None), ranks)
+            chunks, optim = train.build_parts(config, resolve(config.model, None), ranks)
             found = _held(chunks, optim)
             found |= _step(config, chunks, ranks, microbatches)
     return found

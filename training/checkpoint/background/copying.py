@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Copy(threading.Thread):
+class HostCopy(threading.Thread):
     """Copies (target, source) pairs of uint8 tensors. Sources must stay as they are until ``finish``.
 
     On a GPU the copies go through a stream of their own, behind what this thread's creator has asked for so far.

@@ -1,4 +1,4 @@
-"""What a rank and its writer process say to each other: JSON, a line each. No torch here."""
+"""What a rank and its writer process say to each other: JSON, a line each."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from parallel.schema import Infinite, Text
 from parallel.untrusted import InputError, parse_json, read_text
-from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.pieces import TensorGroup
 
 FAILED = ".failed"
 """Ending of the file by which a writer tells the committer that its data file will not come."""
@@ -33,7 +33,7 @@ class Write:
 
     folder: Text
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
     pieces: tuple[PieceInMemory, ...]
     total_bytes: int
 
@@ -58,7 +58,7 @@ class Commit:
     """See ``committing.commit``."""
     run_dir: Text | None = None
     attempt: str | None = None
-    """Whose run it must still be; None: nobody asks."""
+    """Whose run it must still be; None: not checked."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Envelope:
 
 
 @dataclass(slots=True)
-class Lines:
+class MessageSocket:
     """Messages over a socket. Not a stream of Python objects: what arrives is data."""
 
     channel: socket.socket

@@ -1,4 +1,4 @@
-"""The writer process of a rank: ``python -m training.checkpoint.background.process SOCKET MEMORY``. No torch here."""
+"""The writer process of a rank: ``python -m training.checkpoint.background.process SOCKET MEMORY``."""
 
 import contextlib
 import mmap
@@ -10,7 +10,15 @@ import time
 from pathlib import Path
 
 from training.checkpoint import committing, room
-from training.checkpoint.background.messages import FAILED, Commit, Lines, Outcome, Write, failure_of, mark_failed
+from training.checkpoint.background.messages import (
+    FAILED,
+    Commit,
+    MessageSocket,
+    Outcome,
+    Write,
+    failure_of,
+    mark_failed,
+)
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.format.writer import DATA, TABLE, FileWriter
@@ -27,7 +35,7 @@ def main() -> int:
     """Serve the rank until it hangs up; what it asked for before that is finished."""
     for number in NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
-    lines = Lines(socket.socket(fileno=int(sys.argv[1])))
+    lines = MessageSocket(socket.socket(fileno=int(sys.argv[1])))
     memory = int(sys.argv[2])
     while True:
         try:

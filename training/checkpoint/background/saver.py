@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training.checkpoint.background.copying import Copy, flat_bytes, pin
-from training.checkpoint.background.messages import Commit, Lines, Outcome, PieceInMemory, Write
+from training.checkpoint.background.copying import HostCopy, flat_bytes, pin
+from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.boxes import Box
-from training.checkpoint.format.pieces import Group
+from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
 from training.memory import host
@@ -36,11 +36,11 @@ class BackgroundWriter:
 
     def __init__(self, rank: int) -> None:
         ours, theirs = socket.socketpair()
-        self.rank, self.lines = rank, Lines(ours)
+        self.rank, self.lines = rank, MessageSocket(ours)
         self._descriptor = os.memfd_create("triplane-checkpoint")
         self._memory: Tensor | None = None
         self._size, self._unheard = 0, 0
-        self._copy: Copy | None = None
+        self._copy: HostCopy | None = None
         self._unsent: list[Write | Commit] = []
         with _out_of_earshot():
             self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ class BackgroundWriter:
         alike = list(grouped(boxes))
         total = sum(box.data.nbytes for _, same in alike for box in same)
         self._make_room(total, pinned=any(box.data.is_cuda for box in boxes))
-        position, groups, pieces = 0, dict[Group, int](), []
+        position, groups, pieces = 0, dict[TensorGroup, int](), []
         later = list[tuple[Tensor, Tensor]]()
         for group, same in alike:
             for box in same:
@@ -93,7 +93,7 @@ class BackgroundWriter:
             pieces=tuple(pieces),
             total_bytes=total,
         )
-        self._copy, self._unsent = Copy(later), [write]
+        self._copy, self._unsent = HostCopy(later), [write]
         self._copy.start()
 
     def lacks_memory(self, total: int, ranks_here: int) -> str | None:
@@ -124,7 +124,7 @@ class BackgroundWriter:
     def outcomes(self, timeout_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[Outcome]:
         """What came of the messages so far; waits at most ``timeout_s`` for all that are under way.
 
-        beat: called every second of waiting, which ends by itself, so that nobody takes it for a hang.
+        beat: called every second of waiting, which ends by itself, so that it is not taken for a hang.
 
         Raises ChildProcessError where the process has gone before its time.
         """

@@ -1,4 +1,4 @@
-"""Whether pieces cover a tensor exactly once, in time linear in their number. No torch here.
+"""Whether pieces cover a tensor exactly once, in time linear in their number.
 
 Every index of every dim gets a random number; a rectangle's weight is the product, over the dims, of the sum of the
 numbers of its indices. These products are the terms of (sum of dim 0) x (sum of dim 1) x ... multiplied out, grouped

@@ -1,4 +1,4 @@
-"""A folder's files, opened when they are first wanted. No torch here."""
+"""A folder's files, opened when they are first wanted."""
 
 import os
 from pathlib import Path

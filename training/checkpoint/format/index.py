@@ -12,7 +12,7 @@ from parallel.schema import shown
 from parallel.untrusted import InputError, json_value, read_bytes
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.pieces import ITEM_BYTES, Piece, read_piece, read_shape
+from training.checkpoint.format.pieces import ITEM_BYTES, TensorPiece, read_piece, read_shape
 from training.checkpoint.format.tables import INDEX, INDEX_BYTES, PIECES
 
 
@@ -42,13 +42,13 @@ def _read_info(entry: Any) -> TensorInfo:
     return TensorInfo(dtype, read_shape(entry["shape"], dtype), (position, length), number)
 
 
-class Index:
+class CheckpointIndex:
     """The tables of a checkpoint, read when they are first asked for. Close it, or use it as a context."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._descriptors = Descriptors(folder)
-        self._lines: dict[tuple[int, int], list[Piece]] = {}
+        self._lines: dict[tuple[int, int], list[TensorPiece]] = {}
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -60,7 +60,7 @@ class Index:
         except (OSError, InputError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise DamagedError(f"{path}: not the index of a checkpoint ({error})") from None
 
-    def pieces(self, key: str) -> list[Piece]:
+    def pieces(self, key: str) -> list[TensorPiece]:
         """Where the tensor lies."""
         info = self.tensors[key]
         if info.line not in self._lines:

@@ -1,4 +1,4 @@
-"""``manifest.json``: what makes a folder a checkpoint. Sizes and hashes of all files, and of itself. No torch here."""
+"""``manifest.json``: what makes a folder a checkpoint. Sizes and hashes of all files, and of itself."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Lineage:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a committed checkpoint says of itself."""
 
     files: Mapping[str, FileFacts]
@@ -60,7 +60,7 @@ class DamagedError(Exception):
         self.by_system = by_system
 
 
-def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[str, JSON]) -> Manifest:
+def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[str, JSON]) -> CheckpointManifest:
     """The only commit point. ``known``: files whose writers hashed them; the others, which are small, are read."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not _is_own(entry.name))
     if unknown := [name for name in names if name.endswith(DATA) and name not in known]:
@@ -70,10 +70,10 @@ def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[
         raise DamagedError(f"{folder / missing[0]}: written, but not there any more")
     values: dict[str, Any] = {"format": FORMAT, "about": dict(about), "files": files}
     write_durably(folder / MANIFEST, _as_bytes(values))
-    return Manifest(files=files, about=about, hash=_own_hash(values))
+    return CheckpointManifest(files=files, about=about, hash=_own_hash(values))
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Raises DamagedError where it is missing or not as it was written, UserError where a later version wrote it."""
     path = folder / MANIFEST
     try:
@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise UserError(f"{path} has format {written}; this version of Triplane reads {FORMAT}. Update Triplane.")
         if data != _as_bytes(values):
             raise InputError(path, "its content is laid out otherwise than it was written")
-        manifest: Manifest = parse_json(data, Manifest, path)
+        manifest: CheckpointManifest = parse_json(data, CheckpointManifest, path)
         if outside := [name for name in manifest.files if Path(name).name != name]:
             raise InputError(path, f"names {outside[0]!r}, which is no file of this folder")
         return manifest

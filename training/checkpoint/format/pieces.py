@@ -1,4 +1,4 @@
-"""Pieces of global tensors: where they lie in the tensor, and where their bytes lie in a file. No torch here."""
+"""Pieces of global tensors: where they lie in the tensor, and where their bytes lie in a file."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_BYTES, MOST_DIMS = 1 << 62, 16
 
 
 @dataclass(slots=True, frozen=True)
-class Piece:
+class TensorPiece:
     """The rectangle at ``offset`` of each tensor of a group: row-major bytes of the first, then of the second, ..."""
 
     file: str
@@ -31,7 +31,7 @@ class Piece:
 
 
 @dataclass(slots=True, frozen=True)
-class Group:
+class TensorGroup:
     """Tensors of one dtype and global shape that are cut alike: a weight alone, or the states of its optimizer.
 
     Cut alike, they need one table: a third of the metadata of an optimizer's three states.
@@ -46,12 +46,12 @@ class Group:
         return math.prod(shape) * ITEM_BYTES[self.dtype]
 
 
-def piece_entry(piece: Piece) -> list[Any]:
+def piece_entry(piece: TensorPiece) -> list[Any]:
     """As JSON: [file, position, offset, shape, hashes]."""
     return [piece.file, piece.position, list(piece.offset), list(piece.shape), list(piece.hashes)]
 
 
-def read_piece(entry: Any) -> Piece:
+def read_piece(entry: Any) -> TensorPiece:
     """Inverse of ``piece_entry``. Raises ValueError, TypeError for anything else.
 
     Checked by hand: a large checkpoint has hundreds of thousands of pieces.
@@ -62,17 +62,17 @@ def read_piece(entry: Any) -> Piece:
         raise ValueError(f"a piece at {shown(position)}, {shown(offset)}, of shape {shown(shape)}")
     if not all(type(text) is str for text in (file, *hashes)):
         raise ValueError(f"a piece in {shown(file)} with hashes {shown(hashes)}")
-    return Piece(file, position, tuple(offset), tuple(shape), tuple(hashes))
+    return TensorPiece(file, position, tuple(offset), tuple(shape), tuple(hashes))
 
 
-def read_group(entry: Any) -> Group:
+def read_group(entry: Any) -> TensorGroup:
     """The group of a table's entry, without its pieces. Raises ValueError, TypeError, KeyError for anything else."""
     keys, dtype, shape = entry["keys"], entry["dtype"], entry["shape"]
     if dtype not in ITEM_BYTES:
         raise ValueError(f"dtype {shown(dtype)}")
     if not keys or not all(type(key) is str for key in keys):
         raise ValueError(f"tensors {shown(keys)}")
-    return Group(tuple(keys), dtype, read_shape(shape, dtype))
+    return TensorGroup(tuple(keys), dtype, read_shape(shape, dtype))
 
 
 def read_shape(shape: Any, dtype: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Reads rectangles of global tensors from a checkpoint, whoever wrote it in whatever pieces. No torch here."""
+"""Reads rectangles of global tensors from a checkpoint, whoever wrote it in whatever pieces."""
 
 import math
 import os
@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from training.checkpoint.format.index import Index, TensorInfo
+from training.checkpoint.format.index import CheckpointIndex, TensorInfo
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.pieces import ITEM_BYTES, Piece
+from training.checkpoint.format.pieces import ITEM_BYTES, TensorPiece
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """Elements travel as words of their size: numpy knows neither bfloat16 nor fp8."""
@@ -26,7 +26,7 @@ ROWS_BYTES = 1 << 20
 """Rows that are read whole are so many at a time."""
 
 
-class Reader(Index):
+class FileReader(CheckpointIndex):
     """A checkpoint's tensors by key. Close it, or use it as a context: it keeps files open."""
 
     def beside(self) -> Self:
@@ -74,7 +74,9 @@ class Reader(Index):
         self.read(key, (0,) * len(info.shape), into)
         return into
 
-    def _read_overlap(self, info: TensorInfo, piece: Piece, inside: tuple[slice, ...], target: np.ndarray) -> None:
+    def _read_overlap(
+        self, info: TensorInfo, piece: TensorPiece, inside: tuple[slice, ...], target: np.ndarray
+    ) -> None:
         """The part ``inside`` of a piece into ``target``: dim by dim, until what is wanted lies in one run."""
         item, start = ITEM_BYTES[info.dtype], piece.position + info.number * info.piece_bytes(piece.shape)
         self._read_dims(piece.file, start, item, piece.shape, inside, target)
@@ -128,8 +130,8 @@ def asked_ahead[T](items: Sequence[T], size: Callable[[T], int], ask: Callable[[
 
 
 def overlaps(
-    pieces: list[Piece], offset: tuple[int, ...], shape: tuple[int, ...]
-) -> Iterator[tuple[Piece, tuple[slice, ...], tuple[Any, ...]]]:
+    pieces: list[TensorPiece], offset: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[TensorPiece, tuple[slice, ...], tuple[Any, ...]]]:
     """Pieces that share elements with a rectangle: these as slices of the piece, and of the rectangle."""
     for piece in pieces:
         inside, outside = [], []

@@ -1,4 +1,4 @@
-"""Puts the writers' tables together into the index of a checkpoint. No torch here."""
+"""Puts the writers' tables together into the index of a checkpoint."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from parallel.schema import Count
 from parallel.untrusted import json_value, read_bytes
 from training.checkpoint.format.coverage import covered_once
-from training.checkpoint.format.pieces import Group, Piece, piece_entry, read_group, read_piece
+from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry, read_group, read_piece
 from training.checkpoint.format.writer import TABLE, write_durably
 
 INDEX, PIECES = "index.json", "pieces.jsonl"
@@ -34,7 +34,7 @@ def merge(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
     IncompleteError where a tensor is not covered exactly once, and OSError where a writer's table is missing.
     """
     facts: dict[str, FileFacts] = {}
-    groups: dict[Group, list[Piece]] = {}
+    groups: dict[TensorGroup, list[TensorPiece]] = {}
     for name in names:
         path = folder / f"{name}{TABLE}"
         table = json_value(read_bytes(path, INDEX_BYTES), path)
@@ -63,8 +63,8 @@ def remove_tables(folder: Path, names: Iterable[str]) -> None:
         (folder / f"{name}{TABLE}").unlink(missing_ok=True)
 
 
-def _check(groups: dict[Group, list[Piece]]) -> None:
-    seen: dict[str, Group] = {}
+def _check(groups: dict[TensorGroup, list[TensorPiece]]) -> None:
+    seen: dict[str, TensorGroup] = {}
     for group, pieces in groups.items():
         for key in group.keys:
             if key in seen:
@@ -76,5 +76,5 @@ def _check(groups: dict[Group, list[Piece]]) -> None:
             )
 
 
-def _described(group: Group) -> str:
+def _described(group: TensorGroup) -> str:
     return f"{group.dtype} {list(group.shape)} with {len(group.keys)} tensors cut alike"

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are what was written: sizes, or every byte. No torch here."""
+"""Whether the files of a checkpoint are what was written: sizes, or every byte."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,8 +9,8 @@ import xxhash
 
 from parallel.untrusted import InputError, json_value, open_regular
 from training.checkpoint.format.coverage import covered_once
-from training.checkpoint.format.index import Index
-from training.checkpoint.format.manifest import MANIFEST, DamagedError, Manifest, facts_of, read_manifest
+from training.checkpoint.format.index import CheckpointIndex
+from training.checkpoint.format.manifest import MANIFEST, CheckpointManifest, DamagedError, facts_of, read_manifest
 from training.checkpoint.format.pieces import read_group, read_piece
 from training.checkpoint.format.tables import INDEX, FileFacts
 from training.checkpoint.format.writer import DATA, LENGTH_BYTES
@@ -62,13 +62,13 @@ def strangers(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.name not in known)
 
 
-def _index(folder: Path, manifest: Manifest, share: tuple[int, int]) -> list[Damage]:
+def _index(folder: Path, manifest: CheckpointManifest, share: tuple[int, int]) -> list[Damage]:
     """Whether each tensor of this share lies in the files, once and whole. Its hashes may be right and it may not, if
     a program wrote nonsense."""
     sizes = {name: facts.bytes for name, facts in manifest.files.items() if name.endswith(DATA)}
     part, parts = share
     try:
-        with Index(folder) as index:
+        with CheckpointIndex(folder) as index:
             for key in sorted(index.tensors)[part::parts]:
                 if problem := _misplaced(index, key, sizes):
                     return [Damage(INDEX, f"{folder / INDEX}: {key}: {problem}")]
@@ -77,7 +77,7 @@ def _index(folder: Path, manifest: Manifest, share: tuple[int, int]) -> list[Dam
     return []
 
 
-def _misplaced(index: Index, key: str, sizes: Mapping[str, int]) -> str | None:
+def _misplaced(index: CheckpointIndex, key: str, sizes: Mapping[str, int]) -> str | None:
     info, pieces = index.tensors[key], index.pieces(key)
     if info.piece_bytes(info.shape) > sum(sizes.values()):
         return f"{list(info.shape)} {info.dtype} is more than all files hold"
@@ -90,12 +90,12 @@ def _misplaced(index: Index, key: str, sizes: Mapping[str, int]) -> str | None:
     return None
 
 
-def _by_size(manifest: Manifest) -> Sequence[str]:
+def _by_size(manifest: CheckpointManifest) -> Sequence[str]:
     """The largest first, so that shares are even."""
     return sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
 
 
-def _file(folder: Path, name: str, manifest: Manifest, depth: Depth) -> list[Damage]:
+def _file(folder: Path, name: str, manifest: CheckpointManifest, depth: Depth) -> list[Damage]:
     path, expected = folder / name, manifest.files[name]
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""One writer's file: the bytes of its pieces as they come, hashed on their way, and a table of them. No torch.
+"""One writer's file: the bytes of its pieces as they come, hashed on their way, and a table of them.
 
 The table also ends the file itself, before 8 bytes with its length. So a file is read once to be verified: its hash in
 the manifest is that of the table, and the table has those of the pieces.
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import xxhash
 
-from training.checkpoint.format.pieces import Group, Piece, piece_entry
+from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
 
 DATA = ".bin"
 """Ending of a file of tensors."""
@@ -25,7 +25,7 @@ LENGTH_BYTES = 8
 
 CHUNK_BYTES = 256 << 10  # what is hashed and then written: still in the core's own cache when it is written
 
-START_BYTES = 8 << 20  # what the disk is told to begin with at a time
+START_BYTES = 8 << 20  # written out at a time
 
 
 class WriteBack:
@@ -53,14 +53,16 @@ class FileWriter:
         self._file = self.path.open("wb", buffering=0)
         self._position = 0
         self._disk = WriteBack(self._file.fileno())
-        self._groups: dict[Group, list[Piece]] = {}
+        self._groups: dict[TensorGroup, list[TensorPiece]] = {}
 
     @property
     def written_bytes(self) -> int:
         """Bytes of pieces written so far."""
         return self._position
 
-    def add(self, group: Group, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]) -> None:
+    def add(
+        self, group: TensorGroup, offset: tuple[int, ...], shape: tuple[int, ...], buffers: Sequence[memoryview]
+    ) -> None:
         """Append a piece. ``buffers``: the row-major bytes of the rectangle in each of the group's tensors, in order.
 
         Raises ValueError where their sizes are not what dtype and shape say, OSError where the disk does not take them.
@@ -71,7 +73,9 @@ class FileWriter:
             raise ValueError(f"{group.keys}: a piece of shape {shape} has {expected} bytes for each, found {found}")
         position = self._position
         hashes = tuple(self._append(buffer.cast("B")) for buffer in buffers)
-        self._groups.setdefault(group, []).append(Piece(self.path.name, position, tuple(offset), tuple(shape), hashes))
+        self._groups.setdefault(group, []).append(
+            TensorPiece(self.path.name, position, tuple(offset), tuple(shape), hashes)
+        )
 
     def close(self) -> None:
         """Make the file durable, then say what is in it."""

@@ -16,8 +16,8 @@ from training.checkpoint.format import manifest
 from training.checkpoint.format import reader as reading
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
-from training.checkpoint.format.pieces import Group
-from training.checkpoint.format.reader import Reader
+from training.checkpoint.format.pieces import TensorGroup
+from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import INDEX, PIECES, IncompleteError, merge, remove_tables
 from training.checkpoint.format.verify import damages, strangers
 from training.checkpoint.format.writer import FileWriter
@@ -46,7 +46,9 @@ def part(tensor: np.ndarray, box: Box) -> np.ndarray:
     return tensor[tuple(slice(start, start + length) for start, length in zip(*box, strict=True))]
 
 
-def write(folder: Path, groups: dict[Group, list[np.ndarray]], writers: int, seed: int = 0, most: int = 7) -> list[str]:
+def write(
+    folder: Path, groups: dict[TensorGroup, list[np.ndarray]], writers: int, seed: int = 0, most: int = 7
+) -> list[str]:
     """Cut every tensor, deal the pieces to writers, and merge: a checkpoint without its manifest."""
     draw = random.Random(seed)
     names = [f"rank_{number:05d}" for number in range(writers)]
@@ -68,8 +70,8 @@ def tensors(shape: tuple[int, ...], dtype: type, count: int = 1) -> list[np.ndar
 @pytest.fixture
 def committed(tmp_path: Path) -> Path:
     groups = {
-        Group(("weight",), "bfloat16", (12, 10)): tensors((12, 10), np.uint16),
-        Group(("param", "exp_avg", "exp_avg_sq"), "float32", (3, 5, 7)): tensors((3, 5, 7), np.uint32, 3),
+        TensorGroup(("weight",), "bfloat16", (12, 10)): tensors((12, 10), np.uint16),
+        TensorGroup(("param", "exp_avg", "exp_avg_sq"), "float32", (3, 5, 7)): tensors((3, 5, 7), np.uint32, 3),
     }
     names = write(tmp_path, groups, writers=3)
     facts = merge(tmp_path, names)
@@ -90,9 +92,9 @@ def test_any_rectangle_of_any_pieces_is_read_back(shape: list[int], seed: int, w
     whole, draw = tuple(shape), random.Random(seed)
     with tempfile.TemporaryDirectory() as scratch:
         three = tensors(whole, np.uint32, 3)
-        group = Group(("a", "b", "c"), "float32", whole)
+        group = TensorGroup(("a", "b", "c"), "float32", whole)
         merge(Path(scratch), write(Path(scratch), {group: three}, writers, seed, most=draw.randrange(1, 12)))
-        with Reader(Path(scratch)) as reader:
+        with FileReader(Path(scratch)) as reader:
             for key, tensor in zip("abc", three, strict=True):
                 assert np.array_equal(reader.whole(key), tensor)
                 for box in cut(whole, draw, 6):
@@ -105,12 +107,12 @@ def test_long_and_short_runs_are_read_alike(tmp_path: Path, monkeypatch: pytest.
     """Rows far apart are fetched one by one, near ones together; columns of a large matrix both ways."""
     shape = (40, 6, 50)
     [tensor] = tensors(shape, np.uint16)
-    merge(tmp_path, write(tmp_path, {Group(("w",), "bfloat16", shape): [tensor]}, 1, most=1))
+    merge(tmp_path, write(tmp_path, {TensorGroup(("w",), "bfloat16", shape): [tensor]}, 1, most=1))
     box = ((3, 2, 11), (30, 3, 20))
     for limit in (1, 64, 1 << 20):
         monkeypatch.setattr(reading, "SEGMENT_BYTES", limit)
         into = np.zeros((60, 6, 40), dtype=np.uint16)[::2, ::2, ::2]  # memory with gaps
-        with Reader(tmp_path) as reader:
+        with FileReader(tmp_path) as reader:
             reader.read("w", box[0], into)
         assert np.array_equal(into, part(tensor, box)), limit
 
@@ -119,19 +121,19 @@ def test_columns_are_read_without_their_neighbours(tmp_path: Path, monkeypatch: 
     """Runs of a page and more: the share of one of eight TP ranks of a row-parallel matrix, and no byte beside it."""
     shape = (16, 8192)
     [tensor] = tensors(shape, np.uint32)
-    merge(tmp_path, write(tmp_path, {Group(("w",), "float32", shape): [tensor]}, 1, most=1))
+    merge(tmp_path, write(tmp_path, {TensorGroup(("w",), "float32", shape): [tensor]}, 1, most=1))
     into, read, preadv = np.zeros((16, 1024), dtype=np.uint32), [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda *wanted: read.append(preadv(*wanted)) or read[-1])
-    with Reader(tmp_path) as reader:
+    with FileReader(tmp_path) as reader:
         reader.read("w", (0, 3072), into)
     assert np.array_equal(into, tensor[:, 3072:4096])
     assert sum(read) == into.nbytes
 
 
 def test_a_gap_in_what_was_asked_for_is_an_error(committed: Path) -> None:
-    with Reader(committed) as reader, pytest.raises(ValueError, match=r"holds 20 of the 40 elements"):
+    with FileReader(committed) as reader, pytest.raises(ValueError, match=r"holds 20 of the 40 elements"):
         reader.read("weight", (10, 0), np.zeros((4, 10), dtype=np.uint16))
-    with Reader(committed) as reader, pytest.raises(ValueError, match="words of 4 bytes"):
+    with FileReader(committed) as reader, pytest.raises(ValueError, match="words of 4 bytes"):
         reader.read("weight", (0, 0), np.zeros((1, 1), dtype=np.uint32))
 
 
@@ -151,7 +153,7 @@ def test_coverage_is_noticed_without_comparing_pieces(shape: list[int], seed: in
 
 
 def test_what_writers_left_out_or_wrote_twice_is_named(tmp_path: Path) -> None:
-    group = Group(("w",), "float32", (4, 4))
+    group = TensorGroup(("w",), "float32", (4, 4))
     for number, box in enumerate([((0, 0), (2, 4)), ((2, 0), (2, 4))]):
         with FileWriter(tmp_path, f"rank_{number}") as file:
             file.add(group, *box, [memoryview(np.zeros(box[1], dtype=np.uint32))])
@@ -166,7 +168,7 @@ def test_what_writers_left_out_or_wrote_twice_is_named(tmp_path: Path) -> None:
 def test_a_piece_of_another_size_is_refused(tmp_path: Path) -> None:
     file = FileWriter(tmp_path, "rank_0")
     with pytest.raises(ValueError, match="16 bytes for each"):
-        file.add(Group(("w",), "float32", (4,)), (0,), (4,), [memoryview(bytes(15))])
+        file.add(TensorGroup(("w",), "float32", (4,)), (0,), (4,), [memoryview(bytes(15))])
 
 
 # ---- the commit
@@ -222,7 +224,7 @@ def test_every_changed_byte_is_named(committed: Path) -> None:
 
 
 def test_a_damaged_tensor_is_named(committed: Path) -> None:
-    with Reader(committed) as reader:
+    with FileReader(committed) as reader:
         piece = reader.pieces("exp_avg")[0]
         at = piece.position + 4 * int(np.prod(piece.shape))  # the group's second tensor
     path = committed / piece.file
@@ -259,6 +261,6 @@ def test_nothing_outside_the_folder_is_opened(committed: Path) -> None:
     lines = (committed / PIECES).read_text().replace("rank_00000.bin", "../rank_00.bin")
     (committed / PIECES).write_text(lines)
     os.link(committed / "rank_00000.bin", committed.parent / "rank_00.bin")
-    with Reader(committed) as reader, pytest.raises(DamagedError, match="no file of this folder"):
+    with FileReader(committed) as reader, pytest.raises(DamagedError, match="no file of this folder"):
         for key in reader.tensors:
             reader.whole(key)

@@ -1,0 +1,125 @@
+"""How one of our parameters lies in tensors of theirs: runs of rows, each in one place here and one there.
+
+Rows are counted over all dims but the last: a matrix [out, in] has ``out`` rows, experts [E, out, in] have E x out, a
+vector has one row per element. A layout is therefore a list of (their tensor, first row there, first row here, rows),
+which imports and exports alike, and any block of rows can be made without the rest of the tensor.
+
+Shape letters as in models/parameters.py: n = query heads, g = key-value groups, d = kv_channels, f = an MLP's width.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from models.shapes import GPTShape
+
+
+@dataclass(slots=True, frozen=True)
+class Strip:
+    """Rows of one of their tensors and where they lie in ours."""
+
+    name: str
+    """Theirs."""
+    start: int
+    """First row in theirs."""
+    row: int
+    """First row in ours."""
+    rows: int
+
+
+Strips = Callable[[tuple[str, ...], tuple[int, ...], GPTShape], Iterator[Strip]]
+"""From their names, our tensor's shape and the architecture."""
+
+
+@dataclass(slots=True, frozen=True)
+class Rule:
+    """What one of our parameters is made of."""
+
+    names: tuple[str, ...]
+    """Theirs, within the block. ``{expert}`` stands for an expert's number."""
+    strips: Strips
+    transposed: bool = False
+    """Theirs is [in, out], as GPT-2's Conv1D keeps its matrices."""
+    padded: bool = False
+    """Ours ends with rows that they do not have, which are zeros: the vocabulary, rounded up."""
+
+
+def row_count(shape: tuple[int, ...]) -> int:
+    """Rows of a tensor, as this module counts them."""
+    return math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+
+
+def same(name: str) -> Rule:
+    """The same tensor under another name."""
+    return Rule((name,), _whole)
+
+
+def vocabulary(name: str) -> Rule:
+    """An embedding or output layer: their vocab_size rows, then our padding."""
+    return Rule((name,), _vocabulary, padded=True)
+
+
+def stacked(*names: str) -> Rule:
+    """Equal parts one below the other: of a gated MLP the gate's f rows, then the other f."""
+    return Rule(names, _stacked)
+
+
+def by_group(queries: str, keys: str, values: str) -> Rule:
+    """Queries [n d, h], keys and values [g d, h] -> group after group its n/g queries, its key, its value."""
+    return Rule((queries, keys, values), _by_group)
+
+
+def experts(*names: str) -> Rule:
+    """Of each expert, its matrices one below the other: [E, rows of all names, in]."""
+    return Rule(names, _experts)
+
+
+def conv1d(name: str) -> Rule:
+    """GPT-2's Conv1D: theirs is [in, out]; its bias is a vector as ever."""
+    return Rule((name,), _whole, transposed=True)
+
+
+def conv1d_by_group(name: str) -> Rule:
+    """GPT-2's c_attn: a Conv1D of all queries, then all keys, then all values."""
+    return Rule((name,), _fused_by_group, transposed=True)
+
+
+def _whole(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    yield Strip(names[0], 0, 0, row_count(shape))
+
+
+def _vocabulary(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    yield Strip(names[0], 0, 0, of.vocab_size)
+
+
+def _stacked(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    rows = shape[0] // len(names)
+    for number, name in enumerate(names):
+        yield Strip(name, 0, number * rows, rows)
+
+
+def _experts(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    rows = shape[1] // len(names)
+    for expert in range(shape[0]):
+        for number, name in enumerate(names):
+            yield Strip(name.format(expert=expert), 0, expert * shape[1] + number * rows, rows)
+
+
+def _by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    for (name, start), row, rows in _groups(of):
+        yield Strip(names[name], start, row, rows)
+
+
+def _fused_by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    first = (0, of.query_size, of.query_size + of.kv_size)
+    for (part, start), row, rows in _groups(of):
+        yield Strip(names[0], first[part] + start, row, rows)
+
+
+def _groups(of: GPTShape) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """((queries, keys or values: 0, 1, 2; first row among these), first row in ours, rows), in our order."""
+    queries, row = of.num_attention_heads // of.num_query_groups * of.kv_channels, 0
+    for group in range(of.num_query_groups):
+        for part, rows in enumerate((queries, of.kv_channels, of.kv_channels)):
+            yield (part, group * rows), row, rows
+            row += rows

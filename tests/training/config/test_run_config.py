@@ -1,0 +1,215 @@
+"""What is wrong with a configuration is found before any rank starts: all of it, with the fix."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from training.cli.parse import parse_config
+from training.config.recipe import sections
+from training.config.run_config import RunConfig, learning_schedule
+
+DEBUG = "slurm/recipes/debug.toml"
+
+
+def problems(flags: str, world_size: int = 1) -> str:
+    """The problems of the debug recipe with these flags over it, one a line."""
+    return "\n".join(parse_config([DEBUG, *flags.split()]).problems(world_size))
+
+
+def test_the_debug_recipe_has_none() -> None:
+    assert problems("") == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "words"),
+    [
+        # layout
+        (
+            "--parallel.tensor_model_parallel_size 2",
+            3,
+            ["3 ranks", "TP 2 x CP 1 x PP 1 = 2", "Launch 2 or 4"],
+        ),
+        ("--parallel.pipeline_model_parallel_size 4", 2, ["2 ranks", "Launch 4 ranks"]),
+        # heads and groups
+        (
+            "--parallel.tensor_model_parallel_size 3 --model.num_query_groups 1 --model.ffn_hidden_size 177 "
+            "--model.make_vocab_size_divisible_by 129",
+            3,
+            ["model.num_attention_heads 4 is not divisible", "size 3", "1, 2, 4"],
+        ),
+        (
+            "--model.num_attention_heads 12 --model.num_query_groups 4 --model.hidden_size 96 "
+            "--model.ffn_hidden_size 192 --model.make_vocab_size_divisible_by 384 "
+            "--parallel.tensor_model_parallel_size 6",
+            6,
+            ["model.num_query_groups 4 neither divides nor is divided", "size 6", "1, 2, 4, 12"],
+        ),
+        (
+            "--model.kv_channels 1 --model.num_query_groups 1 --model.position_embedding_type none "
+            "--parallel.tensor_model_parallel_size 4",
+            4,
+            ["1 groups make 6 rows", "size 4"],
+        ),
+        ("--model.ffn_hidden_size 177 --parallel.tensor_model_parallel_size 2", 2, ["177", "Use 176 or 178"]),
+        (
+            "--model.make_vocab_size_divisible_by 3 --parallel.tensor_model_parallel_size 2",
+            2,
+            ["model.make_vocab_size_divisible_by 3", "Use 128"],
+        ),
+        # layers
+        (
+            "--parallel.pipeline_model_parallel_size 3",
+            3,
+            ["model.num_layers 4", "PP 3 x VPP 1 = 3", "3 or 6"],
+        ),
+        (
+            "--parallel.pipeline_model_parallel_size 4 --parallel.virtual_pipeline_model_parallel_size 2",
+            4,
+            ["model.num_layers 4", "PP 4 x VPP 2 = 8 chunks"],
+        ),
+        # sequence
+        (
+            "--model.seq_length 63 --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel",
+            2,
+            ["model.seq_length 63", "TP 2 x CP 1 (parallel.sequence_parallel)", "62 or 64"],
+        ),
+        (
+            "--model.seq_length 66 --parallel.context_parallel_size 2",
+            2,
+            ["seq_length 66", "2 x CP 2", "64 or 68"],
+        ),
+        (
+            "--model.shape gpt2_tiny --model.seq_length 2048",
+            1,
+            ["model.seq_length 2048 exceeds model.max_position_embeddings 1024"],
+        ),
+        # batch
+        (
+            "--train.micro_batch_size 3",
+            1,
+            ["train.global_batch_size 8", "micro_batch_size 3 x DP 1", "6 or 9"],
+        ),
+        ("", 3, ["train.global_batch_size 8", "train.micro_batch_size 1 x DP 3 = 3", "6 or 9"]),
+        ("--train.rampup_batch_size 3 2 10", 1, ["rampup_batch_size", "8 - 3 = 5"]),
+        (
+            "--train.global_batch_size 9 --parallel.pipeline_model_parallel_size 2 "
+            "--parallel.virtual_pipeline_model_parallel_size 2",
+            2,
+            ["train.global_batch_size 9 makes 9 microbatches", "size 2", "8 or 10"],
+        ),
+        (
+            "--train.rampup_batch_size 2 1 10 --parallel.pipeline_model_parallel_size 2 "
+            "--parallel.virtual_pipeline_model_parallel_size 2",
+            2,
+            ["train.global_batch_size 7 makes 7 microbatches"],
+        ),
+        # schedule
+        ("--optimizer.lr_warmup_iters 10", 1, ["optimizer.lr_warmup_iters", "optimizer.lr_decay_iters"]),
+        ("--optimizer.lr_decay_style WSD --optimizer.lr_wsd_decay_iters 11", 1, ["lr_wsd_decay_iters"]),
+        ("--optimizer.lr_decay_iters 0", 1, ["optimizer.lr_decay_iters must be 1 or more, found 0"]),
+        ("--optimizer.start_weight_decay -1", 1, ["optimizer.start_weight_decay must not be negative"]),
+        ("--optimizer.adam_eps 0", 1, ["optimizer.adam_eps must be above 0"]),
+        (
+            "--optimizer.clip_grad nan --optimizer.lr inf",
+            1,
+            ["clip_grad must be a finite", "lr must be a finite"],
+        ),
+        # recomputation
+        ("--train.recompute_granularity full", 1, ["needs recompute_method and recompute_num_layers"]),
+        ("--train.recompute_method block", 1, ["recompute_granularity"]),
+        (
+            "--train.recompute_granularity full --train.recompute_method block --train.recompute_num_layers 0",
+            1,
+            ["train.recompute_num_layers must be 1 or more"],
+        ),
+        ("--train.recompute_granularity selective --train.recompute_modules", 1, ["recompute_modules"]),
+        (
+            "--train.recompute_granularity selective --train.recompute_modules moe mla_up_proj",
+            1,
+            ['"moe" needs a model with model.num_moe_experts', '"mla_up_proj" needs a model with model.multi_latent'],
+        ),
+        # the rest
+        ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
+        ("--nproc 0", 1, ["nproc must be 1 or more, found 0"]),
+        ("--nproc -2", -2, ["nproc must be 1 or more, found -2"]),
+        ("--world_size 8", 1, ["world_size is what --dry_run plans for"]),
+        ("--checkpoint.finetune", 1, ["checkpoint.load"]),
+        ("--parallel.expert_model_parallel_size 2", 2, ["a model with experts"]),
+        ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
+        ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
+        ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),
+        ("--optimizer.megatron optimizer_cpu_offload=True", 1, ["optimizer_cpu_offload is not supported"]),
+        ("--model.megatron hidden_size=3", 1, ["hidden_size is set by Triplane's own fields"]),
+        ("--parallel.megatron a=1 a=2", 1, ["parallel.megatron: a is given twice"]),
+        ("--model.shape lama3_8b", 1, ['model.shape "lama3_8b" is unknown', "llama3_8b"]),
+    ],
+)
+def test_a_problem_says_the_numbers_and_the_way_out(flags: str, world_size: int, words: list[str]) -> None:
+    found = problems(flags, world_size)
+    assert all(word in found for word in words), found
+    assert len(found.splitlines()) <= 2, found
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size"),
+    [
+        ("--parallel.tensor_model_parallel_size 4", 4),  # 2 query groups: each is held by two ranks
+        ("--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel", 8),
+        ("--parallel.context_parallel_size 2 --parallel.tensor_model_parallel_size 2 "
+         "--parallel.sequence_parallel --model.seq_length 60", 4),
+        ("--parallel.pipeline_model_parallel_size 4 --parallel.num_layers_in_first_pipeline_stage 1", 4),
+        ("--train.rampup_batch_size 2 2 10 --parallel.pipeline_model_parallel_size 2 "
+         "--parallel.virtual_pipeline_model_parallel_size 2", 2),
+        ("--optimizer.lr_warmup_iters 9", 1),
+        ("--optimizer.megatron optimizer_cpu_offload=False", 1),
+        ("--optimizer.lr_warmup_iters 20 --optimizer.lr_decay_style constant", 1),
+        ("--world_size 8 --dry_run", 8),
+    ],
+)  # fmt: skip
+def test_what_works_is_not_refused(flags: str, world_size: int) -> None:
+    assert problems(flags, world_size) == ""
+
+
+def test_all_problems_are_found_at_once() -> None:
+    found = problems(
+        "--model.shape nope --parallel.pipeline_model_parallel_size 3 --train.micro_batch_size 3 "
+        "--checkpoint.keep 0 --log.log_interval 0 --data.split x --optimizer.lr -1",
+        world_size=4,
+    )
+    for word in (
+        "nope",
+        "4 ranks",
+        "micro_batch_size 3",
+        "checkpoint.keep",
+        "log.log_interval",
+        "split",
+        "lr -1",
+    ):
+        assert word in found
+    assert len(found.splitlines()) == 7
+
+
+def test_a_broken_section_hides_no_other() -> None:
+    found = problems("--parallel.tensor_model_parallel_size 0 --model.num_query_groups 3 --train.micro_batch_size 3")
+    assert "parallel.tensor_model_parallel_size must be 1 or more" in found
+    assert "model.num_query_groups 3" in found
+    assert "train.micro_batch_size 3" in found
+
+
+def test_iterations_become_samples() -> None:
+    config = parse_config([DEBUG, "--optimizer.lr_warmup_iters", "4", "--optimizer.lr_decay_iters", "8"])
+    schedule = learning_schedule(config.optimizer, config.train)
+    assert (schedule.warmup_samples, schedule.decay_samples) == (32, 64)
+    assert schedule.learning_rate(32) == config.optimizer.lr
+    assert schedule.learning_rate(65) == config.optimizer.min_lr
+
+
+def test_only_what_defaults_to_none_may_be_none() -> None:
+    def check(kind: Any) -> None:
+        for field in dataclasses.fields(kind):
+            if "None" in str(field.type) and field.default is not dataclasses.MISSING:
+                assert field.default is None, f"{kind.__name__}.{field.name}: TOML cannot say None"
+
+    for kind in [RunConfig, *sections().values()]:
+        check(kind)

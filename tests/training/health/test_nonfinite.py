@@ -1,0 +1,295 @@
+"""A NaN in one rank's work: the right rank, layer and microbatch are named, and no weight ever sees it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import runs
+from data.prepared import Prepared
+from models.resolve import resolve
+from parallel import groups
+from parallel.groups import Ranks
+from parallel.launch import Identity
+from ranks import run_ranks
+from tests.training.health.injected import Rank, inject, run, tensors, to_nan
+from training import train
+from training.checkpoint import folders
+from training.checkpoint.progress import Progress
+from training.config.run_config import RunConfig
+from training.health import nonfinite, overflows
+from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
+from training.metrics.jsonl import read_jsonl
+from training.step import StepResult, ready_gradients
+
+ITERS = ("--train.train_iters", "4", "--train.global_batch_size", "4")
+PIPELINE = ("--parallel.pipeline_model_parallel_size", "2")
+TENSOR = ("--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")
+
+
+class Output(Rank):
+    """A module's output at iteration 3, microbatch 1 of rank 1: NaN, once or each time."""
+
+    always = False
+    path = "decoder.layers.3.mlp.linear_fc2"
+    guilty = 1
+    last = 3
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.calls = 0
+        if self.ranks.rank == self.guilty:
+            self.module(self.path).register_forward_hook(self.spoil)
+
+    def before_step(self, progress: Progress) -> None:
+        super().before_step(progress)
+        self.calls = 0
+
+    def spoil(self, module: nn.Module, _inputs: object, outputs: Any) -> Any:
+        if not module.training:
+            return outputs
+        self.calls += 1
+        microbatches = 4 // self.ranks.layout.dp
+        due = 3 <= self.iteration <= self.last and (
+            self.calls == 2 or (self.always and self.calls % microbatches == 2 % microbatches)
+        )
+        if not due:
+            return outputs
+        return to_nan(outputs) if isinstance(outputs, Tensor) else (to_nan(outputs[0]), *outputs[1:])
+
+
+class EachTime(Output):
+    always = True
+
+
+class Gradient(Rank):
+    """One parameter's gradient at iteration 3 on rank 1, in its last microbatch: once, while all outputs are fine."""
+
+    name = "layers.3.mlp.linear_fc2.weight"
+    times = 1
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.calls, self.left = 0, self.times
+        if self.ranks.rank == 1:
+            self.parameter(self.name).register_hook(self.spoil)
+
+    def spoil(self, gradient: Tensor) -> Tensor:
+        self.calls += 1
+        if self.iteration != 3 or self.calls % (4 // self.ranks.layout.dp) or not self.left:
+            return gradient
+        self.left -= 1
+        return to_nan(gradient)
+
+
+class EachGradient(Gradient):
+    times = 99
+
+
+def found_json(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "nonfinite/iter_0000003/found.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("world_size", "flags", "fault", "named"),
+    [
+        (2, ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True",
+             "--model.hidden_dropout", "0.1"), Gradient,
+         "the gradient of layers.3.mlp.linear_fc2.weight, on rank 1"),
+        (2, (*PIPELINE, "--precision.dtype", "bf16"), Output, "the forward pass, microbatch 1, on rank 1"),
+    ],
+)  # fmt: skip
+def test_a_passing_fault_leaves_no_trace(
+    world_size: int, flags: tuple[str, ...], fault: type[Rank], named: str, prepared: Prepared, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert run(prepared, tmp_path / "straight", world_size, *ITERS, *flags) == (0, None)
+    assert "run again" not in capfd.readouterr().out
+    inject(monkeypatch, fault)
+    assert run(prepared, tmp_path / "run", world_size, *ITERS, *flags) == (0, None)
+    [said] = [line for line in capfd.readouterr().out.splitlines() if "passing fault" in line]
+    assert said.startswith("iteration 3: loss ")
+    assert f"first in {named} (" in said
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
+    found = found_json(tmp_path / "run")
+    assert found["passing"]
+    assert [one["rank"] for one in found["culprit"]["ranks"]] == [1]
+    assert found["first_sample"] == 8
+    data = 1 if world_size == 2 and PIPELINE[0] not in flags else 0
+    batch = np.load(tmp_path / f"run/nonfinite/iter_0000003/data-{data:05d}.npz", allow_pickle=False)
+    assert batch["tokens"].shape == batch["labels"].shape == (2 if data else 4, 1, 64)
+    assert np.array_equal(batch["tokens"][..., 1:], batch["labels"][..., :-1])
+
+
+def test_routers_biases_are_put_back(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They move before the update is decided on; and experts' NaN reaches other replicas within the layer."""
+    monkeypatch.setattr(Output, "path", "decoder.layers.3.pre_mlp_layernorm")
+    experts = ("--model.shape", "deepseek_v3_tiny", "--parallel.expert_model_parallel_size", "2")
+    run(prepared, tmp_path / "straight", 2, *ITERS, *experts)
+    inject(monkeypatch, Output)
+    assert run(prepared, tmp_path / "run", 2, *ITERS, *experts) == (0, None)
+    assert "passing fault" in capfd.readouterr().out
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault", "guilty", "named"),
+    [
+        (TENSOR, EachTime, 1, "the output of layers.1.mlp.linear_fc1, microbatch 1, on rank 1 ("),
+        (PIPELINE, EachTime, 0, "the output of layers.1.mlp.linear_fc2, microbatch 1, on rank 0 ("),
+        (PIPELINE, EachGradient, 1, "the gradient of layers.3.mlp.linear_fc2.weight, microbatch 3, on rank 1 ("),
+    ],
+)
+def test_what_comes_again_stops_the_run(
+    flags: tuple[str, ...], fault: type[Rank], guilty: int, named: str, prepared: Prepared, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Output, "guilty", guilty)
+    if flags == TENSOR:  # column-parallel: its output is this rank's alone, until the row-parallel product behind it
+        monkeypatch.setattr(Output, "path", "decoder.layers.3.mlp.linear_fc1")
+    inject(monkeypatch, fault)
+    code, failure = run(prepared, tmp_path, 2, *ITERS, *flags)
+    assert code == 1
+    assert failure is not None
+    assert "Traceback" not in failure.text
+    assert failure.text.startswith("iteration 3: loss ")
+    assert "software or data" in failure.text
+    assert f"first in {named}" in failure.text
+    assert f"The newest good checkpoint is {tmp_path}/checkpoints/iter_0000002." in failure.text
+    newest = folders.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "iter_0000002"
+    assert not found_json(tmp_path)["passing"]
+    assert not (tmp_path / "done").exists()
+
+
+def test_an_update_can_be_passed_over(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """But not any number of them in a row."""
+    monkeypatch.setattr(nonfinite, "MOST_SKIPS", 1)
+    monkeypatch.setattr(Output, "last", 4)
+    inject(monkeypatch, EachTime)
+    code, failure = run(prepared, tmp_path, 2, *ITERS, "--fault.nonfinite", "skip", "--log.log_interval", "1")
+    assert capfd.readouterr().out.count("The update is skipped (fault.nonfinite)") == 1
+    assert [line["skipped"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 0, 1]
+    assert code == 1
+    assert failure is not None
+    assert failure.text.startswith("iteration 4: ")
+    assert "1 updates in a row were skipped" in failure.text
+
+
+FP16 = ("--precision.dtype", "fp16", "--precision.hysteresis", "1", "--precision.initial_loss_scale")
+
+
+def test_with_fp16_too_a_passing_fault_leaves_no_trace(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Non-finite gradients lower the loss scale, which is put back before the second run."""
+    monkeypatch.setattr(Output, "guilty", 0)
+    assert run(prepared, tmp_path / "straight", 1, *ITERS, *FP16, "1024") == (0, None)
+    inject(monkeypatch, Output)
+    assert run(prepared, tmp_path / "run", 1, *ITERS, *FP16, "1024", "--log.log_interval", "1") == (0, None)
+    out = capfd.readouterr().out
+    assert "a passing fault of the hardware; first in the forward pass, microbatch 1, on rank 0 (" in out
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
+    lines = read_jsonl(tmp_path / "run/metrics.jsonl")
+    assert [line["loss_scale"] for line in lines] == [1024] * 4
+    assert [line["skipped"] for line in lines] == [0] * 4
+
+
+class Overflow(Rank):
+    """Each gradient of one parameter is too large for fp16, while the loss is fine."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.parameter("layers.3.mlp.linear_fc2.weight").register_hook(lambda gradient: gradient * math.inf)
+
+
+def test_what_overflows_at_the_lowest_loss_scale_ends(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overflows, "MOST_OVERFLOWS", 2)
+    inject(monkeypatch, Overflow)
+    code, failure = run(prepared, tmp_path, 1, *ITERS, *FP16, "2", "--precision.min_loss_scale", "1")
+    assert code == 1
+    assert failure is not None
+    assert failure.text.startswith(
+        "iteration 3: fp16 gradients have overflowed in 2 iterations in a row, while the loss"
+    )
+    assert "at loss scale 1, which goes no lower" in failure.text
+    assert "run again" not in capfd.readouterr().out
+
+
+class BadMoment(Rank):
+    """Adam's second moment is spoilt on rank 1 behind the update, when no gradient can tell."""
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if progress.iteration == 4 and self.ranks.rank == 1:
+            from training.checkpoint.optimizer_state import held_slices
+
+            _, held = next(held_slices(self.optimizer))
+            held.tensors["exp_avg_sq"][0] = float("inf")
+
+
+def test_a_poisoned_state_is_not_saved(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inject(monkeypatch, BadMoment)
+    code, failure = run(prepared, tmp_path, 2, *ITERS)
+    assert code == 1
+    assert failure is not None
+    assert "after iteration 4: Adam's exp_avg_sq of the weight " in failure.text
+    assert " on rank 1 (" in failure.text
+    newest = folders.latest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "iter_0000002"
+
+
+def _check_two_halves(identity: Identity, run_dir: Path) -> None:
+    """Gradients made ready, then the update: bit for bit what Megatron's own ``step`` does in one go."""
+    config = runs.configuration(run_dir, "--precision.dtype", "bf16", "--parallel.tensor_model_parallel_size", "2")
+    with groups.start(config.layout(2), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        after = [_updated(config, ranks, halves) for halves in (True, False)]
+    assert after[0][0] == after[1][0]
+    assert all(map(torch.equal, after[0][1], after[1][1]))
+
+
+def _updated(config: RunConfig, ranks: Ranks, halves: bool) -> tuple[float | None, list[Tensor]]:
+    chunks, optimizer = train.build_parts(config, resolve(config.model, 257), ranks)
+    params = list(chunks[0].parameters())
+    for number, param in enumerate(params):
+        param.main_grad.fill_(0.1 * (number % 7 + 1))
+    before = [param.clone() for param in params]
+    if halves:
+        ready, norm = ready_gradients(optimizer)
+        assert ready
+        assert all(map(torch.equal, before, params))
+        optimizer.step_with_ready_grads()
+    else:
+        _, norm, _ = optimizer.step()
+    assert not any(map(torch.equal, before, params))
+    return norm, params
+
+
+def test_an_update_in_two_halves_is_megatrons(tmp_path: Path) -> None:
+    run_ranks(2, _check_two_halves, tmp_path)
+
+
+def test_the_earliest_place_is_to_blame() -> None:
+    def rank(number: int, **found: Any) -> Evidence:
+        return Evidence(rank=number, host=f"n{number}", stage=number % 2, data_rank=number // 2, **found)
+
+    late, early = NonfinitePlace(3, 0, 9, "b"), NonfinitePlace(2, 1, 4, "a")
+    assert str(locate([rank(0, forward=late), rank(1, forward=early)])) == (
+        "a, microbatch 2, on rank 1 (n1), pipeline stage 1"
+    )
+    both = locate([rank(0, forward=early), rank(1, forward=early), rank(2, backward=NonfinitePlace(0, 0, 0, "c"))])
+    assert "on rank 0 or 1 (n0, n1), pipeline stage 0 or 1" in str(both)
+    assert str(locate([rank(3, weights=["w"]), rank(0, forward=early)])).startswith("the weight w, on rank 3")
+    assert locate([rank(0)]) is None

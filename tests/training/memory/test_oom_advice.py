@@ -1,0 +1,80 @@
+"""What would fit where memory ran out: priced again, legal, the fewest changes, and only what fits."""
+
+import re
+
+import pytest
+
+from models.resolve import resolve
+from parallel.launch import Identity
+from training.cli.parse import parse_config
+from training.memory.oom_advice import Room, advice
+from training.memory.predicted import Modules, Planned, fullest
+
+GPU = Modules(cuda=True, transformer_engine=True)
+H100 = Room(bytes=79.1 * 2**30, words="the card's {}")
+LLAMA = "--model.shape llama3_8b --model.seq_length 8192 --train.global_batch_size 64 --precision.dtype bf16"
+
+
+def printed(flags: str, world_size: int, room: Room = H100) -> list[str]:
+    config = parse_config(flags.split())
+    assert config.problems(world_size) == []
+    identity = Identity(world_size=world_size, local_world_size=8)
+    return advice(config, identity, resolve(config.model, None), GPU, room).splitlines()
+
+
+def priced(flags: str, world_size: int) -> float:
+    config = parse_config(flags.split())
+    assert config.problems(world_size) == []
+    return fullest([Planned(config=config, world_size=world_size)], resolve(config.model, None), GPU)[0].total / 2**30
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"{LLAMA} --train.micro_batch_size 2",
+        f"{LLAMA} --parallel.use_distributed_optimizer False",
+        f"{LLAMA} --parallel.tensor_model_parallel_size 2 --train.micro_batch_size 2",
+        f"{LLAMA.replace('llama3_8b', 'llama3_70b')} --parallel.tensor_model_parallel_size 8",
+    ],
+    ids=["activations", "states", "sequence", "large"],
+)
+def test_each_change_fits_and_has_the_bytes_it_says(flags: str) -> None:
+    lines = printed(flags, 16)
+    assert re.match(r"out of memory: predicted are [\d.]+ GiB on a rank of stage 0 \(\w+ [\d.]+ GiB, ", lines[0])
+    assert "63.28 GiB (80%" in lines[1] and "least speed first" in lines[1]
+    changes = lines[2:]
+    assert 1 <= len(changes) <= 3
+    for line in changes:
+        change, _, said = line.strip().rpartition(": ")
+        ranks = re.match(r"([\d,]+) ranks ?", change)
+        own = change[ranks.end() :] if ranks else change
+        world = int(ranks[1].replace(",", "")) if ranks else 16
+        assert priced(f"{flags} {own}", world) == pytest.approx(float(said.split()[0]), abs=0.006)
+        assert priced(f"{flags} {own}", world) <= 0.8 * 79.1
+        fields = own.split(" --")
+        if len(fields) > 1 and "sequence_parallel" not in own and "recompute" not in own and not ranks:
+            for left in range(len(fields)):  # none is there for nothing
+                rest = " ".join(f"--{part.removeprefix('--')}" for at, part in enumerate(fields) if at != left)
+                assert priced(f"{flags} {rest}", world) > 0.8 * 79.1
+
+
+def test_the_cheapest_comes_first() -> None:
+    """Sharding the optimizer costs nothing, recomputing everything a third of the products."""
+    lines = printed(f"{LLAMA} --parallel.use_distributed_optimizer False --parallel.tensor_model_parallel_size 2 "
+                 "--parallel.sequence_parallel True", 16)  # fmt: skip
+    assert "--parallel.use_distributed_optimizer True" in lines[2]
+    assert not any("granularity full" in line for line in lines)
+
+
+def test_where_nothing_fits_the_ranks_that_would() -> None:
+    lines = printed("--model.shape llama31_405b --model.seq_length 8192 --train.global_batch_size 64 "
+                 "--precision.dtype fp16", 8, Room(bytes=14 * 2**30, words="the card's {}"))  # fmt: skip
+    assert lines[1].startswith("No change of this configuration fits below 11.20 GiB on 8 ranks")
+    ranks = int(re.match(r"([\d,]+) ranks would do", lines[2])[1].replace(",", ""))  # type: ignore[index]
+    assert 256 <= ranks <= 8192 and "TP 8" in lines[2]
+
+
+def test_what_should_have_fitted_is_said() -> None:
+    lines = printed(LLAMA, 64, Room(bytes=400 * 2**30, words="the card's {}"))
+    assert lines[1].startswith("By that it should have fitted")
+    assert "a tenth less" in lines[2] and len(lines) == 6

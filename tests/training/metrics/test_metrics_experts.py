@@ -1,0 +1,274 @@
+"""Expert load, dropped assignments, balancing losses and MTP losses: what is measured, and the same on every layout."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import runs
+from data.prepared import Prepared
+from models.init import global_tensors
+from models.names import canonical
+from models.resolve import resolve
+from parallel import groups
+from parallel.launch import Identity
+from parallel.replicas import unwrap
+from ranks import run_ranks
+from training import train
+from training.batches import BatchStream
+from training.checkpoint.progress import Progress
+from training.config.run_config import RunConfig, batch_schedule
+from training.metrics.console import ConsoleSink
+from training.metrics.depths import DepthMeter
+from training.metrics.experts import ExpertMeter
+from training.metrics.jsonl import JsonlSink, read_jsonl
+from training.metrics.meters import model_meters
+from training.metrics.values import curves
+from training.step import StepRequests, evaluate
+
+SHORT = ["--train.global_batch_size", "4", "--train.train_iters", "2", "--log.log_interval", "2"]
+EXPERTS = ["--model.num_moe_experts", "4", "--model.moe_router_topk", "2", "--model.moe_ffn_hidden_size", "64"]
+SOME_DENSE = ["--model.moe_layer_freq", "[0,1,1,1]"]
+BALANCED = ["--model.moe_router_load_balancing_type", "aux_loss", "--model.moe_aux_loss_coeff", "0.05",
+            "--model.moe_z_loss_coeff", "1e-3"]  # fmt: skip
+TWO_DEPTHS = ["--model.mtp_num_layers", "2"]
+ALL = [*SHORT, *EXPERTS, *SOME_DENSE, *BALANCED, *TWO_DEPTHS]
+# The bias decides alone which experts a token gets: sigmoid scores lie between 0 and 1.
+BIASED = ["--model.moe_router_score_function", "sigmoid", "--model.moe_router_enable_expert_bias", "True"]
+TENSOR = "--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True"
+LAYOUTS = {
+    "dp2ep2": "--parallel.expert_model_parallel_size 2",
+    "tp2sp": TENSOR + " --parallel.expert_model_parallel_size 2 --parallel.expert_tensor_parallel_size 1",
+    "cp2": "--parallel.context_parallel_size 2",
+    "pp2": "--parallel.pipeline_model_parallel_size 2",
+}
+
+
+@pytest.fixture(scope="module")
+def reference(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """metrics.jsonl of the model with everything to measure, on one rank."""
+    return runs.train(prepared, runs.configuration(tmp_path_factory.mktemp("one"), *ALL), 1)
+
+
+def test_numbers_are_of_the_size_that_they_must_have(reference: list[dict[str, Any]]) -> None:
+    """Fresh weights: nearly even use, losses near those of guessing. Wrong factors would be whole multiples off."""
+    first = reference[0]
+    assert list(first["expert_load"]) == ["1", "2", "3", "mtp.0", "mtp.1"]
+    assert all(sum(loads) == pytest.approx(1, abs=1e-12) for loads in first["expert_load"].values())
+    assert first["expert_load_max"] == 4 * max(max(loads) for loads in first["expert_load"].values())
+    assert first["dropped_tokens"] == 0
+    assert 0.99 < first["load_balancing_loss"] < 1.1
+    assert first["z_loss"] == pytest.approx(math.log(4) ** 2, abs=0.1)
+    assert first["mtp_loss"] == pytest.approx([math.log(257)] * 2, abs=0.2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_measures_the_same(
+    layout: str, reference: list[dict[str, Any]], prepared: Prepared, tmp_path: Path
+) -> None:
+    metrics = runs.train(prepared, runs.configuration(tmp_path / "run", *ALL, *LAYOUTS[layout].split()), 2)
+    for expected, found in zip(reference, metrics, strict=True):
+        for name in ("expert_load", "expert_load_max", "dropped_tokens"):
+            assert found[name] == expected[name]
+        for name in ("load_balancing_loss", "z_loss", "mtp_loss"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "rel"),
+    [
+        ("seq_aux_loss", LAYOUTS["cp2"], 1e-5),
+        # Its running means are over microbatches, of which each of two replicas has half: close, not the same.
+        ("global_aux_loss", "", 0.02),
+    ],
+)
+def test_balancing_losses_of_other_kinds(kind: str, flags: str, rel: float, prepared: Prepared, tmp_path: Path) -> None:
+    flags_of_all = [*SHORT, *EXPERTS, *BALANCED, "--model.moe_router_load_balancing_type", kind]
+    one = runs.train(prepared, runs.configuration(tmp_path / "one", *flags_of_all), 1)
+    two = runs.train(prepared, runs.configuration(tmp_path / "two", *flags_of_all, *flags.split()), 2)
+    assert 0.99 < one[0]["load_balancing_loss"] < 1.2
+    assert two[0]["load_balancing_loss"] == pytest.approx(one[0]["load_balancing_loss"], rel=rel)
+
+
+def test_a_model_without_experts_and_depths_has_no_such_keys(prepared: Prepared, tmp_path: Path) -> None:
+    (line,) = runs.train(prepared, runs.configuration(tmp_path, *SHORT, "--train.train_iters", "1"), 1)
+    assert not {key for key in line if "expert" in key or "dropped" in key or "z_loss" in key or "mtp" in key}
+
+
+# Known routing, and what counts
+
+
+class Trial:
+    """A model on this rank, with everything that a step needs."""
+
+    def __init__(self, config: RunConfig, prepared: Prepared, ranks: groups.Ranks) -> None:
+        self.config, self.ranks = config, ranks
+        self.shape = resolve(config.model, prepared.tokenizer.vocab_size)
+        self.chunks, self.optim = train.build_parts(config, self.shape, ranks)
+        self.stream = BatchStream(
+            lambda: train.open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 1, 0
+        )
+
+    def step(self) -> None:
+        train.one_step(self.config, self.chunks, self.optim, self.stream, self.ranks, Progress(), StepRequests())
+
+    def evaluate(self) -> None:
+        evaluate(
+            self.chunks, lambda: self.stream.next(64), 1, self.ranks, seq_length=64, micro_batch_size=1
+        )  # fmt: skip
+
+    def prefer(self, experts: dict[str, Sequence[int]]) -> None:
+        """Send all tokens of a block, by its canonical name, to these of its experts."""
+        for chunk in self.chunks:
+            for entry in global_tensors(unwrap(chunk)):
+                if entry.key.endswith("expert_bias"):
+                    block = canonical(entry.key).removesuffix(".mlp.router.expert_bias")
+                    entry.data[list(experts[block])] += 10.0
+
+
+def with_trial(identity: Identity, config: RunConfig, prepared: Prepared, check: Any, *args: Any) -> None:
+    with groups.start(
+        config.layout(identity.world_size), identity, device="cpu", seed=1, timeout_minutes=2
+    ) as ranks_of_trial:
+        trial = Trial(config, prepared, ranks_of_trial)
+        check(trial, *args)
+        trial.stream.close()
+
+
+def see_known_routing(trial: Trial) -> None:
+    trial.prefer({"layers.1": (0, 1), "layers.2": (1, 2), "layers.3": (0, 3), "mtp.0": (1, 3), "mtp.1": (2, 3)})
+    meter = ExpertMeter(trial.shape, trial.chunks, trial.ranks)
+    trial.step()
+    values = meter.report()
+    assert values == {
+        "expert_load": {
+            "1": [0.5, 0.5, 0, 0],
+            "2": [0, 0.5, 0.5, 0],
+            "3": [0.5, 0, 0, 0.5],
+            "mtp.0": [0, 0.5, 0, 0.5],
+            "mtp.1": [0, 0, 0.5, 0.5],
+        },
+        "expert_load_max": 2.0,
+        "dropped_tokens": 0.0,
+    }
+
+
+def test_loads_belong_to_their_blocks_on_any_stage(prepared: Prepared, tmp_path: Path) -> None:
+    flags = [*SHORT, *EXPERTS, *SOME_DENSE, *BIASED, *TWO_DEPTHS, *LAYOUTS["pp2"].split()]
+    config = runs.configuration(tmp_path, *flags, "--parallel.virtual_pipeline_model_parallel_size", "2")
+    run_ranks(2, with_trial, config, prepared, see_known_routing)
+
+
+def see_dropping(trial: Trial, dropped: float) -> None:
+    trial.prefer({f"layers.{block}": (0, 1) for block in range(4)})
+    meter = ExpertMeter(trial.shape, trial.chunks, trial.ranks)
+    trial.step()
+    values = meter.report()
+    assert values["dropped_tokens"] == dropped
+    assert values["expert_load"] == {str(block): [0.5, 0.5, 0, 0] for block in range(4)}
+    assert values["expert_load_max"] == 2.0
+
+
+@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize(("capacity", "dropped"), [(0.5, 0.75), (1.0, 0.5), (2.0, 0.0)])
+def test_assignments_beyond_capacity_are_dropped(
+    pad: bool, capacity: float, dropped: float, prepared: Prepared, tmp_path: Path
+) -> None:
+    """Two of four experts are asked for every token: each for twice its even share."""
+    flags = ["--model.moe_expert_capacity_factor", str(capacity), "--model.moe_pad_expert_input_to_capacity", str(pad)]
+    config = runs.configuration(tmp_path, *SHORT, *EXPERTS, *BIASED, *flags)
+    run_ranks(1, with_trial, config, prepared, see_dropping, dropped)
+
+
+def see_each_token_once(trial: Trial) -> None:
+    meters = model_meters(trial.shape, trial.chunks, trial.ranks)
+    experts, depths = meters
+    assert isinstance(experts, ExpertMeter) and isinstance(depths, DepthMeter)
+    trial.evaluate()
+    assert experts.report() == depths.report() == {}
+    for _ in range(2):  # a second time: what was reported is gone
+        trial.step()
+        trial.evaluate()
+        microbatches, routers, tokens, topk = 4, 3 + 2, 64, 2
+        assert experts.calls == microbatches * routers
+        assert experts.asked == experts.assigned.sum() == microbatches * routers * tokens * topk
+        assert depths.microbatches == microbatches
+        values = {name: torch.tensor(value) for meter in meters for name, value in meter.report().items()
+                  if name in ("load_balancing_loss", "z_loss", "mtp_loss")}  # fmt: skip
+        assert 0.99 < values["load_balancing_loss"] < 1.2
+        assert abs(values["z_loss"] - math.log(4) ** 2) < 0.2
+        assert (values["mtp_loss"] - math.log(257)).abs().max() < 0.5
+    assert experts.report() == depths.report() == {}
+
+
+@pytest.mark.parametrize(
+    "recompute",
+    [
+        "",
+        "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1",
+        "--train.recompute_granularity selective --train.recompute_modules moe",
+    ],
+)
+def test_each_token_counts_once(recompute: str, prepared: Prepared, tmp_path: Path) -> None:
+    """Whether or not activations are recomputed; those of an evaluation never."""
+    run_ranks(1, with_trial, runs.configuration(tmp_path, *ALL, *recompute.split()), prepared, see_each_token_once)
+
+
+# Sinks
+
+
+LINE: dict[str, Any] = {
+    "loss": 5.0,
+    "mtp_loss": [5.314, math.nan],
+    "expert_load": {"3": [0.25, 0.75], "mtp.0": [0.5, 0.5]},
+    "expert_load_max": 1.5,
+    "dropped_tokens": 0.0123,
+}
+
+
+def test_console_shows_experts_and_depths() -> None:
+    said: list[str] = []
+    ConsoleSink(said.append, 9).write(1, LINE | {"mtp_loss": [5.314, 5.4]})
+    assert said == ["iteration      1/9 | loss 5.0000 | mtp 5.31 5.40 | experts 1.50x | dropped 1.2%"]
+
+
+def test_jsonl_keeps_lists_and_objects(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "m")
+    sink.write(1, LINE)
+    sink.close()
+    assert json.loads((tmp_path / "m").read_text())["mtp_loss"] == [5.314, "nan"]
+    (line,) = read_jsonl(tmp_path / "m")
+    assert math.isnan(line.pop("mtp_loss")[1])
+    assert line == {"iteration": 1, **{name: value for name, value in LINE.items() if name != "mtp_loss"}}
+
+
+def test_curves_name_blocks_and_experts() -> None:
+    maxima = {"expert_load_max/block_3": 1.5, "expert_load_max/mtp.0": 1.0}
+    numbers = {"loss": 5.0, "mtp_loss/depth_0": 5.314, "expert_load_max": 1.5, "dropped_tokens": 0.0123}
+    experts = {"expert_load/block_3/expert_0": 0.25, "expert_load/block_3/expert_1": 0.75,
+               "expert_load/mtp.0/expert_0": 0.5, "expert_load/mtp.0/expert_1": 0.5}  # fmt: skip
+    line = LINE | {"mtp_loss": [5.314]}
+    assert dict(curves(line, max_experts=2)) == numbers | maxima | experts
+    assert dict(curves(line, max_experts=1)) == numbers | maxima
+
+
+@pytest.fixture
+def curves_written(tmp_path: Path) -> Iterator[set[str]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from training.metrics.tensorboard import TensorBoardSink
+
+    sink = TensorBoardSink(tmp_path / "events", 0)
+    sink.write(1, LINE)
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    yield set(events.Tags()["scalars"])
+
+
+def test_tensorboard_has_a_curve_for_each(curves_written: set[str]) -> None:
+    assert curves_written == {name for name, _ in curves(LINE, max_experts=64)}

@@ -1,0 +1,115 @@
+"""The card that every resumed start shows: what is taken, what changed, and whether the numbers stay the same."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runs
+from data.prepared import Prepared
+from parallel.layout import Layout
+from training.checkpoint.progress import Progress
+from training.checkpoint.restoring import Restored
+from training.run_dir.resume_report import MOST_CHANGES, Now, card
+
+ENTRIES: dict[str, Any] = {
+    "schedule": "cosine",
+    "data": {"fingerprint": "ab", "seed": 1},
+    "versions": {"torch": "2.13.0", "triplane": "c0de"},
+}
+RECIPE = 'device = "cpu"\n[train]\ntrain_iters = 10\nseed = 1\n[optimizer]\nlr = 0.1\n[log]\nlog_interval = 1\n'
+THEN = Restored(
+    progress=Progress(iteration=3, consumed_samples=24),
+    path=Path("runs/demo/checkpoints/iter_0000003"),
+    entries=ENTRIES,
+    layout_before=Layout(tp=2, dp=4),
+    device="cpu",
+    rng_restored=True,
+    own=True,
+    loaded=None,
+    optimizer_restored=True,
+)
+NOW = Now(
+    layout=Layout(tp=2, dp=4),
+    device="cpu",
+    seq_length=64,
+    fp8=False,
+    recipe=RECIPE,
+    recipe_before=RECIPE,
+    entries=ENTRIES,
+)
+
+
+def row(name: str, restored: Restored = THEN, now: Now = NOW) -> str:
+    """What the card says under ``name``."""
+    [line] = [line for line in card(restored, now, 1.25).splitlines() if line.startswith(f"  {name} ")]
+    return line.removeprefix(f"  {name}").strip()
+
+
+def test_nothing_changed() -> None:
+    assert row("from") == "runs/demo/checkpoints/iter_0000003"
+    assert row("at") == "iteration 3, 24 samples, 1,536 tokens"
+    assert row("layout") == f"{THEN.layout_before}, as before"
+    assert row("restored") == "weights + optimizer + RNG; 1.2 s"
+    assert row("changed") == "nothing"
+    assert row("bit for bit") == "the same numbers as without the interruption"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "reason"),
+    [
+        ({}, {"layout": Layout(tp=4, dp=2)}, "another layout adds up in another order"),
+        ({"device": "cuda"}, {}, "cuda before, cpu now"),
+        ({"optimizer_restored": False}, {}, "the optimizer starts fresh"),
+        ({"rng_restored": False}, {}, "the random numbers start fresh"),
+        ({}, {"fp8": True}, "fp8's scaling history is not saved"),
+        ({}, {"entries": ENTRIES | {"versions": {"torch": "2.14.0", "triplane": "c0de"}}},
+         "torch 2.13.0 before, 2.14.0 now"),
+        ({}, {"entries": ENTRIES | {"data": {"fingerprint": "cd", "seed": 1}}}, "other data (fingerprint)"),
+        ({}, {"entries": ENTRIES | {"schedule": "linear"}}, "another schedule"),
+        ({}, {"recipe": RECIPE.replace("0.1", "0.2")}, "changed: optimizer.lr"),
+        ({"device": "cuda"}, {"device": "cuda"}, "kernels on GPUs may add up in another order each time"),
+    ],
+)  # fmt: skip
+def test_why_numbers_differ(then: dict[str, Any], now: dict[str, Any], reason: str) -> None:
+    shown = row("bit for bit", dataclasses.replace(THEN, **then), dataclasses.replace(NOW, **now))
+    assert shown == f"not expected: {reason}"
+
+
+def test_a_row_is_no_longer_than_a_screen_whatever_the_checkpoint_holds() -> None:
+    then = dataclasses.replace(THEN, entries=ENTRIES | {"versions": {"torch": "x" * 100_000}})
+    assert row("bit for bit", then).startswith("not expected: torch xxx")
+    assert len(card(then, NOW, 1.0)) < 3000
+
+
+def test_changes_are_named_and_not_all_of_them_change_numbers() -> None:
+    recipe = RECIPE.replace("train_iters = 10", "train_iters = 20\nexit_interval = 5").replace("log_interval = 1", "")
+    now = dataclasses.replace(NOW, recipe=recipe)
+    assert row("changed", now=now) == (
+        "train.train_iters 10 -> 20; log.log_interval 1 -> unset; train.exit_interval unset -> 5"
+    )
+    assert row("bit for bit", now=now) == "the same numbers as without the interruption"
+    many = "".join(f"f{number} = 1\n" for number in range(MOST_CHANGES + 2))
+    assert row("changed", now=dataclasses.replace(NOW, recipe=many + RECIPE)).endswith("; and 2 more")
+
+
+def test_what_was_left_out_is_said() -> None:
+    restored = dataclasses.replace(THEN, optimizer_restored=False, rng_restored=False)
+    assert row("restored", restored) == "weights (fresh: optimizer, RNG); 1.2 s"
+
+
+def test_a_run_shows_its_card(prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ("--train.train_iters", "4", "--train.eval_interval", "None")
+    runs.train(prepared, runs.configuration(tmp_path, *flags, "--train.exit_interval", "2"), 1)
+    assert "starting from initial weights (seed " in capfd.readouterr().out
+    runs.train(prepared, runs.configuration(tmp_path, *flags), 1)
+    printed = capfd.readouterr().out
+    assert f"  from         {tmp_path}/checkpoints/iter_0000002\n" in printed
+    assert "  changed      train.exit_interval 2 -> unset\n" in printed
+    assert "  bit for bit  the same numbers as without the interruption\n" in printed
+    runs.train(prepared, runs.configuration(tmp_path, "--train.train_iters", "5", "--train.eval_interval", "None"), 2)
+    printed = capfd.readouterr().out
+    assert "  layout       TP 1 x PP 1 x DP 1 -> TP 1 x PP 1 x DP 2\n" in printed
+    assert "not expected: another layout adds up in another order; " in printed
+    assert "; another schedule" in printed

@@ -1,0 +1,210 @@
+"""Work that may be killed and started again: an unfinished folder, workers, progress by bytes."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from parallel.errors import UserError
+from parallel.untrusted import InputError, read_bytes
+from tools.convert.checked import WAY_OUT
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.format.writer import sync_folder, write_durably
+
+UNFINISHED = ".tmp-convert"
+JOB = "convert-job.partial"
+"""What an unfinished folder is made from; another job starts over. (A manifest takes no notice of .partial files.)"""
+
+DAMAGED = 3
+"""Exit code of a worker that found its source damaged."""
+
+Report = Callable[[int], Any]
+"""Called with the bytes that have been done since the last call."""
+
+
+Accept = Callable[[Path], list[str]]
+"""Looks at a folder that is complete before it gets its name: notes. Raises Rejected, or UserError where it cannot."""
+
+
+class Rejected(UserError):
+    """What was converted is not what it was converted from: nothing of it may stay."""
+
+
+class ConversionJob(Protocol):
+    """What workers share; it travels to their processes."""
+
+    def do(self, worker: int, workers: int, report: Report) -> None:
+        """This worker's share of what is not done yet."""
+
+
+def check_free(target: Path) -> None:
+    """Raises UserError where there is something of this name."""
+    if target.exists():
+        raise UserError(f"{target}: already there. Give a name that is free, or remove it.")
+
+
+@contextlib.contextmanager
+def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
+    """The folder to write ``target`` in: what an earlier, killed run of the same job has finished is still there.
+
+    Raises UserError where target exists, or another process works on it. Where the source turns out to be damaged, or
+    the result is rejected, nothing is left of the folder. After any other mistake what is done stays, if anything is.
+    """
+    check_free(target)
+    folder = target.with_name(target.name + UNFINISHED)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder}: another process is writing there. Wait for it, or end it.") from None
+        wanted = json.dumps(job, indent=1).encode()
+        if _noted(folder) != wanted:
+            _clear(folder)
+            write_durably(folder / JOB, wanted)
+        yield folder
+    except DamagedError as error:
+        _remove(folder)
+        raise UserError(f"{error}. {WAY_OUT}") from None
+    except Rejected as error:
+        _remove(folder)
+        raise Rejected(str(error).replace(str(folder), str(target)) + f" {target} was removed.") from None
+    except UserError:
+        if {path.name for path in folder.iterdir()} <= {JOB}:
+            _remove(folder)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _noted(folder: Path) -> bytes | None:
+    """The job that an unfinished folder is of."""
+    try:
+        return read_bytes(folder / JOB)
+    except (InputError, FileNotFoundError):
+        return None
+
+
+def finish(folder: Path, target: Path) -> None:
+    """Give a folder that is complete its name, for good."""
+    (folder / JOB).unlink(missing_ok=True)
+    sync_folder(folder)
+    folder.rename(target)
+    sync_folder(target.parent)
+
+
+def run(job: ConversionJob, workers: int, total_bytes: int, done_bytes: int, title: str) -> None:
+    """All of a job, by this process or by ``workers`` others. Raises UserError where one of them did, or died, and
+    DamagedError where one of them did."""
+    bar = tqdm(
+        total=total_bytes,
+        initial=done_bytes,
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        mininterval=0.5 if sys.stderr.isatty() else 30,
+    )
+    with bar:
+        if workers == 1:
+            job.do(0, 1, bar.update)
+        else:
+            _run_workers(job, workers, bar)
+
+
+def _run_workers(job: ConversionJob, workers: int, bar: tqdm) -> None:
+    """Spawned, not forked: this process has tqdm's thread."""
+    context = multiprocessing.get_context("spawn")
+    counter, said = context.Value("q", 0), context.SimpleQueue()
+    processes = [
+        context.Process(target=_work, args=(job, worker, workers, counter, said, os.getpid()))
+        for worker in range(workers)
+    ]
+    start = bar.n
+    try:
+        with _ctrl_c_later():
+            for process in processes:
+                process.start()
+        while any(process.is_alive() for process in processes):
+            next(process for process in processes if process.is_alive()).join(0.2)
+            bar.update(start + counter.value - bar.n)
+            if failed := [process for process in processes if process.exitcode]:
+                text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0].exitcode}"
+                if failed[0].exitcode == DAMAGED:
+                    raise DamagedError(text)
+                raise UserError(f"{text} What is done is kept: run the same command again.")
+        bar.update(start + counter.value - bar.n)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Processes started within never hear Ctrl-C, which a terminal sends to all of them; this one hears it at the end.
+
+    Blocked, which they inherit. A handler, since another thread (tqdm's) may still take the signal for this process.
+    """
+    heard: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        raise KeyboardInterrupt
+
+
+def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
+    """A worker's process."""
+    die_with(parent)
+
+    def report(count: int) -> None:
+        with counter.get_lock():
+            counter.value += count
+
+    try:
+        job.do(worker, workers, report)
+    except DamagedError as error:
+        said.put(str(error))
+        os._exit(DAMAGED)
+    except UserError as error:
+        said.put(str(error))
+        os._exit(2)
+    except OSError as error:
+        said.put(f"{error.filename or 'a file'}: {error.strerror or error}.")
+        os._exit(2)
+
+
+def die_with(parent: int) -> None:
+    """Let this process not outlive the one that started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _remove(folder: Path) -> None:
+    _clear(folder)
+    folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

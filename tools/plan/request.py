@@ -1,0 +1,65 @@
+"""What is asked: a model, a cluster, so many GPUs, a batch, and what the user has decided already."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
+
+from models.config import ModelConfig
+from models.resolve import resolve
+from models.shapes import GPTShape
+from tools.clusters import Cluster
+from training.memory.layouts import Candidate
+
+SWITCHES = ("sequence_parallel", "overlap")
+"""On wherever there is something to switch; off makes nothing faster or smaller (a test holds that), and is planned
+for whoever asks."""
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision", *SWITCHES)
+"""Fields of a candidate that can be fixed."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PlanRequest:
+    """One planning problem. fixed: value of each axis that the user has decided."""
+
+    model: ModelConfig
+    cluster: Cluster
+    num_gpus: int
+    global_batch_size: int
+    fixed: dict[str, int | str] = field(default_factory=dict)
+    grad_reduce_in_fp32: bool = True
+    """Of the recipe that the question came from (precision.grad_reduce_in_fp32)."""
+
+    @property
+    def shape(self) -> GPTShape:
+        """With the published vocabulary."""
+        return _shape(self.model)
+
+    @property
+    def seq_length(self) -> int:
+        return self.model.seq_length
+
+    def without(self, *names: str) -> "PlanRequest":
+        """The same with only these axes decided."""
+        return dataclasses.replace(self, fixed={name: self.fixed[name] for name in names})
+
+    def allows(self, layout: Candidate) -> bool:
+        """Whether a layout keeps to what is decided; of switches, where there is something to switch."""
+        there = {"sequence_parallel": layout.tp > 1, "overlap": layout.dp * layout.cp > 1}
+        return all(getattr(layout, name) == value for name, value in self.fixed.items() if there.get(name, True))
+
+    def splits_sequences(self, tp: int) -> bool:
+        """Whether layouts of this TP size are sequence-parallel."""
+        return tp > 1 and bool(self.fixed.get("sequence_parallel", True))
+
+    def overlaps(self, ranks: int) -> bool:
+        """Whether layouts with so many ranks to reduce gradients over, DP x CP, do so beside computation."""
+        return ranks > 1 and bool(self.fixed.get("overlap", True))
+
+    def choices(self, name: str, otherwise: list[int]) -> list[int]:
+        """Values of an axis to try."""
+        return [int(self.fixed[name])] if name in self.fixed else otherwise
+
+
+@cache
+def _shape(model: ModelConfig) -> GPTShape:
+    return resolve(model, None)

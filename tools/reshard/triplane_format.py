@@ -1,0 +1,50 @@
+"""Our checkpoint, from the parts that are written."""
+
+import dataclasses
+from pathlib import Path
+
+from parallel.untrusted import read_text
+from tools.convert import resumable
+from tools.convert.parts import is_committed
+from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import ReshardPlan
+from tools.reshard.rewriting import job_of, rewrite
+from tools.reshard.sources import CONFIG
+from training.checkpoint import folders
+from training.checkpoint.format.manifest import write_manifest
+from training.checkpoint.format.tables import merge, remove_tables
+from training.checkpoint.format.writer import write_durably
+from training.checkpoint.state import encoded
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
+
+
+def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions, workers: int) -> None:
+    """Write ``target``, a checkpoint. Killed and started again, it goes on and writes the same bytes."""
+    with resumable.unfinished(target, job_of(source, options)) as folder:
+        names = rewrite(source, plan, folder, options, workers)
+        if not is_committed(folder):
+            commit(source, plan, folder, names)
+        remove_tables(folder, names)
+        resumable.finish(folder, target)
+
+
+def commit(source: CheckpointSource, plan: ReshardPlan, folder: Path, names: list[str]) -> None:
+    """Index, state, configuration and carried files; the manifest last."""
+    facts = merge(folder, names)
+    for name, path in source.carried.items():
+        folders.copy(path, folder / name)
+    unchanged = plan.config == source.config and (source.folder / CONFIG).is_file()
+    text = read_text(source.folder / CONFIG) if unchanged else dump(_with_own_tokenizer(plan.config, folder))
+    write_durably(folder / CONFIG, text.encode())
+    write_durably(folder / folders.STATE, encoded(plan.state).encode())
+    write_manifest(folder, facts, {**source.about, "resharded": source.folder.name})
+
+
+def _with_own_tokenizer(config: RunConfig, folder: Path) -> RunConfig:
+    """A tokenizer's file that went along, by its bare name: the folder can be moved."""
+    name = Path(config.data.tokenizer).name
+    if not (folder / name).is_file():
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=name))

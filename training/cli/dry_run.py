@@ -1,0 +1,290 @@
+"""What ``--dry_run`` prints: the resolved recipe, then the plan as TOML comments.
+
+The whole output is a valid recipe. Its length does not grow with the world.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from models.flops import flops_per_token, hardware_flops_per_token
+from models.parameters import active_parameters, mtp_only_parameters, num_parameters
+from models.resolve import resolve
+from models.shapes import GPTShape
+from parallel.errors import UserError
+from parallel.layout import Coordinates, Layout, smallest_world
+from parallel.stages import layers_per_chunk
+from training.cli import parse, warnings
+from training.cli.elastic import elastic_layout
+from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.memory.static import (
+    FP8_COPIES,
+    StageParameters,
+    bytes_per_parameter,
+    checkpoint_bytes,
+    rank_bytes,
+    stages,
+)
+
+MOST_ROWS = 16
+"""Pipeline stages shown one by one; of more, the first and the last."""
+
+
+def describe(config: RunConfig) -> str:
+    """The plan of ``config.world_size`` ranks (None: nproc, else the fewest that its sizes fit).
+
+    Raises UserError with every problem that a run would have with it.
+    """
+    given = config.world_size or config.nproc or smallest_world(config.parallel)
+    fitted = elastic_layout(config, given)
+    parse.check(fitted.config, fitted.world_size)
+    config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
+    layout = config.layout(world_size)
+    shape = resolve(config.model, vocabulary_size(config))
+    parts = [
+        [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
+        grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
+        model(config, shape),
+        table(stages(shape, config.parallel), config, layout),
+        batches(config, layout),
+        compute(config, shape),
+        saving(config, shape),
+        [f"warning: {text}" for text in missing(config) + warnings.warnings(config, shape, layout)],
+    ]
+    recipe = parse.dump(replace(config, dry_run=False, world_size=None))
+    return recipe + "".join(f"#\n{_comment(part)}" for part in parts if part).removeprefix("#\n").rstrip("\n")
+
+
+def _comment(lines: Sequence[str]) -> str:
+    """Lines as TOML comments of at most 110 columns."""
+    wrapped = (textwrap.wrap(line, 108, subsequent_indent="    ", break_long_words=False) for line in lines)
+    return "".join(f"# {line}\n" for lines in wrapped for line in lines)
+
+
+def vocabulary_size(config: RunConfig) -> int | None:
+    """The tokenizer's ids; None where they are not known on this machine."""
+    name = config.data.tokenizer
+    if name in ("byte", "builtin"):
+        return 257 if name == "byte" else config.data.builtin_vocab_size
+    if not Path(name).exists():
+        return None
+    from data.tokenizers import open_tokenizer
+
+    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
+
+
+def missing(config: RunConfig) -> list[str]:
+    """What a run would need and this machine, where it is only planned, has not got."""
+    found = []
+    if vocabulary_size(config) is None:
+        counted = "Counted with the published vocabulary of model.shape"
+        found.append(f"data.tokenizer: no file {config.data.tokenizer} on this machine. {counted}.")
+    if config.data.paths:
+        from data import inputs  # imports numpy, which most dry runs need not wait for
+
+        try:
+            inputs.resolve(config.data.paths)
+        except UserError as error:
+            found.append(f"on this machine: {error}")
+    if files := tuple(name for name in config.data.stream if not name.startswith("hf://")):
+        from data.raw import inputs as raw_inputs
+
+        try:
+            raw_inputs.find(files, "data.stream", lambda left_out: None)  # training says it
+        except UserError as error:
+            found.append(f"on this machine: {error}")
+    return found
+
+
+def grid(layout: Layout) -> list[str]:
+    """How rank numbers map to axes, and the first group of each axis: the others follow by the same step."""
+    return _grid([("tp", layout.tp), ("cp", layout.cp), ("dp", layout.dp), ("pp", layout.pp)])
+
+
+def expert_grid(layout: Layout) -> list[str]:
+    """The same ranks as experts see them: EDP ranks hold the same ones, ETP a part of each of the same."""
+    first, *groups = _grid([("etp", layout.etp), ("ep", layout.ep), ("edp", layout.edp), ("pp", layout.pp)])
+    return [f"for experts, {first}", *(line for line in groups if not line.startswith("  PP"))]
+
+
+def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
+    """factors: each axis and its size, the fastest first."""
+    terms, groups, step = [], [], 1
+    world_size = math.prod(size for _, size in factors)
+    for name, size in factors:
+        if size > 1:
+            terms.append(name if step == 1 else f"{step} {name}")
+            ranks = range(0, step * size, step)
+            count = _count(world_size // size, "group")
+            groups.append(f"  {name.upper()} {size}: {_series(ranks)} is the first of {count}")
+        step *= size
+    return [f"rank = {' + '.join(terms) or '0'}", *groups]
+
+
+def model(config: RunConfig, shape: GPTShape) -> list[str]:
+    """The architecture, in a line for each of its parts."""
+    return [
+        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
+        f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
+        *_parts(shape),
+        f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "
+        f"{config.precision.dtype}" + (f", fp8 {config.precision.fp8}" if config.precision.fp8 else ""),
+    ]
+
+
+def _attention(shape: GPTShape) -> str:
+    if not shape.multi_latent_attention:
+        return f"{shape.num_attention_heads} heads in {shape.num_query_groups} groups of {shape.kv_channels} channels"
+    queries = f"{shape.q_lora_rank} for queries, " if shape.q_lora_rank else ""
+    return (
+        f"{shape.num_attention_heads} heads of {shape.qk_head_dim} + {shape.qk_pos_emb_head_dim} rotary channels "
+        f"(values {shape.v_head_dim}) from latents of {queries}{shape.kv_lora_rank} for keys and values"
+    )
+
+
+def _parts(shape: GPTShape) -> Iterator[str]:
+    """What is not in every model: windows, experts, multi-token prediction."""
+    if windowed := sum(shape.window_blocks):
+        yield f"  sliding window of {shape.window_size[0] + 1:,} tokens in {_count(windowed, 'layer')}"
+    if shape.num_moe_experts:
+        shared = shape.moe_shared_expert_intermediate_size
+        yield (
+            f"  {_count(sum(shape.moe_blocks), 'layer')} with {shape.num_moe_experts} experts of "
+            f"{shape.expert_ffn_hidden_size}, of which a token meets {shape.moe_router_topk}"
+            + (f" and shared ones of {shared}" if shared else "")
+        )
+    if shape.mtp_num_layers:
+        yield (
+            f"  {_count(shape.mtp_num_layers, 'depth')} of multi-token prediction, on the last stage, with "
+            f"{mtp_only_parameters(shape):,} of the parameters"
+        )
+
+
+def _parameters(shape: GPTShape) -> str:
+    total = f"{num_parameters(shape):,} parameters"
+    return f"{total}, {active_parameters(shape):,} active for a token" if shape.num_moe_experts else total
+
+
+def table(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> list[str]:
+    """One row a stage: ranks of the first replica, layers of each chunk, parameters and bytes of one rank."""
+    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in found]
+    unit, scale = ("GiB", 2**30) if max(part.total for part in held) >= 2**30 else ("MiB", 2**20)
+    rows = [
+        ("stage", "ranks of dp 0", "layers", "parameters", "on a rank", "weights", "gradients", "optimizer", "total")
+    ]
+    for number, (stage, part) in enumerate(zip(found, held, strict=True)):
+        first = layout.rank(Coordinates(dp=0, pp=number, cp=0, tp=0))
+        ranks = _span(range(first, first + layout.tp * layout.cp))
+        layers = _some([_span(chunk) for chunk in stage.layers])
+        weights, gradients, optimizer, total = (
+            f"{size / scale:.2f}" for size in (part.weights, part.gradients, part.optimizer, part.total)
+        )
+        parameters = f"{stage.parameters:,}", f"{stage.parameters_per_rank:,}"
+        rows.append((str(number), ranks, layers, *parameters, weights, gradients, optimizer, total))
+    lines = _columns(rows)
+    if len(found) > MOST_ROWS:
+        lines[1 + MOST_ROWS // 2 : -MOST_ROWS // 2] = [f"  ... {len(found) - MOST_ROWS} more stages ..."]
+    return [*lines, f"  in {unit} on a rank: {_each(found, config, layout)}"]
+
+
+def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
+    """What the bytes of a rank are made of."""
+    each = bytes_per_parameter(config.precision, config.parallel, shards=1)
+    split = config.parallel.use_distributed_optimizer
+    shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
+    experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
+    copies = f" ({FP8_COPIES} of them Transformer Engine's copies in fp8)" if config.precision.fp8 else ""
+    return (
+        f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
+        + (f" / {shards}" if shards > 1 else "")
+        + (experts if shards != expert_shards else "")
+        + ". Not included: activations, communication buffers, libraries."
+    )
+
+
+def batches(config: RunConfig, layout: Layout) -> list[str]:
+    """Microbatches, the pipeline's bubble, tokens, and the schedule."""
+    train, schedule = config.train, batch_schedule(config.train)
+    sizes = schedule.sizes()
+    counts = [size // (train.micro_batch_size * layout.dp) for size in (sizes[0], sizes[-1])]
+    samples = schedule.consumed_after(train.train_iters)
+    ramp = f"{sizes[0]:,} rising to " if len(sizes) > 1 else ""
+    microbatches = f"{counts[0]} rising to {counts[1]}" if len(sizes) > 1 else str(counts[1])
+    lines = [
+        f"batch: {ramp}{sizes[-1]:,} samples x {config.model.seq_length:,} tokens = "
+        f"{sizes[-1] * config.model.seq_length:,} tokens an iteration; {microbatches} microbatches of "
+        f"{train.micro_batch_size} on each of {_count(layout.dp, 'replica')}",
+        f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
+    ]
+    if layout.pp > 1:
+        share = warnings.bubble(layout, counts[-1])
+        lines.append(
+            f"  pipeline bubble (p - 1) / (v m) = {layout.pp - 1} / ({layout.vpp} x {counts[-1]}) = "
+            f"{share:.1%} of the computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, "
+            "section 2.2)"
+        )
+    return [*lines, f"  {learning_schedule(config.optimizer, train).describe()}"]
+
+
+def compute(config: RunConfig, shape: GPTShape) -> list[str]:
+    """FLOPs per token, and of the whole run."""
+    train, seq_length = config.train, config.model.seq_length
+    own = flops_per_token(shape, seq_length)
+    done = hardware_flops_per_token(
+        shape,
+        seq_length,
+        recompute_granularity=train.recompute_granularity,
+        recompute_method=train.recompute_method,
+        recompute_num_layers=train.recompute_num_layers,
+        recompute_modules=train.recompute_modules,
+        layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
+    )
+    whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
+    again = f" ({done:.4g} with recomputation)" if done != own else ""
+    return [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]
+
+
+def saving(config: RunConfig, shape: GPTShape) -> list[str]:
+    """How many checkpoints of which size."""
+    save, iterations = config.checkpoint, config.train.train_iters
+    size = checkpoint_bytes(num_parameters(shape, padded_vocab=True), config.precision)
+    count = -(-iterations // (save.save_interval or iterations))
+    minutes = f", and every {save.save_interval_minutes:g} minutes" if save.save_interval_minutes else ""
+    return [
+        f"checkpoints: {count:,}{minutes}, of about {_bytes(size)} each, of which the newest {save.keep} are kept",
+    ]
+
+
+def _series(ranks: Sequence[int]) -> str:
+    """``0-7``, or ``0, 8, 16, ..., 120``."""
+    return _span(ranks) if ranks[1] == ranks[0] + 1 else _some([str(rank) for rank in ranks])
+
+
+def _some(words: list[str]) -> str:
+    """The words; of more than five, the first three and the last."""
+    return ", ".join(words if len(words) <= 5 else [*words[:3], "...", words[-1]])
+
+
+def _span(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "none"
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'s' if number != 1 else ''}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+    return f"{size / 1000:.3g} TB"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,0 +1,117 @@
+"""Flags over a recipe: ``--section.field value``.
+
+tyro converts the values; flags are checked before, so that everything wrong with them is
+said at once and in the words that are used for a recipe.
+"""
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tyro
+
+from parallel.errors import SharedMistake
+from parallel.schema import type_name
+from training.cli import help
+from training.config.deprecated import renamed
+from training.config.recipe import did_you_mean, names
+from training.config.run_config import RunConfig
+
+MOST_SHOWN = 100
+HELP = frozenset({"-h", "--help", "--help_all"})
+
+
+def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConfig:
+    """``default`` with the flags put over it. Asked for help, prints it and leaves with code 0.
+
+    Raises SharedMistake with every unknown flag and every value that is not of its field's type.
+    """
+    asked = HELP.intersection(arguments)
+    if asked:
+        help.show(default, prog, everything="--help_all" in asked)
+        raise SystemExit(0)
+    return tyro.cli(
+        RunConfig,
+        prog=prog,
+        args=_checked(arguments),
+        default=default,
+        use_underscores=True,
+        config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
+    )
+
+
+def _checked(arguments: Sequence[str]) -> list[str]:
+    """The arguments as tyro wants them. Raises SharedMistake with everything that it could not read."""
+    known, words, problems = names(), list[str](), list[str]()
+    for flag, values in _groups(arguments):
+        name = flag.replace("-", "_")
+        kind = known.get(name)
+        if not flag:
+            problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
+        elif kind is None:
+            hint = renamed(name) or did_you_mean(name, list(known), "--")
+            problems.append(f"unknown flag --{flag}.{hint}")
+        else:
+            given = _spelled(values, kind)
+            if not _accepts(kind, given):
+                problems.append(f"--{flag}: expected {type_name(kind)}, found {_cut_short(values)}.")
+            words += [f"--{flag}", *given] if len(given) != 1 else [f"--{flag}={given[0]}"]
+    if problems:
+        raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
+    return words
+
+
+def _groups(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``["--a", "1", "2", "--b=3"]`` -> ``[("a", ["1", "2"]), ("b", ["3"])]``; strays are of ""."""
+    groups: list[tuple[str, list[str]]] = []
+    for argument in arguments:
+        if argument.startswith("-") and not _reads(float, argument):
+            flag, equals, value = argument.lstrip("-").partition("=")
+            groups.append((flag, [value] if equals else []))
+        else:
+            groups = groups or [("", [])]
+            groups[-1][1].append(argument)
+    return groups
+
+
+def _cut_short(values: Sequence[str]) -> str:
+    """The words after a flag, cut short."""
+    text = " ".join(values) or "nothing"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _spelled(values: list[str], kind: Any) -> list[str]:
+    """A switch alone means True, and TOML's true and false are Python's."""
+    if bool not in _alternatives(kind):
+        return values
+    return [{"true": "True", "false": "False"}.get(value, value) for value in values] or ["True"]
+
+
+def _accepts(kind: Any, values: list[str]) -> bool:
+    """Whether the words after a flag make a value of its field's type."""
+    for choice in _alternatives(kind):
+        inner = typing.get_args(choice) if typing.get_origin(choice) is tuple else (choice,)
+        if typing.get_origin(choice) is Mapping:  # words in pairs: key, value, key, value
+            inner = typing.get_args(choice) * (len(values) // 2)
+        elif inner[-1] is Ellipsis:
+            inner = (inner[0],) * len(values)
+        if len(inner) == len(values) and all(map(_reads, inner, values)):
+            return True
+    return False
+
+
+def _reads(kind: Any, text: str) -> bool:
+    if kind in (int, float):
+        try:
+            kind(text)
+        except ValueError:
+            return False
+        return True
+    choices = {bool: ("True", "False"), types.NoneType: ("None",)}.get(kind) or typing.get_args(kind)
+    return kind is str or text in choices
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """``int | None`` -> ``(int, NoneType)``."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)

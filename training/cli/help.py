@@ -1,0 +1,119 @@
+"""``--help`` and ``--help_all``: every field with its docstring and the recipe's value."""
+
+import ast
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import typing
+from typing import Annotated, Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from parallel import output
+from training.config.recipe import sections
+from training.config.run_config import RunConfig
+
+RARE = {
+    "parallel": "expert_tensor_parallel_size moe_token_dispatcher_type cp_comm_type ddp_bucket_size "
+    "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
+    "account_for_loss_in_pipeline_split",
+    "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
+    "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
+    "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
+    "moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function moe_router_pre_softmax "
+    "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
+    "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
+    "moe_token_drop_policy mtp_loss_scaling_factor",
+    "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
+    "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
+    "reset_position_ids eod_mask_loss",
+    "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
+    "lr_wsd_decay_style",
+    "checkpoint": "no_load_rng save_retain_interval",
+    "log": "wandb_project wandb_name",
+    "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
+    "straggler_interval straggler_ratio memory_interval memory_growth_mib",
+}
+"""Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""
+
+
+def show(default: RunConfig, prog: str, everything: bool) -> None:
+    """Print the help. everything: with the rare fields."""
+    hidden = frozenset[str]() if everything else rare()
+    with output.for_a_reader(), contextlib.suppress(SystemExit):  # tyro's; leaving is the caller's decision
+        tyro.cli(
+            RunConfig,
+            prog=prog,
+            args=["--help"],
+            default=default,
+            description=_description(len(hidden)),
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
+            registry=_registry(hidden),
+        )
+
+
+def rare() -> frozenset[str]:
+    """The dotted names of RARE."""
+    return frozenset(f"{section}.{name}" for section, fields in RARE.items() for name in fields.split())
+
+
+def _description(hidden: int) -> str:
+    paragraphs = [
+        "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
+        "Flags override the recipe, whose values are the defaults shown here.",
+        "None unsets a value; a True/False flag alone means True; lists take several values.",
+    ]
+    if hidden:
+        paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")
+    return "\n\n".join(paragraphs)
+
+
+def _registry(hidden: frozenset[str]) -> ConstructorRegistry:
+    """How tyro sees our dataclasses: as they are, with what is hidden from the help marked so."""
+    registry = ConstructorRegistry()
+    prefixes = {kind: f"{name}." for name, kind in sections().items()} | {RunConfig: ""}
+
+    @registry.struct_rule
+    def _section(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info.type not in prefixes:
+            return None
+        prefix, texts = prefixes[info.type], field_docs(info.type)
+        fields = tuple(
+            StructFieldSpec(
+                name=name,
+                type=_marked(kind, f"{prefix}{name}", f"{prefix}{name}" in hidden),
+                default=getattr(info.default, name),
+                helptext=texts.get(name),
+            )
+            for name, kind in typing.get_type_hints(info.type).items()
+        )
+        return StructConstructorSpec(instantiate=info.type, fields=fields)
+
+    return registry
+
+
+def _marked(kind: Any, name: str, hidden: bool) -> Any:
+    """A field's type for tyro: hidden or not, and with an empty default said in words."""
+    if dataclasses.is_dataclass(kind):
+        return kind
+    from_shape = name.startswith("model.") and name != "model.vocab_size"
+    unset = "(default: the shape's)" if from_shape else ""
+    hint = tyro.conf.arg(help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})"))
+    return Annotated[kind, hint, tyro.conf.Suppress] if hidden else Annotated[kind, hint]
+
+
+def field_docs(section: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, on one line."""
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found

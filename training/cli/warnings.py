@@ -1,0 +1,184 @@
+"""Choices that are known to be bad: a run accepts them, and somebody pays.
+
+Each sentence says what it costs, with the numbers, and which field changes it. Laptop-sized runs are let be.
+"""
+
+import math
+from collections.abc import Iterator
+
+from models.flops import flops_per_token
+from models.parameters import num_parameters
+from models.shapes import GPTShape
+from parallel.layout import Layout
+from training.config.run_config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
+from training.memory.static import checkpoint_bytes, rank_bytes, stages
+
+GPUS_PER_NODE = 8
+H100_BYTES = 80e9
+ASSUMED_FLOPS = 400e12
+"""A GPU's sustained FLOPS where time is guessed: 40% of an H100's dense bf16 peak."""
+
+SMALL, LARGE = 10**8, 10**9
+"""Parameters below which speed, or memory, is no concern."""
+
+
+def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
+    """What somebody who has run many of these would object to; none for small models and CPU runs."""
+    size = num_parameters(shape)
+    found = list(_pipeline(config.train, layout))
+    if config.device == "cpu" or size < SMALL:
+        return found
+    found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
+    found += _experts(config, shape, layout)
+    found += _learning_rate(config.optimizer, config.checkpoint)
+    if size >= LARGE:
+        found += [*_memory(config, shape, layout), *_activations(config, shape, layout)]
+        found += _saving(config, shape, layout)
+    return found
+
+
+def _pipeline(train: TrainConfig, layout: Layout) -> Iterator[str]:
+    microbatches = train.global_batch_size // (train.micro_batch_size * layout.dp)
+    if microbatches < layout.pp:
+        share = bubble(layout, microbatches)
+        yield (
+            f"{microbatches} microbatches cannot fill {layout.pp} pipeline stages: ranks idle "
+            f"{share / (1 + share):.0%} of the time. Raise train.global_batch_size, or lower "
+            "parallel.pipeline_model_parallel_size or DP."
+        )
+
+
+def bubble(layout: Layout, microbatches: int) -> float:
+    """Idle time of a pipeline rank over its computing time, (p - 1) / (v m): arXiv:2104.04473, section 2.2."""
+    return (layout.pp - 1) / (layout.vpp * microbatches)
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    given = config.data.paths or config.data.blend or config.data.blend_file or config.data.stream
+    if not given:
+        yield "data.paths is empty: the built-in corpus is a few million tokens, for trying things out."
+    if config.data.tokenizer == "builtin":
+        own, pieces = config.model.vocab_size, config.data.builtin_vocab_size
+        gets = "gets that vocabulary"
+        if own is not None and own > pieces:
+            gets = f"has a vocabulary of {own:,} (model.vocab_size), the rest of which is never trained"
+        yield (
+            f"data.tokenizer is the built-in one of {pieces:,} pieces, trained on Python "
+            f"sources; the model {gets}. Name a SentencePiece model."
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[str]:
+    if config.precision.dtype == "fp32":
+        yield (
+            'precision.dtype = "fp32": tensor cores compute bf16 several times faster than fp32 or TF32, '
+            'with half the bytes of activations. Use "bf16".'
+        )
+
+
+def _tensor_parallel(config: RunConfig, layout: Layout) -> Iterator[str]:
+    crosses = layout.tp > GPUS_PER_NODE or (layout.world_size > GPUS_PER_NODE and GPUS_PER_NODE % layout.tp)
+    if crosses:
+        yield (
+            f"TP {layout.tp} leaves the node (taken to have {GPUS_PER_NODE} GPUs): every layer waits for the "
+            "network four times. Use a TP that divides the node, and more PP (arXiv:2104.04473, section 3.2)."
+        )
+    if layout.tp > 1 and not config.parallel.sequence_parallel:
+        yield (
+            "parallel.sequence_parallel is off: norms and dropout keep their activations "
+            f"{layout.tp} times over, for no less communication (arXiv:2205.05198)."
+        )
+
+
+def _experts(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    """Both from what each choice sends: every rank all tokens of EP ranks, or a token to its experts' ranks only."""
+    experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    if not experts:
+        return
+    if config.parallel.moe_token_dispatcher_type == "allgather" and layout.ep > topk:
+        yield (
+            f'parallel.moe_token_dispatcher_type = "allgather" sends every token to all of EP {layout.ep} ranks, of '
+            f'which it needs at most {topk} (model.moe_router_topk). Use "alltoall".'
+        )
+    if layout.etp > 1 and experts % (layout.ep * layout.etp) == 0:
+        yield (
+            f"parallel.expert_tensor_parallel_size {layout.etp} cuts the matrices of experts, which are small already, "
+            f"and adds two collectives to each layer. Use 1, with parallel.expert_model_parallel_size "
+            f"{layout.ep * layout.etp}: a rank then holds as much."
+        )
+
+
+def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
+    tokens = config.train.global_batch_size * config.model.seq_length // layout.dp
+    if layout.dp > 1 and layout.world_size >= 2 * GPUS_PER_NODE and tokens < 4096:
+        yield (
+            f"tiny batch: each replica computes {tokens:,} tokens between two reductions of all gradients, "
+            "which take longer than that. Raise train.global_batch_size, or use fewer GPUs."
+        )
+    if layout.dp > 1 and layout.world_size > GPUS_PER_NODE and not config.parallel.overlap_grad_reduce:
+        yield "parallel.overlap_grad_reduce is off: every rank waits while gradients cross the network."
+
+
+def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
+    if optimizer.lr_warmup_iters == 0 and checkpoint.load is None:
+        yield (
+            f"no warm-up: the first iterations use the full learning rate {optimizer.lr:g}, before AdamW's "
+            "second moment means anything. Set optimizer.lr_warmup_iters."
+        )
+
+
+def _memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in stages(shape, config.parallel)]
+    largest = max(part.total for part in held)
+    if largest > H100_BYTES:
+        split = "" if config.parallel.use_distributed_optimizer else ", or parallel.use_distributed_optimizer"
+        yield (
+            f"weights, gradients and optimizer take {largest / 2**30:.0f} GiB on a rank, before activations; "
+            f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}"
+            + (", or parallel.expert_model_parallel_size." if shape.num_moe_experts else ".")
+        )
+
+
+def _activations(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    if config.model.seq_length < 8192 or config.train.recompute_granularity is not None:
+        return
+    largest = first_stage_activations(config, shape, layout)
+    yield (
+        f"no recomputation at seq_length {config.model.seq_length}: about {largest / 2**30:.0f} GiB of activations "
+        "on a rank of the first stage (34 s b h bytes a layer, arXiv:2205.05198, section 4). If that does not fit, "
+        "set train.recompute_granularity, or raise parallel.context_parallel_size."
+    )
+
+
+def first_stage_activations(config: RunConfig, shape: GPTShape, layout: Layout) -> float:
+    """Bytes of 16-bit activations on a rank of the first stage, which holds up to PP microbatches.
+
+    arXiv:2205.05198, equations 1, 2 and 4, without the attention scores, which flash attention never stores.
+    Made for a four-fold MLP without gate.
+    """
+    microbatches = config.train.global_batch_size // (config.train.micro_batch_size * layout.dp)
+    layers = sum(map(len, stages(shape, config.parallel)[0].layers))
+    sbh = config.model.seq_length / layout.cp * config.train.micro_batch_size * shape.hidden_size
+    per_layer = sbh * (34 / layout.tp if config.parallel.sequence_parallel else 10 + 24 / layout.tp)
+    return per_layer * layers * min(layout.pp, microbatches)
+
+
+def _saving(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+    save, train, seq_length = config.checkpoint, config.train, config.model.seq_length
+    flops = flops_per_token(shape, seq_length) * seq_length * train.global_batch_size
+    iteration_s = flops / layout.world_size / ASSUMED_FLOPS
+    hours = train.train_iters * iteration_s / 3600
+    if save.save_interval is None and save.save_interval_minutes is None:
+        if hours > 1:
+            yield f"nothing is saved before the end, {hours:,.0f} hours away. Set checkpoint.save_interval."
+        return
+    every_s = min(
+        (save.save_interval or train.train_iters) * iteration_s,
+        (save.save_interval_minutes or math.inf) * 60,
+    )
+    if every_s < 300:
+        size = checkpoint_bytes(num_parameters(shape, padded_vocab=True), config.precision)
+        yield (
+            f"saving too often: {size / 1e9:,.0f} GB about every {every_s:,.0f} s (at {ASSUMED_FLOPS / 1e12:.0f} "
+            "TFLOPS per GPU). Raise checkpoint.save_interval."
+        )

@@ -1,0 +1,1 @@
+"""A recipe: its sections, their ranges, and what fits together."""

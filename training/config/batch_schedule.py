@@ -1,0 +1,112 @@
+"""The global batch size as a pure function of consumed samples, so that a resumed run needs no state for it.
+
+A ramp is Megatron-LM's ``rampup_batch_size = (first size, increment, samples)``: the size grows by the
+increment at equal distances in samples and reaches ``global_batch_size`` when ``samples`` are consumed.
+megatron-core 0.19.2 ignores that argument with a warning; its ``step_batch_size_schedule`` with our
+thresholds gives the same sizes.
+"""
+
+import math
+from dataclasses import dataclass
+
+from training.config.divisibility import nearest
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class BatchSchedule:
+    """How many samples the next iteration takes, given how many were consumed before it."""
+
+    global_batch_size: int
+    """Samples per iteration once the ramp is over."""
+
+    rampup_batch_size: tuple[int, int, int] | None = None
+    """(samples per iteration at the start, increment, consumed samples at which the full size is reached)."""
+
+    def global_batch_size_at(self, consumed_samples: int) -> int:
+        """Samples of the iteration that starts after ``consumed_samples``."""
+        if self.rampup_batch_size is None or consumed_samples >= self.rampup_batch_size[2]:
+            return self.global_batch_size
+        start, increment, samples = self.rampup_batch_size
+        return start + increment * (consumed_samples * self._increments() // samples)
+
+    def num_microbatches(self, consumed_samples: int, micro_batch_size: int, dp: int) -> int:
+        """Microbatches per data-parallel replica of the iteration that starts after ``consumed_samples``."""
+        return self.global_batch_size_at(consumed_samples) // (micro_batch_size * dp)
+
+    def sizes(self) -> list[int]:
+        """Every global batch size that occurs, ascending."""
+        if self.rampup_batch_size is None:
+            return [self.global_batch_size]
+        start, increment, _ = self.rampup_batch_size
+        return list(range(start, self.global_batch_size + 1, increment))
+
+    def consumed_after(self, iterations: int) -> int:
+        """Samples that the first ``iterations`` iterations of a run consume; costs one step per size."""
+        consumed = 0
+        while iterations > 0:
+            size, steps = self.global_batch_size_at(consumed), iterations
+            if (threshold := self._next_threshold(consumed)) is not None:
+                steps = min(iterations, math.ceil((threshold - consumed) / size))
+            consumed += steps * size
+            iterations -= steps
+        return consumed
+
+    def problems(self, micro_batch_size: int, dp: int) -> list[str]:
+        """Sizes that cannot be dealt out in whole microbatches to ``dp`` replicas; the nearest that can."""
+        if malformed := self._ramp_problems():
+            return malformed
+        piece = micro_batch_size * dp
+        uneven = [size for size in self.sizes() if size % piece]
+        if not uneven:
+            return []
+        product = f"train.micro_batch_size {micro_batch_size} x DP {dp} = {piece}"
+        if self.global_batch_size % piece:
+            return [
+                f"train.global_batch_size {self.global_batch_size} is not a multiple of {product} samples. "
+                f"Use {nearest(self.global_batch_size, piece)}, or another train.micro_batch_size or layout."
+            ]
+        listed = ", ".join(map(str, uneven[:4])) + (", ..." if len(uneven) > 4 else "")
+        return [
+            f"train.rampup_batch_size: {len(uneven)} of {len(self.sizes())} batch sizes on the way "
+            f"to {self.global_batch_size} ({listed}) are not multiples of {product} samples. "
+            f"A near ramp that works: {self._working_ramp(piece)}."
+        ]
+
+    def _working_ramp(self, piece: int) -> list[int]:
+        """The nearest ramp of multiples of ``piece``, of which ``global_batch_size`` must be one."""
+        start, increment, samples = self.rampup_batch_size or (self.global_batch_size, piece, 1)
+        start = min(max(round(start / piece), 1) * piece, self.global_batch_size)
+        way = self.global_batch_size - start
+        increments = [size for size in range(piece, way + 1, piece) if way % size == 0] or [piece]
+        return [start, min(increments, key=lambda size: abs(size - increment)), samples]
+
+    def _ramp_problems(self) -> list[str]:
+        if self.rampup_batch_size is None:
+            return []
+        start, increment, samples = self.rampup_batch_size
+        full = self.global_batch_size
+        found = f"found ({start}, {increment}, {samples}) with train.global_batch_size {full}"
+        if min(start, increment, samples) < 1 or start > full:
+            return [
+                "train.rampup_batch_size: expected (first size, increment, samples), each 1 or more and the "
+                f"first size at most train.global_batch_size, {found}."
+            ]
+        if (full - start) % increment:
+            return [
+                "train.rampup_batch_size: the increment must divide the way from the first to the full size, "
+                f"{full} - {start} = {full - start} samples, {found}."
+            ]
+        return []
+
+    def _increments(self) -> int:
+        """How often the size grows."""
+        start, increment, _ = self.rampup_batch_size or (self.global_batch_size, 1, 0)
+        return (self.global_batch_size - start) // increment
+
+    def _next_threshold(self, consumed_samples: int) -> int | None:
+        """Consumed samples from which the size is the next larger one; None when it no longer grows."""
+        if self.rampup_batch_size is None or consumed_samples >= self.rampup_batch_size[2]:
+            return None
+        increments, samples = self._increments(), self.rampup_batch_size[2]
+        grown = consumed_samples * increments // samples
+        return math.ceil((grown + 1) * samples / increments) if grown < increments else None

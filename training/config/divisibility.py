@@ -1,0 +1,146 @@
+"""Whether a model divides over the ranks: matrices by TP, the sequence by TP and CP."""
+
+import math
+
+from models.config import ModelConfig
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+from parallel.layout import expert_tensor_parallel_size
+
+
+def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
+    """Whether every matrix that TP splits can be, with the sizes that would work."""
+    by_tp = f"parallel.tensor_model_parallel_size {tp}"
+    found = _head_problems(shape, tp, by_tp)
+    if shape.ffn_hidden_size % tp:
+        found.append(
+            f"model.ffn_hidden_size {shape.ffn_hidden_size} is not divisible by {by_tp}. "
+            f"Use {nearest(shape.ffn_hidden_size, tp)}."
+        )
+    if model.make_vocab_size_divisible_by % tp:
+        found.append(
+            f"model.make_vocab_size_divisible_by {model.make_vocab_size_divisible_by} is not divisible by "
+            f"{by_tp}, so the vocabulary cannot be split. Use {math.lcm(128, tp)}."
+        )
+    return found
+
+
+def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
+    heads, groups, found = shape.num_attention_heads, shape.num_query_groups, []
+    rows = shape.query_size + 2 * shape.kv_size
+    if heads % tp:
+        sizes = [size for size in range(1, heads + 1) if heads % size == 0]
+        found.append(
+            f"model.num_attention_heads {heads} is not divisible by {by_tp}. "
+            f"TP sizes that divide the heads: {', '.join(map(str, sizes))}."
+        )
+    if groups % tp and tp % groups:
+        sizes = [size for size in range(1, heads + 1) if not heads % size and not (size % groups and groups % size)]
+        found.append(
+            f"model.num_query_groups {groups} neither divides nor is divided by {by_tp}; one must hold. "
+            f"TP sizes that suit heads and groups: {', '.join(map(str, sizes))}."
+        )
+    elif not heads % tp and rows % tp:
+        found.append(
+            f"model: queries, keys and values of {groups} groups make {rows} rows, not divisible by "
+            f"{by_tp}. Use a smaller TP or more model.num_query_groups."
+        )
+    return found
+
+
+def sequence_problems(model: ModelConfig, shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether the sequence can be cut: into 2 x CP pieces (a rank holds two), and a rank's share by TP."""
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    by_cp, by_tp = 2 * cp if cp > 1 else 1, cp * tp if parallel.sequence_parallel else 1
+    piece, found = math.lcm(by_cp, by_tp), []
+    if model.seq_length % piece:
+        why = {f"2 x CP {cp}": by_cp, f"TP {tp} x CP {cp} (parallel.sequence_parallel)": by_tp}
+        factors = " and by ".join(name for name, size in why.items() if size > 1)
+        found.append(
+            f"model.seq_length {model.seq_length} is not divisible by {factors}. Use "
+            f"{nearest(model.seq_length, piece)}, or change parallel.context_parallel_size or "
+            "parallel.tensor_model_parallel_size."
+        )
+    positions = shape.max_position_embeddings
+    if shape.position_embedding_type == "learned_absolute" and model.seq_length > positions:
+        found.append(
+            f"model.seq_length {model.seq_length} exceeds model.max_position_embeddings {positions} of "
+            f"learned positions. Use model.seq_length = {positions} or less, or more positions."
+        )
+    return found
+
+
+def expert_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether experts and their matrices divide over the ranks, and whether what moves tokens can do so."""
+    ep, etp = parallel.expert_model_parallel_size, expert_tensor_parallel_size(parallel)
+    if not shape.num_moe_experts:
+        if ep == 1 and parallel.expert_tensor_parallel_size is None:
+            return []
+        return [
+            "parallel.expert_model_parallel_size and .expert_tensor_parallel_size need a model with experts: set "
+            "model.num_moe_experts, or leave them out."
+        ]
+    found = []
+    if shape.num_moe_experts % ep:
+        sizes = [size for size in range(1, shape.num_moe_experts + 1) if shape.num_moe_experts % size == 0]
+        found.append(
+            f"model.num_moe_experts {shape.num_moe_experts} is not divisible by parallel.expert_model_parallel_size "
+            f"{ep}. EP sizes that divide the experts: {', '.join(map(str, sizes))}."
+        )
+    widths = {
+        "model.moe_ffn_hidden_size": (shape.expert_ffn_hidden_size, etp, "expert_tensor_parallel_size"),
+        "model.moe_shared_expert_intermediate_size": (
+            shape.moe_shared_expert_intermediate_size,
+            parallel.tensor_model_parallel_size,
+            "tensor_model_parallel_size",
+        ),
+    }
+    found += [
+        f"{name} {width} is not divisible by parallel.{field} {size}. Use {nearest(width, size)}."
+        for name, (width, size, field) in widths.items()
+        if width % size
+    ]
+    if parallel.tensor_model_parallel_size > 1 and not parallel.sequence_parallel:
+        found.append(
+            "a model with experts on parallel.tensor_model_parallel_size > 1 needs parallel.sequence_parallel: without "
+            "it every TP rank would send the same tokens to the experts."
+        )
+    return found
+
+
+def latent_problems(shape: GPTShape, tp: int) -> list[str]:
+    """Whether MLA's down projections divide over TP: without Transformer Engine they are split."""
+    if not shape.multi_latent_attention:
+        return []
+    by_tp, found = f"parallel.tensor_model_parallel_size {tp}", []
+    if shape.q_lora_rank % tp:
+        found.append(
+            f"model.q_lora_rank {shape.q_lora_rank} is not divisible by {by_tp}. Use {nearest(shape.q_lora_rank, tp)}."
+        )
+    if (shape.kv_lora_rank + shape.qk_pos_emb_head_dim) % tp:
+        found.append(
+            f"model.kv_lora_rank {shape.kv_lora_rank} + model.qk_pos_emb_head_dim {shape.qk_pos_emb_head_dim} is not "
+            f"divisible by {by_tp}. Use a sum of {nearest(shape.kv_lora_rank + shape.qk_pos_emb_head_dim, tp)}."
+        )
+    return found
+
+
+def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """Whether every context rank gets heads of its own, where these are what is exchanged (a2a)."""
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    if cp == 1 or parallel.cp_comm_type != "a2a":
+        return []
+    name = "num_attention_heads" if shape.multi_latent_attention else "num_query_groups"
+    heads = getattr(shape, name)
+    if heads % (tp * cp) == 0:
+        return []
+    return [
+        f'parallel.cp_comm_type "a2a" deals heads to context ranks, but model.{name} {heads} is not divisible by '
+        f'TP {tp} x CP {cp} = {tp * cp}. Use "p2p" or "all_gather", or a smaller parallel.context_parallel_size.'
+    ]
+
+
+def nearest(size: int, piece: int) -> str:
+    """The multiples of ``piece`` around ``size``, as text."""
+    below, above = size // piece * piece, -(-size // piece) * piece
+    return " or ".join(str(near) for near in dict.fromkeys((below, above)) if near > 0)

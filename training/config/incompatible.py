@@ -1,0 +1,94 @@
+"""What cannot be combined, though each part is sound by itself and divides over the ranks."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+
+WITH_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
+"""What megatron-core recomputes in Transformer Engine's modules only."""
+
+
+def mtp_problems(shape: GPTShape, documents_apart: bool) -> list[str]:
+    """Multi-token prediction with packed documents, or with blocks that attend differently."""
+    if not shape.mtp_num_layers:
+        return []
+    found = []
+    if documents_apart:
+        found.append(
+            "model.mtp_num_layers cannot be combined with data.reset_attention_mask: its targets would reach into the "
+            "next document. Set one of them to its default (0, false)."
+        )
+    for field, blocks in (("window_attn_skip_freq", shape.window_blocks), ("no_rope_freq", shape.no_rope_blocks)):
+        if blocks[0] != blocks[-1]:
+            found.append(
+                f"model.mtp_num_layers {shape.mtp_num_layers}: an MTP depth attends as the first block does "
+                f"(megatron-core counts its layers from 1), but model.{field} lets the first and the last block "
+                "differ. Make them equal, or set model.mtp_num_layers = 0."
+            )
+    return found
+
+
+def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
+    """A dispatcher whose kernels the device lacks, or that has nowhere to send tokens."""
+    field = 'parallel.moe_token_dispatcher_type "flex"'
+    if parallel.moe_token_dispatcher_type != "flex":
+        return []
+    if device == "cpu":
+        return [f'{field} needs GPUs, found device = "cpu". Use "alltoall" or "allgather".']
+    etp = parallel.expert_tensor_parallel_size or parallel.tensor_model_parallel_size
+    if parallel.expert_model_parallel_size * etp == 1:
+        return [
+            f"{field} needs parallel.expert_model_parallel_size x expert_tensor_parallel_size above 1, found 1. Use "
+            '"alltoall".'
+        ]
+    return []
+
+
+def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
+    """What Transformer Engine's attention cannot exchange over context ranks (its attn_forward_func_with_cp)."""
+    kind, cp = parallel.cp_comm_type, parallel.context_parallel_size
+    if cp == 1 or device == "cpu":
+        return []
+    if any(shape.window_blocks) and kind == "p2p":
+        what, way = f"sliding windows (model.window_size {shape.window_size})", '"all_gather" or "a2a"'
+    elif shape.multi_latent_attention and kind != "p2p":
+        what, way = "latent attention (model.multi_latent_attention)", '"p2p"'
+    else:
+        return []
+    return [
+        f'parallel.cp_comm_type "{kind}" cannot exchange {what} over context ranks: Transformer Engine refuses it. '
+        f"Use {way}."
+    ]
+
+
+def recompute_problems(
+    shape: GPTShape, modules: Sequence[str], device: Literal["auto", "cpu", "cuda"] = "auto"
+) -> list[str]:
+    """Recomputation of parts that the model does not have, that only Transformer Engine's modules recompute, or whose
+    backward pass never ends: an MLP returns its bias, and where it is recomputed by megatron-core 0.19.2
+    (tensor_parallel/random.py:656), that parameter becomes an output of the function that uses it."""
+    experts, shared = shape.num_moe_experts > 0, shape.moe_shared_expert_intermediate_size > 0
+    parts = {
+        "mla_up_proj": ("model.multi_latent_attention", shape.multi_latent_attention),
+        "moe": ("model.num_moe_experts", experts),
+        "moe_act": ("model.num_moe_experts", experts),
+        "shared_experts": ("model.moe_shared_expert_intermediate_size", shared),
+    }
+    found = []
+    for module in modules:
+        needs, there = parts.get(module, ("", True))
+        if not there:
+            found.append(f'train.recompute_modules "{module}" needs a model with {needs}, found none. Leave it out.')
+        elif module == "mlp" and shape.add_bias_linear:
+            found.append(
+                'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear): '
+                "its backward pass would never end. Leave it out, or recompute in full."
+            )
+        elif device == "cpu" and module in WITH_TRANSFORMER_ENGINE:
+            found.append(
+                f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". '
+                "Leave it out."
+            )
+    return found

@@ -1,0 +1,77 @@
+"""How large the numbers of a recipe may be: far beyond any model or cluster, and small enough to count through.
+
+Without these a number that was mistyped fills the memory, or is counted to for hours, before a check that knows what
+it means is reached.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from parallel.launch import MOST_RANKS
+from parallel.schema import Infinite, structured
+
+MOST = 10**12
+"""Of any other whole number: tokens, samples, iterations."""
+MOST_LOCAL_RANKS = 4096
+
+_SIZE, _COUNT, _LENGTH = 1 << 24, 1 << 16, 1 << 27
+LARGEST: dict[str, int] = {
+    **dict.fromkeys(("nproc",), MOST_LOCAL_RANKS),
+    **dict.fromkeys(
+        ("world_size", "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size",
+         "parallel.context_parallel_size", "parallel.expert_model_parallel_size",
+         "parallel.expert_tensor_parallel_size"),
+        MOST_RANKS,
+    ),
+    **dict.fromkeys(
+        ("model.num_layers", "model.mtp_num_layers", "parallel.virtual_pipeline_model_parallel_size",
+         "parallel.num_layers_in_first_pipeline_stage", "parallel.num_layers_in_last_pipeline_stage",
+         "train.recompute_num_layers"),
+        10_000,
+    ),
+    **dict.fromkeys(
+        ("model.num_attention_heads", "model.num_query_groups", "model.num_moe_experts", "model.moe_router_topk",
+         "model.moe_router_num_groups", "model.moe_router_group_topk", "data.stream_count"),
+        _COUNT,
+    ),
+    **dict.fromkeys(
+        ("model.hidden_size", "model.ffn_hidden_size", "model.kv_channels", "model.q_lora_rank", "model.kv_lora_rank",
+         "model.qk_head_dim", "model.qk_pos_emb_head_dim", "model.v_head_dim", "model.moe_ffn_hidden_size",
+         "model.moe_shared_expert_intermediate_size", "model.make_vocab_size_divisible_by",
+         "data.builtin_vocab_size", "train.micro_batch_size", "fault.spike_window", "train.generate_tokens"),
+        _SIZE,
+    ),
+    **dict.fromkeys(("model.seq_length", "model.max_position_embeddings"), _LENGTH),
+    **dict.fromkeys(("model.vocab_size", "train.global_batch_size"), (1 << 31) - 1),
+}  # fmt: skip
+
+
+def range_problems(config: Any) -> list[str]:
+    """Values of a configuration that no type of a field allows, or that are larger than any of its kind."""
+    found: list[str] = []
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(hint):
+            for key, kind in get_type_hints(hint, include_extras=True).items():
+                found += _problems(f"{name}.{key}", getattr(value, key), kind)
+        else:
+            found += _problems(name, value, hint)
+    return found
+
+
+def _problems(name: str, value: Any, kind: Any) -> list[str]:
+    if isinstance(value, float) and not math.isfinite(value) and not (_may_be_infinite(kind) and value > 0):
+        return [f"{name} must be a finite number, found {value}."]
+    most = LARGEST.get(name, MOST)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(number, int) and abs(number) > most for number in numbers):
+        shown = value if all(abs(number) < 10**30 for number in numbers if isinstance(number, int)) else "a larger one"
+        return [f"{name} must be at most {most:,}, found {shown}."]
+    plain = list(value) if isinstance(value, tuple) else dict(value) if hasattr(value, "items") else value
+    _, problems = structured(plain, kind)
+    return [f"{name}: {problem.lstrip(': ')}" for problem in problems]
+
+
+def _may_be_infinite(kind: Any) -> bool:
+    return get_origin(kind) is Annotated and Infinite in get_args(kind)

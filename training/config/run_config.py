@@ -1,0 +1,438 @@
+"""The whole configuration: nine sections, each living with the package that reads it.
+
+``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
+"""
+
+import itertools
+import typing
+from dataclasses import dataclass, field, is_dataclass
+from typing import Literal
+
+from data.config import DataConfig
+from models.config import ModelConfig
+from models.resolve import resolve
+from models.shape_problems import shape_problems
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.hatch import hatch_problems, parse
+from parallel.layout import Layout, layout_of, world_problems
+from parallel.stages import stage_problems
+from training.config.batch_schedule import BatchSchedule
+from training.config.divisibility import (
+    context_problems,
+    expert_problems,
+    latent_problems,
+    nearest,
+    sequence_problems,
+    split_problems,
+)
+from training.config.fault_config import FaultConfig
+from training.config.incompatible import dispatcher_problems, exchange_problems, mtp_problems, recompute_problems
+from training.config.lr_schedule import Schedule
+from training.config.ranges import range_problems
+
+RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
+
+OWNED_OPTIMIZER_FIELDS = frozenset({
+    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
+    "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
+    "hysteresis", "use_distributed_optimizer", "overlap_param_gather",
+})  # fmt: skip
+
+# Fields of mcore's that are known to fail, one of them only at the first save: refused before anything starts.
+UNSUPPORTED_OPTIMIZER_FIELDS = {
+    "use_precision_aware_optimizer": "its state cannot be written to a checkpoint, so the first save would fail",
+    "optimizer_cpu_offload": "megatron-core 0.19.2 fails with it on CPU ranks, and it is untested on GPUs",
+}
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OptimizerConfig:
+    """AdamW and its schedules."""
+
+    lr: float = 3e-4
+    """Largest learning rate."""
+
+    min_lr: float = 0.0
+    """Learning rate at and after the end of the decay."""
+
+    lr_decay_style: Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"] = "cosine"
+    """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
+
+    lr_warmup_iters: int = 0
+    """Iterations of linear warm-up from 0."""
+
+    lr_decay_iters: int | None = None
+    """Iterations, warm-up included, until min_lr is reached. None: train.train_iters."""
+
+    lr_wsd_decay_iters: int | None = None
+    """Iterations of the final decay of WSD. None: a fifth of the whole."""
+
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    """Form of WSD's final decay."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay (arXiv:1711.05101), on matrices only."""
+
+    start_weight_decay: float | None = None
+    """Weight decay at the first iteration of a ramp. None: weight_decay."""
+
+    end_weight_decay: float | None = None
+    """Weight decay at the end of a ramp. None: weight_decay."""
+
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Form of the ramp from start_weight_decay to end_weight_decay over train_iters."""
+
+    adam_beta1: float = 0.9
+    """Decay rate of the first moment."""
+
+    adam_beta2: float = 0.95
+    """Decay rate of the second moment."""
+
+    adam_eps: float = 1e-8
+    """Added to the root of the second moment."""
+
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+
+    megatron: tuple[str, ...] = ()
+    """More of mcore's OptimizerConfig, as "field=value" strings."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = []
+        if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
+            found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
+        for name in (
+            "lr_warmup_iters",
+            "clip_grad",
+            "weight_decay",
+            "start_weight_decay",
+            "end_weight_decay",
+        ):
+            if (getattr(self, name) or 0) < 0:
+                found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
+        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                found.append(f"optimizer.{name} must be 1 or more, found {value}.")
+        if self.adam_eps <= 0:
+            found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
+        if self.weight_decay_incr_style != "constant" and None in (
+            self.start_weight_decay,
+            self.end_weight_decay,
+        ):
+            found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
+        found += hatch_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
+        values = parse(self.megatron)
+        return found + [
+            f"optimizer.megatron: {name} is not supported: {why}. Leave it out."
+            for name, why in UNSUPPORTED_OPTIMIZER_FIELDS.items()
+            if values.get(name)
+        ]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainConfig:
+    """How long, in which batches, and what is recomputed."""
+
+    train_iters: int = 1000
+    """Optimizer updates until the run is done."""
+
+    exit_interval: int | None = None
+    """Save and stop (exit code 0) when the iteration is a multiple of this; schedules stay those of
+    train_iters. None: run to train_iters."""
+
+    global_batch_size: int = 8
+    """Samples (windows of seq_length tokens) per optimizer update, over all ranks."""
+
+    micro_batch_size: int = 1
+    """Samples per forward pass of one data-parallel replica."""
+
+    rampup_batch_size: tuple[int, int, int] | None = None
+    """Grow the global batch: (first size, increment, samples until the full size).
+    None: always global_batch_size."""
+
+    seed: int = 1234
+    """Of initial weights, data order and dropout."""
+
+    eval_interval: int | None = None
+    """Iterations between evaluations on the validation split. None: never."""
+
+    eval_iters: int = 10
+    """Global batches per evaluation."""
+
+    recompute_granularity: Literal["full", "selective"] | None = None
+    """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
+    None: keep all."""
+
+    recompute_method: Literal["uniform", "block"] | None = None
+    """full only. uniform: every group of recompute_num_layers layers; block: the first ones of each chunk."""
+
+    recompute_num_layers: int | None = None
+    """full only. Transformer layers per group (uniform) or recomputed per chunk (block)."""
+
+    recompute_modules: tuple[RecomputeModule, ...] = ("core_attn",)
+    """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
+    mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
+
+    generate_tokens: int = 0
+    """Length in tokens of a sample continuation that is printed at the end; 0: none."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = []
+        counts = {
+            "train_iters": self.train_iters,
+            "exit_interval": self.exit_interval,
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "eval_interval": self.eval_interval,
+            "eval_iters": self.eval_iters,
+            "recompute_num_layers": self.recompute_num_layers,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                found.append(f"train.{name} must be 1 or more, found {value}.")
+        if self.generate_tokens < 0:
+            found.append(f"train.generate_tokens must not be negative, found {self.generate_tokens}.")
+        if not 0 <= self.seed < 2**31:
+            found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
+        full = self.recompute_granularity == "full"
+        if full and (self.recompute_method is None or self.recompute_num_layers is None):
+            found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')
+        if not full and (self.recompute_method is not None or self.recompute_num_layers is not None):
+            found.append('train.recompute_method and recompute_num_layers are for recompute_granularity = "full".')
+        if self.recompute_granularity == "selective" and not self.recompute_modules:
+            found.append('train.recompute_granularity = "selective" needs recompute_modules, such as "core_attn".')
+        return found
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class CheckpointConfig:
+    """When checkpoints are written, which are kept, and what a new run starts from."""
+
+    save_interval: int | None = None
+    """Iterations between checkpoints. None: only at the end."""
+
+    save_interval_minutes: float | None = None
+    """Minutes between checkpoints, whichever of the two comes first."""
+
+    keep: int = 3
+    """Newest checkpoints to keep; older ones are deleted after a newer one is committed."""
+
+    save_retain_interval: int | None = None
+    """Checkpoints of iterations that this divides are kept for good, beside the newest ones. None: none."""
+
+    verify: Literal["hashes", "sizes"] = "hashes"
+    """What is looked at before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
+
+    async_save: bool = True
+    """Write checkpoints while training goes on, from a copy in host memory as large as a rank's share (Megatron's
+    --async-save). Off: training waits for the disk."""
+
+    load: str | None = None
+    """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
+
+    finetune: bool = False
+    """Of `load` take the weights only: iteration, data position, optimizer and RNG start fresh (Megatron's
+    --finetune)."""
+
+    no_load_optim: bool = False
+    """Do not load the optimizer's state."""
+
+    no_load_rng: bool = False
+    """Do not load the random-number generators' states."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = []
+        if self.save_interval is not None and self.save_interval < 1:
+            found.append(f"checkpoint.save_interval must be 1 or more, found {self.save_interval}.")
+        if self.save_interval_minutes is not None and self.save_interval_minutes <= 0:
+            found.append(f"checkpoint.save_interval_minutes must be above 0, found {self.save_interval_minutes}.")
+        if self.keep < 1:
+            found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
+        if self.save_retain_interval is not None and self.save_retain_interval < 1:
+            found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
+        if self.load is None and (self.finetune or self.no_load_optim):
+            found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
+        return found
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LogConfig:
+    """What is written about the run, and where."""
+
+    log_interval: int = 10
+    """Iterations between lines on the console and in metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events into run_dir/events."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; the key comes from the environment and is never written."""
+
+    wandb_project: str = "triplane"
+    """Project that the run appears under."""
+
+    wandb_name: str | None = None
+    """Name that the run appears under. None: the run folder's name."""
+
+    ranks: Literal["node", "all"] = "node"
+    """One log file per node, or one per rank. The rank that failed first always gets a file of its own."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        return [] if self.log_interval >= 1 else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+
+
+Section = (
+    ParallelConfig
+    | ModelConfig
+    | PrecisionConfig
+    | DataConfig
+    | OptimizerConfig
+    | TrainConfig
+    | CheckpointConfig
+    | LogConfig
+    | FaultConfig
+)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RunConfig:
+    """Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism."""
+
+    run_dir: str | None = None
+    """The run's folder; an existing one is resumed. None: runs/NAME after the recipe's file name."""
+
+    nproc: int | None = None
+    """Local ranks to start; ignored under torchrun and srun. None: the number of GPUs, else TP x CP x PP."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where the node has GPUs (an unusable GPU is an error), else cpu."""
+
+    dry_run: bool = False
+    """Print what would run (configuration, rank grid, stages, memory, warnings) and exit."""
+
+    world_size: int | None = None
+    """Ranks that --dry_run plans for. None: nproc, else TP x CP x PP."""
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
+
+    def layout(self, world_size: int) -> Layout:
+        """The layout of ``world_size`` ranks."""
+        return layout_of(self.parallel, world_size)
+
+    def problems(self, world_size: int) -> list[str]:
+        """Everything that is wrong with this configuration on ``world_size`` ranks; empty when it can run.
+
+        What needs several sections is looked at where these are sound by themselves.
+        """
+        out_of_range = range_problems(self)
+        if out_of_range:  # what counts through such numbers must not see them
+            return out_of_range
+        found = {name: section.problems() for name, section in self._sections().items()}
+        sound = {name for name, problems in found.items() if not problems}
+        problems = [*self._own_problems(), *itertools.chain.from_iterable(found.values())]
+        if "model" in sound:
+            problems += self._shape_problems(with_parallel="parallel" in sound)
+        layout = Layout()
+        if "parallel" in sound and world_size >= 1:
+            world = world_problems(self.parallel, world_size)
+            problems += world
+            layout = layout if world else self.layout(world_size)
+        if "train" in sound:
+            batch = batch_problems(self.train, layout)
+            problems += batch
+            if not batch and "optimizer" in sound:
+                problems += learning_schedule(self.optimizer, self.train).problems()
+        return problems
+
+    def _sections(self) -> dict[str, Section]:
+        hints = typing.get_type_hints(type(self))
+        return {name: getattr(self, name) for name, hint in hints.items() if is_dataclass(hint)}
+
+    def _own_problems(self) -> list[str]:
+        """What is wrong with the fields that are in no section."""
+        found = [
+            f"{name} must be 1 or more, found {size}."
+            for name, size in (("nproc", self.nproc), ("world_size", self.world_size))
+            if size is not None and size < 1
+        ]
+        if self.world_size is not None and not self.dry_run:
+            found.append("world_size is what --dry_run plans for; a run takes its ranks from nproc, torchrun or srun.")
+        return found
+
+    def _shape_problems(self, with_parallel: bool) -> list[str]:
+        """What is wrong with the shape; with_parallel: and with how it divides over the ranks."""
+        shape = resolve(self.model, None)  # not yet with the tokenizer's vocabulary; nothing here depends on it
+        found = shape_problems(shape) + mtp_problems(shape, self.data.reset_attention_mask)
+        if self.train.recompute_granularity == "selective":
+            found += recompute_problems(shape, self.train.recompute_modules, self.device)
+        if with_parallel:
+            found += stage_problems(self.parallel, shape.num_layers, shape.mtp_num_layers)
+            found += split_problems(self.model, shape, self.parallel.tensor_model_parallel_size)
+            found += sequence_problems(self.model, shape, self.parallel)
+            found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
+            found += context_problems(shape, self.parallel)
+            found += dispatcher_problems(self.parallel, self.device)
+            if not self.data.reset_attention_mask:  # else attention is ours everywhere
+                found += exchange_problems(shape, self.parallel, self.device)
+            found += expert_problems(shape, self.parallel)
+        return found
+
+
+def batch_schedule(train: TrainConfig) -> BatchSchedule:
+    """The global batch size as a function of consumed samples."""
+    return BatchSchedule(global_batch_size=train.global_batch_size, rampup_batch_size=train.rampup_batch_size)
+
+
+def learning_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> Schedule:
+    """Learning rate and weight decay as functions of consumed samples; iterations become samples here."""
+    samples = batch_schedule(train).consumed_after
+    decay_iters = optimizer.lr_decay_iters or train.train_iters
+    wsd_iters = optimizer.lr_wsd_decay_iters or max(1, decay_iters // 5)
+    start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
+    return Schedule(
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        lr_decay_style=optimizer.lr_decay_style,
+        warmup_samples=samples(optimizer.lr_warmup_iters),
+        decay_samples=samples(decay_iters),
+        # A decay longer than the whole is kept as asked, for Schedule.problems to refuse.
+        wsd_decay_samples=samples(max(decay_iters, wsd_iters)) - samples(max(0, decay_iters - wsd_iters)),
+        lr_wsd_decay_style=optimizer.lr_wsd_decay_style,
+        start_weight_decay=optimizer.weight_decay if start is None else start,
+        end_weight_decay=optimizer.weight_decay if end is None else end,
+        weight_decay_incr_style=optimizer.weight_decay_incr_style,
+        weight_decay_samples=samples(train.train_iters),
+    )
+
+
+def batch_problems(train: TrainConfig, layout: Layout) -> list[str]:
+    """Whether every global batch is a whole number of microbatches, and of an interleaved schedule's rounds."""
+    schedule = batch_schedule(train)
+    found = schedule.problems(train.micro_batch_size, layout.dp)
+    if found or layout.vpp == 1:
+        return found
+    replicas = train.micro_batch_size * layout.dp
+    uneven = [size for size in schedule.sizes() if size % (replicas * layout.pp)]
+    if uneven:
+        found.append(
+            f"train.global_batch_size {uneven[-1]} makes {uneven[-1] // replicas} microbatches, which the "
+            "interleaved schedule (parallel.virtual_pipeline_model_parallel_size) needs to be a multiple of "
+            f"parallel.pipeline_model_parallel_size {layout.pp}. "
+            f"Use {nearest(uneven[-1], replicas * layout.pp)} samples."
+        )
+    return found

@@ -1,0 +1,1 @@
+"""What is wrong with the numbers: non-finite values, spikes, replicas that differ, stragglers, growing memory."""

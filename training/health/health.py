@@ -1,0 +1,66 @@
+"""All that watches a run's numbers, built in one place: the policy before updates, and the checks in between."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.core.optimizer import MegatronOptimizer
+
+from parallel.groups import Ranks
+from training.checkpoint.model_state import Chunks, settled
+from training.checkpoint.progress import Progress
+from training.config.fault_config import FaultConfig
+from training.health.finite_check import check_finite
+from training.health.memory_growth import MemoryGrowth
+from training.health.nonfinite import NonFinite
+from training.health.replicas import Replicas
+from training.health.skipped_batches import SkippedBatches
+from training.health.stopwatch import Stopwatch
+from training.health.stragglers import Stragglers
+from training.health.update_policy import HealthPolicy
+from training.loop import Callback
+
+ENTRY = "watch"
+"""What a checkpoint's ``state.json`` has of this, among its entries."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Health:
+    """What a run's parts need of it."""
+
+    policy: HealthPolicy
+    callbacks: Sequence[Callback]
+    chunks: Chunks
+    optimizer: MegatronOptimizer
+    ranks: Ranks
+
+    def before_save(self, progress: Progress) -> dict[str, Any]:
+        """What a checkpoint must have of this. Raises SharedFault, on every rank, for a state that may not be saved."""
+        check_finite(progress, self.chunks, self.optimizer, self.ranks)
+        if self.policy.replicas is not None:
+            with settled(self.chunks):
+                self.policy.replicas.check(progress)
+        return {ENTRY: self.policy.state()}
+
+
+def watch(
+    fault: FaultConfig,
+    chunks: Chunks,
+    optimizer: MegatronOptimizer,
+    ranks: Ranks,
+    run_dir: Path,
+    entries: Mapping[str, Any],
+) -> Health:
+    """entries: those of the checkpoint that the run continues, if any."""
+    replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
+    nonfinite = NonFinite(fault.nonfinite, chunks, ranks, run_dir)
+    policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks)
+    policy.restore(entries.get(ENTRY))
+    callbacks: list[Callback] = [policy]
+    if fault.straggler_interval:
+        watch = Stopwatch(chunks, ranks)
+        callbacks.append(Stragglers(watch, fault.straggler_interval, fault.straggler_ratio, ranks))
+    if fault.memory_interval:
+        callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks))
+    return Health(policy=policy, callbacks=callbacks, chunks=chunks, optimizer=optimizer, ranks=ranks)

@@ -1,0 +1,58 @@
+"""Canonical names of what lies in this rank's memory: of its parameters, and of the modules that hold them."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from models.names import canonical
+from parallel.replicas import unwrap
+from training.checkpoint.boxes import Region
+from training.checkpoint.model_state import Chunks, regions
+
+
+def name_of(region: Region) -> str:
+    """The canonical name; of one of several experts that are one tensor, with its number."""
+    try:
+        name = canonical(region.key)
+    except KeyError:  # a layer that we do not name yet is still distinguished by megatron-core's key
+        name = region.key
+    several = ".experts." in name and len(region.shape) > 2 and region.global_shape[0] > region.shape[0] == 1
+    return f"{name}[{region.offset[0]}]" if several else name
+
+
+def parameter_names(chunks: Chunks) -> dict[Tensor, str]:
+    """Every parameter of this rank's chunks. Not cheap: mcore describes the whole model for it."""
+    return {
+        param: name_of(held[0]) for chunk in chunks for param, held in regions(unwrap(chunk)) if param.requires_grad
+    }
+
+
+def module_names(chunk: nn.Module, parameters: dict[Tensor, str]) -> dict[str, nn.Module]:
+    """The leaves of an unwrapped chunk by name, in the order in which it holds them.
+
+    A leaf with parameters is called after the first of them; another one after mcore's path, with its layer's
+    canonical number, which a parameter of the same layer knows.
+    """
+    layers = {
+        ".".join(path.split(".")[:3]): ".".join(parameters[param].split(".")[:2])
+        for path, param in chunk.named_parameters()
+        if param in parameters
+    }
+    found = dict[str, nn.Module]()
+    for path, module in chunk.named_modules():
+        if next(module.children(), None) is None:
+            found[_module_name(path, module, parameters, layers)] = module
+    return found
+
+
+def _module_name(path: str, module: nn.Module, parameters: dict[Tensor, str], layers: dict[str, str]) -> str:
+    named = [parameters[param] for param in module.parameters(recurse=False) if param in parameters]
+    if named:
+        return named[0].rpartition(".")[0] + (named[0].partition("[")[1] + named[0].partition("[")[2])
+    *layer, rest = path.split(".", 3)
+    return f"{layers[key]}.{rest}" if (key := ".".join(layer)) in layers else path
+
+
+def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The names of those that hold a NaN or Inf. Waits for the device."""
+    return [name for name, tensor in tensors if not bool(tensor.isfinite().all())]

@@ -1,0 +1,193 @@
+"""A NaN or Inf in loss or gradient: found before the update, run again, explained, and not trained on.
+
+The second run of the same microbatches, from the same weights and random numbers, tells a passing fault of the
+hardware (it gives numbers) from software or data (it does not). Weights were not touched in between, so a passing
+fault costs two steps' time and leaves no trace in the training.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data.loader import Batch
+from parallel.errors import SharedFault
+from parallel.groups import Ranks
+from parallel.launch import node_name
+from parallel.replicas import unwrap
+from training.checkpoint import folders
+from training.checkpoint.agreement import on_first_rank
+from training.checkpoint.model_state import Chunks
+from training.checkpoint.progress import Progress
+from training.health.names import non_finite, parameter_names
+from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, NonfinitePlace, locate
+from training.health.nonfinite_probe import NonfiniteProbe
+from training.health.replay import Before, Trace
+from training.step import GradientResult
+
+MOST_SKIPS = 10
+"""Updates skipped in a row, after which something is wrong with more than the data."""
+
+
+NONFINITE = "nonfinite"
+"""RUN_DIR/nonfinite/iter_0000003: what was found at iteration 3, and its batch."""
+FILES_PER_FOLDER = 1000
+
+
+class NonFinite:
+    """Decides about non-finite gradients. All ranks call it at the same moments, and decide alike."""
+
+    def __init__(self, policy: str, chunks: Chunks, ranks: Ranks, run_dir: Path) -> None:
+        self.policy, self.chunks, self.ranks, self.run_dir = policy, chunks, ranks, run_dir
+        self.before, self.probe = Before(chunks, ranks), NonfiniteProbe(chunks)
+        self.skips = 0
+
+    def begin(self) -> None:
+        """Before the first microbatch of an iteration."""
+        self.before.keep()
+        self.probe.forget()
+
+    def decide(
+        self,
+        attempt: GradientResult,
+        microbatches: Sequence[Batch | None],
+        again: Callable[[], GradientResult],
+        progress: Progress,
+    ) -> tuple[GradientResult, bool]:
+        """The attempt that counts, and whether to update with it. Raises SharedFault where training cannot go on."""
+        witnessed = self._gather(self._witnessed())
+        trace = Trace(self.chunks, self.ranks)
+        self.before.restore()
+        with trace.attached():
+            second = again()
+        found = witnessed if second.finite else self._gather(self._traced(trace))
+        folder = self.run_dir / NONFINITE / folders.name_of(progress.iteration + 1)
+        self._leave(folder, attempt, second, found, microbatches, progress)
+        said = f"iteration {progress.iteration + 1}: loss {attempt.loss:g}, gradient norm {_text(attempt)}"
+        if second.finite:
+            self.skips = 0
+            self.ranks.say(
+                f"{said}, but the same microbatches give loss {second.loss:g} and norm {_text(second)} when they run "
+                f"again: a passing fault of the hardware; first in {_named(locate(found))}. Weights were not touched, "
+                f"the second result counts, training goes on. Details: {folder}"
+            )
+            return second, not second.overflowed
+        self._stop_or_pass_over(said, found, folder)
+        return second, False
+
+    def _stop_or_pass_over(self, said: str, found: list[Evidence], folder: Path) -> None:
+        self.skips += 1
+        cause = f"{said}, and the same again when the microbatches ran again: no passing fault, but software or data"
+        origin = locate(found)
+        rank = origin.ranks[0].rank if origin else None
+        text = f"{cause}; first in {_named(origin)}. No weight was changed. Batch and details: {folder}."
+        broken = any(one.weights for one in found)
+        if self.policy == "skip" and not broken and self.skips <= MOST_SKIPS:
+            self.before.restore_buffers()
+            self.ranks.say(f"{text} The update is skipped (fault.nonfinite)")
+            return
+        newest = on_first_rank(lambda: folders.latest(folders.checkpoints(self.run_dir)), self.ranks)
+        good = f" The newest good checkpoint is {newest}." if newest else ""
+        if self.policy == "skip":
+            reason = "weights are broken" if broken else f"{MOST_SKIPS} updates in a row were skipped"
+            raise SharedFault(f"{text} Stopped, though fault.nonfinite is skip: {reason}.{good}", rank=rank)
+        raise SharedFault(f'{text}{good} To skip such batches, set fault.nonfinite = "skip".', rank=rank)
+
+    def _own(self) -> Evidence:
+        at = self.ranks.at
+        return Evidence(rank=self.ranks.rank, host=node_name(os.environ), stage=at.pp, data_rank=at.dp)
+
+    def _witnessed(self) -> Evidence:
+        """Of the first run: in which chunk, and where only gradients are bad, in which of them."""
+        evidence, layout, stage = self._own(), self.ranks.layout, self.ranks.at.pp
+        if (output := self.probe.bad_output()) is not None:
+            microbatch, number = output
+            evidence.forward = NonfinitePlace(microbatch, number * layout.pp + stage, 0, "the forward pass")
+        if bad := self.probe.bad_gradients():
+            depth = layout.chunks - 1 - (max(bad) * layout.pp + stage)
+            names = parameter_names(self.chunks)
+            params = [param for param in unwrap(self.chunks[max(bad)]).parameters() if param in names]
+            broken = non_finite([(names[param], param.main_grad) for param in params])
+            evidence.backward = NonfinitePlace(
+                -1, depth, 0, f"the gradient of {(broken or ['an unknown parameter'])[-1]}"
+            )
+        return evidence
+
+    def _traced(self, trace: Trace) -> Evidence:
+        """Of the second run: in which module or parameter."""
+        evidence = self._own()
+        evidence.weights = non_finite([(name, param) for param, name in parameter_names(self.chunks).items()])
+        evidence.forward, evidence.backward = trace.forward, trace.backward
+        return evidence
+
+    def _gather(self, own: Evidence) -> list[Evidence]:
+        found: list[Evidence] = [own] * self.ranks.identity.world_size
+        dist.all_gather_object(found, own)
+        return found
+
+    def _leave(
+        self,
+        folder: Path,
+        first: GradientResult,
+        second: GradientResult,
+        found: list[Evidence],
+        microbatches: Sequence[Batch | None],
+        progress: Progress,
+    ) -> None:
+        """The batch, by the ranks that hold it, and ``found.json``. A disk that is full too hides nothing."""
+        try:
+            if self.ranks.at.tp == 0 and self.ranks.is_first_stage:
+                _write_batch(folder, microbatches, self.ranks)
+            if self.ranks.rank == 0:
+                _write_found(folder, first, second, found, progress)
+        except OSError as error:
+            self.ranks.say(f"{folder} could not be written: {error}")
+
+
+def _write_batch(folder: Path, microbatches: Sequence[Batch | None], ranks: Ranks) -> None:
+    """One file from each data rank and part of the sequence, in folders of no more than ``FILES_PER_FOLDER``."""
+    held = [batch for batch in microbatches if batch is not None]
+    number, files = ranks.at.dp * ranks.layout.cp + ranks.at.cp, ranks.layout.dp * ranks.layout.cp
+    if files > FILES_PER_FOLDER:
+        folder = folder / f"{number // FILES_PER_FOLDER:03d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    which = f"data-{ranks.at.dp:05d}" + (f"-context-{ranks.at.cp:03d}" if ranks.layout.cp > 1 else "")
+    arrays = {
+        name: torch.stack([getattr(batch, name) for batch in held]).cpu().numpy().astype(np.int32)
+        for name in ("tokens", "labels")
+    }
+    np.savez(folder / f"{which}.npz", allow_pickle=False, **arrays)
+
+
+def _write_found(
+    folder: Path, first: GradientResult, second: GradientResult, found: list[Evidence], progress: Progress
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    origin = locate(found)
+    content = {
+        "what": "Loss or gradient of this iteration were NaN or Inf. data-*.npz are its batch, by data rank: "
+        "tokens and labels, int32 [microbatches, samples, tokens]; microbatches run in this order.",
+        "iteration": progress.iteration + 1,
+        "first_sample": progress.consumed_samples,
+        "passing": second.finite,
+        "culprit": origin.as_json() if origin else None,
+        "first_run": {"loss": str(first.loss), "grad_norm": _text(first), "tokens": first.tokens},
+        "second_run": {"loss": str(second.loss), "grad_norm": _text(second), "tokens": second.tokens},
+        "ranks": [asdict(one) for one in found if one.weights or one.forward or one.backward],
+    }
+    (folder / "found.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _text(attempt: GradientResult) -> str:
+    norm = attempt.mean_norm if attempt.grad_norm is None or math.isfinite(attempt.grad_norm) else attempt.grad_norm
+    return f"{norm:g}"
+
+
+def _named(origin: NonfiniteOrigin | None) -> str:
+    return str(origin) if origin else "an unknown place: no rank's own results were bad, only the reduced ones"

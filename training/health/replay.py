@@ -1,0 +1,112 @@
+"""Running the same microbatches again: what must be put back for that, and what is looked at the second time.
+
+megatron-core has a machinery for this (``rerun_state_machine.py``, experimental by its own words). It is left aside:
+it waits for the device at each value it validates, wants data iterators of its own kind where we hold a list of
+microbatches, and knows only after a restart, by exit codes 16 and 17, what our second run tells at once.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch import Tensor, nn
+
+from parallel.groups import Ranks
+from parallel.replicas import unwrap
+from training.checkpoint.model_state import Chunks
+from training.health.names import module_names, parameter_names
+from training.health.nonfinite_locate import NonfinitePlace
+
+
+class Before:
+    """What a forward pass changes besides gradients: random numbers drawn, and routers' counts and biases.
+
+    Not put back are the meters of experts, which count the microbatches twice, and Transformer Engine's history of
+    fp8 scales (recipe "delayed").
+    """
+
+    def __init__(self, chunks: Chunks, ranks: Ranks) -> None:
+        self.device = ranks.device
+        self.buffers = [buffer for chunk in chunks for buffer in unwrap(chunk).buffers()]
+        self.kept = [torch.empty_like(buffer) for buffer in self.buffers]
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Remember what there is. A few KiB, by one kernel."""
+        self.random = torch.get_rng_state(), dict(get_cuda_rng_tracker().get_states())
+        if self.device.type == "cuda":
+            self.cuda = torch.cuda.get_rng_state(self.device)
+        if self.buffers:
+            torch._foreach_copy_(self.kept, self.buffers)
+
+    def restore(self) -> None:
+        """As ``keep`` found it."""
+        cpu, tracked = self.random
+        torch.set_rng_state(cpu)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(self.cuda, self.device)
+        get_cuda_rng_tracker().set_states(dict(tracked))
+        self.restore_buffers()
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """Routers' biases, which were moved already, where there is no update."""
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, self.kept)
+
+
+class Trace:
+    """Looks at every module's output and every parameter's gradient. Slow: it waits for the device each time."""
+
+    def __init__(self, chunks: Chunks, ranks: Ranks) -> None:
+        self.chunks, self.layout, self.stage = chunks, ranks.layout, ranks.at.pp
+        self.forward: NonfinitePlace | None = None
+        self.backward: NonfinitePlace | None = None
+        self.order = 0
+        self.passes = [0] * len(chunks)
+        self.gradients: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Look while this is open. Not collective."""
+        handles: list[Any] = []
+        names = parameter_names(self.chunks)
+        for number, chunk in enumerate(self.chunks):
+            model = unwrap(chunk)
+            handles.append(model.register_forward_pre_hook(partial(self._begin, number)))
+            for name, module in module_names(model, names).items():
+                handles.append(module.register_forward_hook(partial(self._look_forward, number, name)))
+            for param in (param for param in model.parameters() if param in names):
+                handles.append(param.register_hook(partial(self._look_backward, number, names[param])))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, number: int, _module: nn.Module, _inputs: object) -> None:
+        self.passes[number] += 1
+
+    def _look_forward(self, number: int, name: str, _module: nn.Module, _inputs: object, outputs: Any) -> None:
+        self.order += 1
+        if self.forward is None and any(not bool(tensor.isfinite().all()) for tensor in _floating(outputs)):
+            depth = number * self.layout.pp + self.stage
+            self.forward = NonfinitePlace(self.passes[number] - 1, depth, self.order, f"the output of {name}")
+
+    def _look_backward(self, number: int, name: str, gradient: Tensor) -> None:
+        self.order += 1
+        microbatch = self.gradients[name] = self.gradients.get(name, -1) + 1
+        if self.backward is None and not bool(gradient.isfinite().all()):
+            depth = self.layout.chunks - 1 - (number * self.layout.pp + self.stage)
+            self.backward = NonfinitePlace(microbatch, depth, self.order, f"the gradient of {name}")
+
+
+def _floating(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor) and outputs.is_floating_point():
+        yield outputs
+    elif isinstance(outputs, tuple | list):
+        for output in outputs:
+            yield from _floating(output)

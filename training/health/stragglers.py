@@ -1,0 +1,108 @@
+"""Ranks that compute slower than their peers: which, how much; or that it is not computing that holds all up."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from parallel.groups import Ranks
+from parallel.layout import Layout
+from training.checkpoint.progress import Progress
+from training.health.stopwatch import Stopwatch
+from training.loop import Callback
+from training.step import StepResult
+from training.watchdog.hosts import host_of
+
+RECOVERED = 1.1
+"""A named rank that is no slower than this is as fast as its peers again, and can be named again."""
+DELAYED = 1.5
+"""How many times as long as its fastest window an iteration must take, with no rank slow, to be said."""
+MOST_NAMED = 4
+"""Ranks that a comparison names with their hosts, the slowest ones; of more, the number is said."""
+LEAST_S = 5e-4
+"""Shorter times are noise: a rank is not slow by less than that."""
+
+
+class Stragglers(Callback):
+    """Compares the ranks every ``interval`` iterations: one gathering of 16 bytes from each.
+
+    What two comparisons in a row find is said, once. A rank's time is the lower quartile of its iterations', so that
+    what disturbs some of them (another program, a save) does not count, but a slow card, or processor, does.
+    """
+
+    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks) -> None:
+        self.watch, self.interval, self.ratio, self.ranks = watch, interval, ratio, ranks
+        self.named, self.suspected = set[int](), set[int]()
+        self.groups = peers(ranks.layout, watch.whole_stage)
+        self.steps_s: list[float] = []
+        self.fastest_s, self.delays, self.began_s = math.inf, 0, 0.0
+
+    def before_step(self, progress: Progress) -> None:
+        self.began_s = time.perf_counter()
+        self.watch.begin()
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self.steps_s.append(time.perf_counter() - self.began_s)
+        if progress.iteration % self.interval:
+            return
+        count, step_s = len(self.steps_s), statistics.median(self.steps_s)
+        self.steps_s = []
+        table = gathered_rows([self.watch.quartile_s(), step_s], self.ranks)
+        slow = slowness([row[0] for row in table], self.groups)
+        self._tell_slow(slow, count)
+        explained = max(slow.values()) >= self.ratio
+        self._tell_delay(statistics.median(row[1] for row in table), explained)
+
+    def _tell_slow(self, slow: Mapping[int, float], count: int) -> None:
+        self.named = {rank for rank in self.named if slow[rank] > RECOVERED}
+        now = {rank for rank in slow if slow[rank] >= self.ratio}
+        confirmed, self.suspected = now & self.suspected, now
+        new = sorted(confirmed - self.named, key=lambda rank: (-slow[rank], rank))
+        self.named |= confirmed
+        for rank in new[:MOST_NAMED]:
+            others = next(len(group) - 1 for group in self.groups if rank in group)
+            self.ranks.say(
+                f"rank {rank} ({host_of(rank, self.ranks)}) computes {slow[rank]:.1f}x slower than its {others} "
+                f"peer(s) (lower quartile of {count} iterations), and all wait for it. Communication is not the cause"
+            )
+        if rest := new[MOST_NAMED:]:
+            self.ranks.say(f"{len(rest)} more rank(s) compute slower than their peers, by up to {slow[rest[0]]:.1f}x")
+
+    def _tell_delay(self, step_s: float, explained: bool) -> None:
+        """All ranks know the same times, so they decide alike."""
+        late = step_s > DELAYED * self.fastest_s + LEAST_S and not explained
+        self.delays = self.delays + 1 if late else 0
+        if self.delays == 2 and self.watch.parts:
+            self.ranks.say(
+                f"iterations take {step_s / self.fastest_s:.1f}x as long as they did ({step_s:.3g} s), and no rank "
+                "computes slower than its peers: communication, data or the whole machine is the cause"
+            )
+        self.fastest_s = min(self.fastest_s, step_s)
+
+
+def peers(layout: Layout, same_stage: bool) -> list[list[int]]:
+    """The ranks in groups whose computing should take as long on each: those of a stage, or all."""
+    stages = [layout.coordinates(rank).pp if same_stage else 0 for rank in range(layout.world_size)]
+    return [[rank for rank, other in enumerate(stages) if other == stage] for stage in sorted(set(stages))]
+
+
+def slowness(times_s: Sequence[float], groups: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Rank -> how many times as long as usual in its group it takes: as the median, or of two ranks the faster one."""
+    found = dict[int, float]()
+    for group in groups:
+        usual = statistics.median_low(times_s[rank] for rank in group)
+        for rank in group:
+            beyond = usual > 0 and times_s[rank] > usual + LEAST_S
+            found[rank] = times_s[rank] / usual if beyond else 1.0
+    return found
+
+
+def gathered_rows(own: Sequence[float], ranks: Ranks) -> list[list[float]]:
+    """Every rank's numbers, in order of rank."""
+    mine = torch.tensor(own, dtype=torch.float64, device=ranks.device)
+    table = torch.empty(ranks.identity.world_size * len(own), dtype=torch.float64, device=ranks.device)
+    dist.all_gather_into_tensor(table, mine)
+    return table.view(-1, len(own)).tolist()

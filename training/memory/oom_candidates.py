@@ -1,0 +1,235 @@
+"""Configurations that hold less than one that ran out of memory, and about what each costs in speed."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.flops import hardware_flops_per_token
+from models.shapes import GPTShape
+from parallel.layout import replica_size
+from parallel.stages import layers_per_chunk
+from training.cli.warnings import bubble
+from training.config.run_config import RecomputeModule, RunConfig, batch_schedule
+from training.memory.predicted import Planned
+
+TOGETHER = 3
+"""Changes that are tried at once."""
+DOUBLINGS = 3
+"""Of each axis."""
+SHORTEST_PIECE = 1024
+"""Tokens of a sequence on one context rank; below, a ring of them is all latency."""
+SLOWER = {
+    # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
+    "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "ranks": 1.0,
+}  # fmt: skip
+
+Value = int | bool | str | tuple[str, ...] | None
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Change:
+    """One axis moved."""
+
+    axis: str
+    fields: Mapping[str, Value]
+    """New values by the fields' dotted names."""
+    slower: float = 0.0
+    """See ``SLOWER``."""
+    ranks: int = 1
+    """Times as many."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class AlteredPlan:
+    """Some changes together, and the configuration that they make."""
+
+    changes: tuple[Change, ...]
+    planned: Planned
+    slower: float
+    """Times as slow as before, about."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(change.axis for change in self.changes)
+
+    def has_all_of(self, other: "AlteredPlan") -> bool:
+        """Whether ``other`` is a part of these changes, and not the whole."""
+        return len(other.changes) < len(self.changes) and all(change in self.changes for change in other.changes)
+
+    def __str__(self) -> str:
+        """What a user types."""
+        words = [f"{self.planned.world_size:,} ranks"] if any(change.ranks > 1 for change in self.changes) else []
+        fields = {name: value for change in self.changes for name, value in change.fields.items()}
+        return " ".join([*words, *(f"--{name} {_typed(value)}" for name, value in fields.items())])
+
+
+def _typed(value: Value) -> str:
+    return " ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def altered(asked: Planned, shape: GPTShape, ranks_per_node: int) -> list[AlteredPlan]:
+    """Every legal configuration that differs in up to ``TOGETHER`` axes, the fastest first."""
+    axes = list(_axes(asked, shape, ranks_per_node))
+    found = []
+    for count in range(1, TOGETHER + 1):
+        for some in itertools.combinations(axes, count):
+            for changes in itertools.product(*some):
+                planned = applied(asked, changes)
+                if planned.world_size % replica_size(planned.config.parallel):
+                    continue  # by far the most frequent of all problems
+                if not planned.config.problems(planned.world_size):
+                    found.append(AlteredPlan(changes=changes, planned=planned, slower=_slower(asked, changes)))
+    return sorted(found, key=lambda each: (each.slower, len(each.changes)))
+
+
+def applied(asked: Planned, changes: Sequence[Change]) -> Planned:
+    """The configuration with these changes, legal or not."""
+    fields = {name: value for change in changes for name, value in change.fields.items()}
+    ranks = math.prod(change.ranks for change in changes)
+    return Planned(config=_with(asked.config, fields), world_size=asked.world_size * ranks)
+
+
+def _with(config: RunConfig, fields: Mapping[str, Value]) -> RunConfig:
+    sections: dict[str, dict[str, Value]] = {}
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        sections.setdefault(section, {})[field] = value
+    new = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(config, **new)
+
+
+def _slower(asked: Planned, changes: Sequence[Change]) -> float:
+    """The pipeline's bubble, and the changes' own share."""
+    before, after = (_with_bubble(planned) for planned in (asked, applied(asked, changes)))
+    return after / before + sum(change.slower for change in changes)
+
+
+def _with_bubble(planned: Planned) -> float:
+    layout, train = planned.config.layout(planned.world_size), planned.config.train
+    microbatches = batch_schedule(train).sizes()[-1] // (train.micro_batch_size * layout.dp)
+    return 1 + bubble(layout, max(1, microbatches))
+
+
+def _axes(asked: Planned, shape: GPTShape, ranks_per_node: int) -> Iterator[list[Change]]:
+    """The choices of each axis that hold less."""
+    parallel = asked.config.parallel
+    choices = [
+        _micro_batches(asked.config),
+        _recomputations(asked.config, shape),
+        _states(asked),
+        _tensor(asked.config, ranks_per_node),
+        _stages(asked.config, shape.num_layers),
+        _sizes("cp", "parallel.context_parallel_size", parallel.context_parallel_size)
+        if asked.config.model.seq_length >= 2 * SHORTEST_PIECE * parallel.context_parallel_size
+        else [],
+        _sizes("ep", "parallel.expert_model_parallel_size", parallel.expert_model_parallel_size)
+        if shape.num_moe_experts
+        else [],
+        [Change(axis="ranks", fields={}, ranks=2**power, slower=SLOWER["ranks"] * power) for power in (1, 2)],
+    ]
+    yield from (choice for choice in choices if choice)
+
+
+def _micro_batches(config: RunConfig) -> list[Change]:
+    own = config.train.micro_batch_size
+    sizes = [size for size in range(own - 1, 0, -1) if own % size == 0]
+    return [
+        Change(
+            axis="micro-batch",
+            fields={"train.micro_batch_size": size},
+            slower=SLOWER["micro-batch"] * math.log2(own / size),
+        )
+        for size in sizes
+    ]
+
+
+def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
+    """Selective, of the widest module, then full: what is recomputed already is no choice."""
+    train = config.train
+    found: list[dict[str, Value]] = []
+    full: dict[str, Value] = {
+        "train.recompute_granularity": "full",
+        "train.recompute_method": "uniform",
+        "train.recompute_num_layers": 1,
+    }
+    module: RecomputeModule = "moe" if shape.num_moe_experts else "mlp"
+    kept = train.recompute_modules if train.recompute_granularity == "selective" else ()
+    can = module == "moe" or not shape.add_bias_linear  # combinations.py says why
+    if train.recompute_granularity != "full" and module not in kept and can:
+        found.append({"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)})
+    if train.recompute_granularity != "full" or train.recompute_method == "block":
+        found.append(full)
+    before = _flops(config, shape)
+    return [
+        Change(axis="recompute", fields=fields, slower=_flops(_with(config, fields), shape) / before - 1)
+        for fields in found
+    ]
+
+
+def _flops(config: RunConfig, shape: GPTShape) -> float:
+    train = config.train
+    return hardware_flops_per_token(
+        shape,
+        config.model.seq_length,
+        recompute_granularity=train.recompute_granularity,
+        recompute_method=train.recompute_method,
+        recompute_num_layers=train.recompute_num_layers,
+        recompute_modules=train.recompute_modules,
+        layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
+    )
+
+
+def _states(asked: Planned) -> list[Change]:
+    layout, parallel = asked.config.layout(asked.world_size), asked.config.parallel
+    if parallel.use_distributed_optimizer or layout.dp * layout.cp == 1:
+        return []
+    return [Change(axis="states", fields={"parallel.use_distributed_optimizer": True}, slower=SLOWER["states"])]
+
+
+def _tensor(config: RunConfig, ranks_per_node: int) -> list[Change]:
+    """Within a node, with sequence parallelism, which costs nothing more; alone where TP is there without it."""
+    tp, found = config.parallel.tensor_model_parallel_size, []
+    name, sequence = "parallel.tensor_model_parallel_size", {"parallel.sequence_parallel": True}
+    own: dict[str, Value] = {} if config.parallel.sequence_parallel else {**sequence}
+    if tp > 1 and own:
+        found.append(Change(axis="tp", fields=own))
+    wider = _sizes("tp", name, tp)
+    return found + [
+        dataclasses.replace(change, fields={**change.fields, **own})
+        for power, change in enumerate(wider, start=1)
+        if tp * 2**power <= ranks_per_node
+    ]
+
+
+def _stages(config: RunConfig, layers: int) -> list[Change]:
+    """More of them, dealt again: what described the old number in detail is dropped."""
+    parallel, name = config.parallel, "parallel.pipeline_model_parallel_size"
+    own = parallel.pipeline_model_parallel_size
+    found = []
+    for power, change in enumerate(_sizes("pp", name, own), start=1):
+        dealt = stage_fields(layers, own * 2**power)
+        new = {f"parallel.{key}": value for key, value in dealt.items() if getattr(parallel, key) != value}
+        found.append(dataclasses.replace(change, fields={**change.fields, **new}))
+    return found
+
+
+def stage_fields(layers: int, pp: int) -> dict[str, Any]:
+    """Equal stages; else fewer layers on the first and the last, which hold the vocabulary besides."""
+    rest = layers - (pp - 2) * -(-layers // pp)
+    uneven = layers % pp > 0
+    return {
+        "num_layers_in_first_pipeline_stage": rest - rest // 2 if uneven else None,
+        "num_layers_in_last_pipeline_stage": rest // 2 if uneven else None,
+        "virtual_pipeline_model_parallel_size": None,
+        "pipeline_model_parallel_layout": None,
+    }
+
+
+def _sizes(axis: str, name: str, own: int) -> list[Change]:
+    return [
+        Change(axis=axis, fields={name: own * 2**power}, slower=SLOWER[axis] * power)
+        for power in range(1, DOUBLINGS + 1)
+    ]

@@ -1,0 +1,75 @@
+"""What is made ready before any rank starts: tokenizer and shards. Without torch, so that mistakes show at once."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from data.cache import Console
+from data.config import split_weights
+from data.prepare import prepare as prepare_data
+from data.prepared import Prepared, Samples
+from data.source import BlendedSource, TokenSource, build_source
+from data.split import SplitName
+from models.resolve import resolve
+from parallel.errors import UserError
+from parallel.launch import Identity
+from training.checkpoint.folders import checkpoints, complete, find
+from training.checkpoint.imported import check_tokenizer
+from training.config.run_config import RunConfig, batch_schedule
+
+SHARE_TOLD = 0.05
+"""Difference between the shares of tokens and of documents that train from which a line says so."""
+
+
+def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
+    """Tokenizer and shards, found in the cache or made. Under torchrun and srun each process looks them up itself.
+
+    Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
+    for missing, damaged or empty inputs, for a split too small for one sample, and for a tokenizer larger than
+    model.vocab_size.
+    """
+    if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
+        find(config.checkpoint.load)
+    check_tokenizer(config)
+    speaks = identity is None or identity.local_rank == 0
+    say: Console = partial(print, flush=True) if speaks else lambda _: None
+    prepared = prepare_data(config.data, say)
+    resolve(config.model, prepared.tokenizer.vocab_size)
+    if config.data.order == "megatron":
+        prepared = with_megatrons_order(prepared, config)
+    splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
+    opened = [build_source(prepared, config.data, config.model.seq_length, config.train.seed, name) for name in splits]
+    _tell_what_trains(opened[0], prepared, config, say)
+    return prepared
+
+
+def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:
+    """Where documents are few, or far from equal, a share of them is another one of the tokens."""
+    total = sum(shard.token_count for shard in prepared.shards)
+    if not isinstance(train, TokenSource | BlendedSource) or not total:
+        return
+    weights = split_weights(config.data.split)
+    held, meant = train.token_count / total, weights[0] / sum(weights)
+    if abs(held - meant) > SHARE_TOLD:
+        documents = sum(shard.document_count for shard in prepared.shards)
+        say(
+            f"data: {held:.1%} of the tokens train, not {meant:.1%} as of the documents (data.split), which are few or "
+            f"of unequal lengths: {documents:,} in all"
+        )
+
+
+def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
+    """The same data in megatron-core's order, whose plan is that of the whole training."""
+    from data.megatron_order import SamplePlan, open_splits  # imports torch and megatron, which the others do later
+
+    train = config.train
+    taken, given = batch_schedule(train).consumed_after(train.train_iters), config.data.megatron_train_samples
+    if given is not None and given < taken:
+        raise UserError(
+            f"data.megatron_train_samples = {given}: fewer than the {taken} that {train.train_iters} iterations take. "
+            "Give --train-samples of the run that is continued, or fewer train.train_iters."
+        )
+    samples = taken if given is None else given
+    plan = SamplePlan.of(samples, train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
+    splits = open_splits(prepared, config.data, config.model.seq_length, train.seed, plan, print)
+    return replace(prepared, splits=splits, plan=plan.entries())

@@ -1,0 +1,174 @@
+"""What a run keeps in its folder: the configuration, checkpoints that carry all they need, and the marker ``done``."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megatron.core.optimizer import MegatronOptimizer
+
+from data.prepared import Prepared
+from data.tokenizer_json import JsonTokenizer
+from models.hf.files import beside
+from parallel.errors import SharedMistake
+from parallel.groups import Ranks
+from parallel.untrusted import InputError, parse_toml, read_text
+from training import checkpoint
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.imported import IMPORTED, kept
+from training.checkpoint.progress import Progress
+from training.checkpoint.state import JSON
+from training.cli import parse
+from training.config.run_config import RunConfig, learning_schedule
+from training.loop import Reason
+from training.run_dir import fingerprint
+from training.run_dir.data_changes import data_changes, data_entry
+from training.run_dir.errors import run_dir_error
+from training.run_dir.resume_report import Now, card
+from training.step import Chunks
+
+RECIPE = "config.toml"
+"""What a run's folder and each of its checkpoints carry: running it again runs the same job."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Begun:
+    """Where a start begins."""
+
+    progress: Progress = field(default_factory=Progress)
+    entries: Mapping[str, JSON] = field(default_factory=dict)
+    """What else was noted in the checkpoint that training continues."""
+    parent: str | None = None
+    """The run's own checkpoint that it continues, by name: the next one descends from it."""
+    loaded: str | None = None
+    """``hash`` of the run's own checkpoint that ``checkpoint.load`` went back to."""
+
+
+def restore(
+    config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
+) -> Begun:
+    """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
+    begin = time.monotonic()
+    restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
+    schedule = learning_schedule(config.optimizer, config.train)
+    if restored is None:
+        ranks.say(f"starting from initial weights (seed {config.train.seed})")
+        ranks.say(f"schedule: {schedule.describe()}")
+        return Begun()
+    progress = restored.progress
+    ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - begin))
+    before = restored.entries.get("schedule")
+    changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
+    ranks.say(f"schedule: {schedule.describe()}{changed}")
+    ranks.say(f"next learning rate {schedule.learning_rate(progress.consumed_samples):.3e}")
+    if progress.consumed_samples:
+        other = data_changes(restored.entries.get("data"), data_entry(config, prepared))
+        if other and not config.data.allow_data_change:
+            raise SharedMistake(
+                f"{restored.path} was written with other data: from here on there would be other samples, or the same "
+                "in another order, and some twice.\n"
+                + "\n".join(f"  {line}" for line in other)
+                + "\nGive what was there, or --data.allow_data_change True if that is meant."
+            )
+        for line in other:
+            ranks.say(f"data: {line}: other samples, or another order")
+    return Begun(
+        progress=progress,
+        entries=restored.entries if progress.iteration else kept(restored.entries),
+        parent=restored.path.name if restored.own else None,
+        loaded=restored.loaded,
+    )
+
+
+def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now:
+    own = contents(config, prepared, {})
+    return Now(
+        layout=ranks.layout,
+        device=ranks.device.type,
+        seq_length=config.model.seq_length,
+        fp8=config.precision.fp8 is not None,
+        recipe=own.texts[RECIPE],
+        recipe_before=_recipe_of(path),
+        entries=own.entries,
+    )
+
+
+def _recipe_of(path: Path) -> str:
+    """A checkpoint's ``config.toml``, to compare with; empty where there is none that can be read."""
+    try:
+        text = read_text(path / RECIPE)
+        parse_toml(text, where=path / RECIPE)
+        return text
+    except (OSError, InputError):
+        return ""
+
+
+def begin(config: RunConfig, run_dir: Path, progress: Progress, ranks: Ranks) -> None:
+    """Write ``config.toml``, which runs the same job again, once nothing stands in the way of this start.
+
+    Raises, on rank 0, where it cannot be written: a UserError, or a SharedFault where the run has checkpoints.
+    """
+    if ranks.rank != 0:
+        return
+    unfinished = run_dir / ".config.toml.unfinished"
+    try:
+        unfinished.write_text(parse.dump(dataclasses.replace(config, run_dir=None)))
+        unfinished.replace(run_dir / "config.toml")
+        (run_dir / "requeue").unlink(missing_ok=True)
+        if progress.iteration < config.train.train_iters:
+            (run_dir / "done").unlink(missing_ok=True)
+    except OSError as error:
+        raise run_dir_error(run_dir, f"run_dir {run_dir}: cannot write config.toml: {error.strerror}.") from None
+
+
+def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
+    """Leave ``done`` or ``requeue``, an empty run's end or a request to continue, for whoever started this."""
+    name = {"done": "done", "requested": "requeue"}.get(reason)
+    if name is not None and ranks.rank == 0:
+        try:
+            (run_dir / name).write_text(f"{progress.iteration}\n")
+        except OSError as error:  # the run has done what was asked, and its exit code says so, too
+            ranks.say(f"warning: the marker {run_dir / name} cannot be written: {error.strerror}")
+
+
+def contents(config: RunConfig, prepared: Prepared, before: Mapping[str, JSON]) -> checkpoint.Contents:
+    """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
+    lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
+    started from."""
+    model = prepared.tokenizer_path
+    tokenizer = prepared.tokenizer  # what ends a document is noted, though a file beside a tokenizer.json may say it
+    eod_token = tokenizer.eod_text if isinstance(tokenizer, JsonTokenizer) else config.data.eod_token
+    own = dataclasses.replace(
+        config,
+        run_dir=None,
+        nproc=None,
+        data=dataclasses.replace(
+            config.data, tokenizer=f"tokenizer{model.suffix}" if model else "byte", eod_token=eod_token
+        ),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
+        ),
+    )
+    entries: dict[str, JSON] = {
+        "schedule": learning_schedule(config.optimizer, config.train).describe(),
+        "data": data_entry(config, prepared),
+        "versions": {name: fingerprint.version(name) for name in fingerprint.LIBRARIES}
+        | {"triplane": fingerprint.code_digest()},
+    }
+    return checkpoint.Contents(
+        keep=config.checkpoint.keep,
+        retain_interval=config.checkpoint.save_retain_interval,
+        entries=entries | kept(before),
+        texts={RECIPE: parse.dump(own)},
+        copies=_tokenizer_files(model, licenses=IMPORTED in before) if model else {},
+    )
+
+
+def _tokenizer_files(path: Path, *, licenses: bool) -> dict[str, Path]:
+    """A tokenizer's files by the names that they have in a checkpoint, and what Hugging Face keeps beside them;
+    tiktoken's ranks have a description there. licenses: of weights that came with some."""
+    own = {f"tokenizer{path.suffix}": path}
+    if path.suffix == ".tiktoken":
+        return own | {"tokenizer.json": path.with_suffix(".json")}
+    return beside(path, licenses=licenses) | own

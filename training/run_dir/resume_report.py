@@ -1,0 +1,129 @@
+"""What a start says of where it continues from, what is different now, and whether the numbers will be the same."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from parallel.layout import Layout
+from parallel.untrusted import toml_table
+from training.checkpoint.restoring import Restored
+from training.checkpoint.state import JSON
+from training.run_dir.data_changes import changed_entries
+
+RECIPE = "config.toml"
+MOST_CHANGES = 12
+"""Changed fields named one by one."""
+MOST_CHARACTERS = 2000
+"""Of a row."""
+
+_NEUTRAL_SECTIONS = ("checkpoint.", "log.")
+_NEUTRAL = frozenset({
+    "device", "data.cache_dir", "parallel.distributed_timeout_minutes",
+    "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens", "train.train_iters",
+})  # fmt: skip
+"""Fields without which every update is the same; what train_iters does to the schedule is looked at by itself."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Now:
+    """This start, as far as the card compares it with what wrote the checkpoint."""
+
+    layout: Layout
+    device: str
+    seq_length: int
+    fp8: bool
+    recipe: str
+    """TOML, as it goes into this run's checkpoints."""
+    recipe_before: str
+    """The one that lies in the checkpoint."""
+    entries: Mapping[str, JSON]
+    """As they go into this run's checkpoints: schedule, data, versions."""
+
+
+def card(restored: Restored, now: Now, seconds: float) -> str:
+    """The card, a line each; ``seconds`` is what reading took."""
+    progress = restored.progress
+    parts = {"weights": True, "optimizer": restored.optimizer_restored, "RNG": restored.rng_restored}
+    taken = " + ".join(name for name, there in parts.items() if there)
+    left = ", ".join(name for name, there in parts.items() if not there)
+    changed = list(changes(now.recipe_before, now.recipe))
+    named = "; ".join(changed[:MOST_CHANGES]) or "nothing"
+    more = f"; and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
+    reasons = list(differences(restored, now))
+    rows = {
+        "from": str(restored.path),
+        "at": f"iteration {progress.iteration}, {progress.consumed_samples:,} samples, "
+        f"{progress.consumed_samples * now.seq_length:,} tokens",
+        "layout": f"{restored.layout_before} -> {now.layout}"
+        if restored.layout_before != now.layout
+        else f"{now.layout}, as before",
+        "restored": f"{taken}{f' (fresh: {left})' if left else ''}; {seconds:.1f} s",
+        "changed": named + more,
+        "bit for bit": "the same numbers as without the interruption"
+        if not reasons
+        else f"not expected: {'; '.join(reasons)}",
+    }
+    return "\n".join(["resumed", *(f"  {name:<13}{_cut(text)}" for name, text in rows.items())])
+
+
+def _cut(row: str) -> str:
+    """A row quotes the checkpoint's files, which may hold anything."""
+    return row if len(row) <= MOST_CHARACTERS else f"{row[:MOST_CHARACTERS]}…"
+
+
+def differences(restored: Restored, now: Now) -> Iterator[str]:
+    """Why the coming updates may differ from those that the writer of the checkpoint would have made."""
+    before = restored.entries
+    if restored.layout_before != now.layout:
+        yield "another layout adds up in another order"
+    if restored.device != now.device:
+        yield f"{restored.device} before, {now.device} now"
+    if not restored.optimizer_restored:
+        yield "the optimizer starts fresh"
+    elif not restored.rng_restored:
+        yield "the random numbers start fresh"
+    if now.fp8:
+        yield "fp8's scaling history is not saved"
+    for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
+        yield f"{name} {old} before, {new} now"
+    data = now.entries.get("data")
+    if isinstance(data, dict) and (changed := changed_entries(before.get("data"), data)):
+        yield f"other data ({', '.join(changed)})"
+    if before.get("schedule") != now.entries.get("schedule"):
+        yield "another schedule"
+    if fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:
+        yield f"changed: {', '.join(fields[:MOST_CHANGES])}"
+    if now.device == "cuda":
+        yield "kernels on GPUs may add up in another order each time"
+
+
+def decides(field: str) -> bool:
+    """Whether an update's numbers depend on a field of the configuration."""
+    return field not in _NEUTRAL and not field.startswith(_NEUTRAL_SECTIONS)
+
+
+def changes(before: str, now: str) -> Iterator[str]:
+    """``section.field old -> new`` for each field that differs between two recipes."""
+    for name, (old, new) in _changed(before, now).items():
+        if name == "data.cache_dir":  # a place, and another machine's as a rule
+            continue
+        yield f"{name} {old} -> {new}"
+
+
+def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
+    return _pairs(dict(_flat(toml_table(before, RECIPE))), dict(_flat(toml_table(now, RECIPE))))
+
+
+def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:
+    """Name -> (old, new) of the entries in which two tables differ; "unset" where one lacks it."""
+    old, new = (table if isinstance(table, dict) else {} for table in (before, now))
+    names = dict.fromkeys([*old, *new])
+    unset = "unset"
+    return {n: (old.get(n, unset), new.get(n, unset)) for n in names if old.get(n, unset) != new.get(n, unset)}

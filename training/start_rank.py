@@ -1,0 +1,49 @@
+"""What one rank runs, wherever it was started. torch loads once the data is ready."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from parallel import launch, output
+from training import lean_imports
+from training.config.run_config import RunConfig
+from training.run_lock.lock import RunLock
+from training.watchdog.heartbeat import Heartbeat
+from training.watchdog.stop_signal import StopSignal
+
+
+def prepared_run(
+    config: RunConfig,
+    run_dir: Path,
+    identity: launch.Identity | None,
+    lock: RunLock | None,
+    request: StopSignal,
+    heartbeat: Heartbeat | None = None,
+) -> Callable[[Heartbeat, launch.Identity], int]:
+    """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
+    device = launch.choose_device(config.device, os.environ)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
+    from training.prepare import prepare  # numpy loads only now, torch and Megatron only after the data is ready
+
+    if heartbeat is not None:
+        heartbeat.enter("data")
+    prepared = prepare(config, identity)
+    with (
+        output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False),
+        lean_imports.lean(device),
+    ):
+        from parallel.cpu import mcore_spots
+        from training.train import train
+
+        with contextlib.suppress(RuntimeError):  # which each rank will meet, and report
+            mcore_spots.check_once()
+
+    def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:
+        request.speaks = rank.rank == 0
+        launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
+        with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
+            return train(config, prepared, rank, device, run_dir, console_fd, lock, request, heartbeat)
+
+    return run
