@@ -26,14 +26,14 @@ lint: setup
 	$(PYTHON) tests/house/wording.py
 
 bench: setup
-	$(PYTHON) -m tools.benchmark
+	$(PYTHON) -m tools.benchmark step
 
 bench-checkpoint: setup
-	$(PYTHON) -m tools.benchmark_checkpoint
+	$(PYTHON) -m tools.benchmark checkpoint
 
 # Megatron-LM is no package: MEGATRON_LM=its checkout. mosaicml-streaming and litdata are measured where installed.
 bench-data: setup
-	$(PYTHON) -m tools.benchmark_data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
+	$(PYTHON) -m tools.benchmark data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
 
 prove-gpu: setup
 	$(PYTHON) -m tools.prove_gpu

@@ -43,8 +43,8 @@ TORCH = """
     replicas skipped_batches stopwatch stragglers update_policy    training.memory: counted measured out_of_memory
     training.metrics: depths experts log_disk meters recorder    training.run_dir: contents resume_report shared_check
     training.watchdog: heartbeat_callback hosts stop_callback
-    tools.benchmark: one_rank reference tokens    tools.benchmark_data: __main__ loading
-    tools.benchmark_checkpoint: __main__ megatron ours rounds scale trainer
+    tools.benchmark.step: one_rank reference tokens    tools.benchmark.data: command loading
+    tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare probe    tools.reshard: megatron_blobs
     tools.plan.calibrate: cluster_file collectives command fit measure    tools.plan.trace: balance ledger meta spots
 """

@@ -11,8 +11,8 @@ import pytest
 
 from models.families import SHAPES, TINY
 from parallel.layout import Layout
-from tools.benchmark_checkpoint import __main__ as benchmark
-from tools.benchmark_checkpoint import conversion, scale
+from tools.benchmark.checkpoint import command as benchmark
+from tools.benchmark.checkpoint import conversion, scale
 from training.checkpoint.format.tables import IncompleteError
 
 

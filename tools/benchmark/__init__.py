@@ -1,1 +1,1 @@
-"""How fast Triplane is on a CPU: a step against plain PyTorch, ranks' first step, answers without torch."""
+"""How fast Triplane is on a CPU, against peers in the same run: a step, checkpoints, data. ``__main__`` lists them."""

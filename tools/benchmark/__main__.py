@@ -1,112 +1,33 @@
-"""Measure what Triplane promises of a CPU, and write it to docs/benchmarks/cpu.json.
+"""Measure Triplane on a CPU against peers, and write docs/benchmarks/*.json.
 
-    python -m tools.benchmark [--subjects one_rank startup answers]
+    python -m tools.benchmark step          a training step against plain PyTorch, ranks' first step, --help
+    python -m tools.benchmark checkpoint    save, load and convert against the disk and megatron-core
+    python -m tools.benchmark data          tokenise and load against Megatron-LM and other loaders
 
-Ratios compare two sides within one run; CPU seconds bear other programs better than wall seconds do.
+Each has --help. Exit code 0: measured, whether the goals were met or not (data: all goals met); 1: otherwise.
 """
 
-import json
-import os
+import importlib
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
-import tyro
+from parallel import command
+from parallel.errors import UserError
 
-from parallel import command, launch, output
-from parallel.untrusted import read_json
-from tools.benchmark import startup
-from tools.benchmark.circumstances import ROOT, circumstances
-
-Subject = Literal["one_rank", "startup", "answers"]
-
-
-@dataclass(kw_only=True)
-class StepBenchmark:
-    """Measure Triplane on the CPU."""
-
-    subjects: tuple[Subject, ...] = ("answers", "startup", "one_rank")
-    """answers: --help, --dry_run; startup: ranks' first step; one_rank: a step against plain PyTorch."""
-
-    steps: int = 20
-    """Timed steps of each side of one_rank, after 2 of warm-up."""
-
-    nproc: int = 8
-    """Ranks of startup; a multiple of the demo's TP 2 x PP 2."""
-
-    output: Path = ROOT / "docs/benchmarks/cpu.json"
-    """JSON with one entry per subject; subjects that are not measured keep theirs."""
+SUBCOMMANDS = ("step", "checkpoint", "data")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = tyro.cli(
-        StepBenchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark", description=__doc__
-    )
-    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
-    results = read_json(job.output) if job.output.exists() else {}
-    failed = False
-    for subject in job.subjects:
-        print(f"{subject} ...", flush=True)
-        try:
-            measured = measure(subject, job)
-        except Exception as error:  # the other subjects are still worth measuring
-            print(f"{subject} failed: {error}", file=sys.stderr)
-            failed = True
-            continue
-        print("\n".join(table(subject, measured)), flush=True)
-        results[subject] = circumstances() | {"results": measured}
-        write(job.output, results)
-    return int(failed)
-
-
-def measure(subject: Subject, job: StepBenchmark) -> dict[str, Any]:
-    """One subject's numbers."""
-    if subject == "answers":
-        return startup.answers()
-    if subject == "startup":
-        return startup.first_step(job.nproc)
-    logs = tempfile.TemporaryDirectory(prefix="triplane-benchmark-")
-    with logs, output.own_output(Path(logs.name), launch.Identity(), every_rank=False):  # torch loads noisily
-        from tools.benchmark import one_rank
-
-        measured = one_rank.measure(one_rank.configuration(), job.steps)
-    first, second = measured.pop("losses")
-    measured["largest_loss_difference"] = max(abs(a - b) for a, b in zip(first, second, strict=True))
-    return measured
-
-
-def table(subject: Subject, measured: dict[str, Any]) -> list[str]:
-    """The numbers as lines, each with its goal."""
-    if subject == "answers":
-        return [
-            line(name, f"{row['wall_s']:.2f} s wall, {row['cpu_s']:.2f} s CPU", row["wall_s"], row["goal"])
-            for name, row in measured.items()
-        ]
-    left, right = ("forked", "torchrun") if subject == "startup" else ("triplane", "plain")
-    lines = []
-    for clock in ("cpu", "wall"):
-        ours_s, theirs_s = measured[f"{left}_{clock}_s"], measured[f"{right}_{clock}_s"]
-        ratio = ours_s / theirs_s
-        text = f"{left} {ours_s:.2f} s, {right} {theirs_s:.2f} s, ratio {ratio:.3f}"
-        # Starting up is measured in CPU seconds: ranks that share cores wait for each other.
-        goal = None if subject == "startup" and clock == "wall" else measured["goal"]
-        lines.append(line(f"{clock} time", text, ratio, goal))
-    return lines
-
-
-def line(name: str, text: str, value: float, goal: float | None) -> str:
-    verdict = "" if goal is None else f"goal {goal:.2f}: {'met' if value <= goal else 'MISSED'}"
-    return f"  {name:14} {text:54} {verdict}".rstrip()
-
-
-def write(path: Path, results: dict[str, Any]) -> None:
-    """Readable JSON; a subject's former numbers are replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    """The exit code of the subcommand. Raises UserError for a name that is none."""
+    name, *flags = (sys.argv[1:] if argv is None else list(argv)) or [""]
+    if name in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if name not in SUBCOMMANDS:
+        found = f'"{name}"' if name else "nothing"
+        raise UserError(f"expected a subcommand, {', '.join(SUBCOMMANDS)}; found {found}. See --help.")
+    code: int = importlib.import_module(f"tools.benchmark.{name}.command").main(flags)
+    return code
 
 
 if __name__ == "__main__":

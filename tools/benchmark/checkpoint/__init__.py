@@ -1,6 +1,6 @@
 """How fast checkpoints are written, read and converted, against the disk itself and megatron-core's own: measured.
 
-    __main__.py      the command line, the table, docs/benchmarks/checkpoint.json
+    command.py       the command line, the table, docs/benchmarks/checkpoint.json
     disk.py          the yardsticks: dd with fsync, and a cold sequential read
     memory.py        how much a process grew meanwhile
     trainer.py       a real model and optimizer on forked ranks, to save and load

@@ -1,6 +1,6 @@
 """make bench-data: the data layer's figures against its peers', in a table and in docs/benchmarks/data.json.
 
-    python -m tools.benchmark_data [--megatron_lm CHECKOUT]
+    python -m tools.benchmark data [--megatron_lm CHECKOUT]
 
 CPU-seconds, children included; ratios from one run. A missing peer is a row that says so, and no pass. Exit code 0:
 measured; 1: something is below its goal.
@@ -16,11 +16,10 @@ from pathlib import Path
 
 import tyro
 
-from parallel import command
 from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances, versions
-from tools.benchmark_data import loading, tokenising
-from tools.benchmark_data.table import MeasuredRow
+from tools.benchmark.data import loading, tokenising
+from tools.benchmark.data.table import MeasuredRow
 
 PEERS = ("megatron-core", "tokenizers", "sentencepiece", "tiktoken", "gigatoken", "mosaicml-streaming", "litdata")
 
@@ -73,7 +72,3 @@ def _keep(output: Path, part: str, found: Sequence[MeasuredRow]) -> None:
     kept[part] = circumstances() | {"versions": versions(PEERS), "results": said}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(kept, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    raise SystemExit(command.run("tools.benchmark_data", main))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from data.prepared import Samples
-from tools.benchmark_data.table import cpu_s
+from tools.benchmark.data.table import cpu_s
 
 Found = tuple[float | None, str]
 """Samples for each CPU-second; or None, and why."""

@@ -26,8 +26,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from parallel.replicas import unwrap
-from tools.benchmark_checkpoint import disk, memory
-from tools.benchmark_checkpoint.trainer import Trainer
+from tools.benchmark.checkpoint import disk, memory
+from tools.benchmark.checkpoint.trainer import Trainer
 
 Form = Literal["fully_reshardable", "dp_reshardable"]
 

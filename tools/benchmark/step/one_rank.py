@@ -21,8 +21,8 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
-from tools.benchmark import reference
-from tools.benchmark.tokens import RandomTokens
+from tools.benchmark.step import reference
+from tools.benchmark.step.tokens import RandomTokens
 from training import train
 from training.checkpoint.progress import Progress
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig

@@ -1,6 +1,6 @@
 """Measure saving, loading and converting checkpoints, and write docs/benchmarks/checkpoint.json.
 
-    python -m tools.benchmark_checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
+    python -m tools.benchmark checkpoint [--subjects rounds convert scale worker] [--folder FOLDER]
 
 FOLDER lies on the disk to measure; about 4 times --gigabytes are needed there. Ratios are of medians of one run.
 """
@@ -18,11 +18,11 @@ from typing import Any, Literal
 import tyro
 
 from models.shapes import GPTShape
-from parallel import command, launch, local_ranks, output
+from parallel import launch, local_ranks, output
 from parallel.layout import Layout
 from parallel.untrusted import read_json
+from tools.benchmark.checkpoint import conversion, scale
 from tools.benchmark.circumstances import ROOT, circumstances
-from tools.benchmark_checkpoint import conversion, scale
 
 Subject = Literal["rounds", "convert", "scale", "worker"]
 VOCABULARY = 8192
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         CheckpointBenchmark,
         args=argv,
         use_underscores=True,
-        prog="python -m tools.benchmark_checkpoint",
+        prog="python -m tools.benchmark checkpoint",
         description=__doc__,
     )
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
@@ -100,8 +100,8 @@ def medians(nproc: int, rounds: int, size: int, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="triplane-benchmark-") as logs:
         with output.own_output(Path(logs), launch.Identity(), every_rank=False):  # torch loads noisily
-            from tools.benchmark_checkpoint import rounds as module
-            from tools.benchmark_checkpoint.trainer import BYTES_PER_PARAMETER
+            from tools.benchmark.checkpoint import rounds as module
+            from tools.benchmark.checkpoint.trainer import BYTES_PER_PARAMETER
         hidden, layers = model_of(size / BYTES_PER_PARAMETER)
         task = module.Rounds(folder=folder / "files", rounds=rounds, num_layers=layers, hidden_size=hidden)
 
@@ -223,7 +223,3 @@ def ratio(name: str, value: float, goal: float, *, most: bool = False) -> str:
     """A line with its goal: at least it, or with ``most`` at most."""
     met = value <= goal if most else value >= goal
     return f"  {name:42} {value:8.3f}   goal {'<=' if most else '>='} {goal:.2f}: {'met' if met else 'MISSED'}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(command.run("tools.benchmark_checkpoint", main))

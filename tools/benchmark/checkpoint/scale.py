@@ -18,7 +18,7 @@ from models.names import checkpoint_key
 from models.parameters import Parameter, parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout
-from tools.benchmark_checkpoint import memory
+from tools.benchmark.checkpoint import memory
 from training.checkpoint.boxes import flat_boxes
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
 from training.checkpoint.format.reader import FileReader

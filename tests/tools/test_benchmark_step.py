@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
-from tools.benchmark import __main__ as benchmark
-from tools.benchmark import one_rank, startup
-from tools.benchmark.tokens import RandomTokens
+from tools.benchmark.step import command as benchmark
+from tools.benchmark.step import one_rank, startup
+from tools.benchmark.step.tokens import RandomTokens
 from training.cli import parse
 from training.config.run_config import TrainConfig
 
