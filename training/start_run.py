@@ -104,7 +104,7 @@ def train_ranks(
     watch = partial(monitored, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
     me = identity or launch.Identity(world_size=nproc)
     if lock is not None and ATTEMPT not in os.environ:
-        starts.begin(start_dir)
+        starts.begin_start(start_dir)
     if identity is not None or nproc == 1:
         with watch(me) as watching:
             run = prepared_run(config, run_dir, identity, lock, request, watching.heartbeat)

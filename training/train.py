@@ -93,7 +93,7 @@ def train(
         chunks, optim = build_parts(config, shape, ranks)
         begun = contents.restore(config, prepared, run_dir, chunks, optim, ranks)
         progress, entries = begun.progress, begun.entries
-        contents.begin(config, run_dir, progress, ranks)
+        contents.write_run_files(config, run_dir, progress, ranks)
         stream = build_stream(config, prepared, ranks, progress, entries)
         health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
         saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, lock, heartbeat, health, stream, begun)

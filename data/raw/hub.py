@@ -51,7 +51,7 @@ class _State:
     _fingerprint: str
 
 
-def look(name: str) -> tuple[int, str]:
+def find_dataset(name: str) -> tuple[int, str]:
     """Steps of a dataset (the files that the Hub keeps it in, or blocks of rows of a saved one), and its revision: the
     Hub's commit, or the fingerprint that `datasets` gives to a saved one; of another folder, what its files are.
 

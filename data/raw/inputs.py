@@ -309,5 +309,5 @@ def _is_saved_dict(folder: Path) -> bool:
 
 
 def _dataset(name: str) -> InputSource:
-    steps, revision = hub.look(name)
+    steps, revision = hub.find_dataset(name)
     return InputSource(_unpinned(name), "dataset", "", steps, revision=revision)

@@ -15,7 +15,7 @@ from models.hf.keys import (
     Unsupported,
     Write,
     is_one_of,
-    take,
+    pop_number,
     take_bool,
     take_list,
 )
@@ -37,7 +37,7 @@ def heads(may_be_missing: tuple[str, ...]) -> tuple[Read, Write]:
         for key, ours in (("num_key_value_heads", "num_query_groups"), ("head_dim", "kv_channels")):
             if left.get(key) is None and key not in may_be_missing:
                 raise Unsupported(key, None, "a number")
-            fields[ours] = take(left, key, plain[key], HEADS)
+            fields[ours] = pop_number(left, key, plain[key], HEADS)
         if heads % fields["num_query_groups"]:
             raise Unsupported("num_key_value_heads", fields["num_query_groups"], f"a number that divides {heads} heads")
 
@@ -107,13 +107,13 @@ def write_mixtral(shape: GPTShape) -> Config:
 
 def read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
     """transformers 5 writes num_experts as num_local_experts."""
-    experts = take(left, "num_experts", 0, EXPERTS)
-    also = take(left, "num_local_experts", 0, EXPERTS)
+    experts = pop_number(left, "num_experts", 0, EXPERTS)
+    also = pop_number(left, "num_local_experts", 0, EXPERTS)
     if experts and also and experts != also:
         raise Unsupported("num_local_experts", also, f"{experts}, which num_experts says")
     fields["num_moe_experts"] = experts or also or 128
     fields["moe_router_pre_softmax"] = not take_bool(left, "norm_topk_prob", False)
-    dense, step = take_list(left, "mlp_only_layers"), take(left, "decoder_sparse_step", 1, TOKENS)
+    dense, step = take_list(left, "mlp_only_layers"), pop_number(left, "decoder_sparse_step", 1, TOKENS)
     blocks = range(fields["num_layers"])
     if any(isinstance(block, bool) or block not in blocks for block in dense):
         raise Unsupported("mlp_only_layers", dense, f"numbers of blocks, 0 to {len(blocks) - 1}")
@@ -146,7 +146,7 @@ def read_gpt2(left: Config, fields: dict[str, Any]) -> None:
     fields["num_query_groups"] = fields["num_attention_heads"]
     _check_divides(left, fields, "n_head")
     fields["kv_channels"] = fields["hidden_size"] // fields["num_attention_heads"]
-    fields["ffn_hidden_size"] = take(left, "n_inner", 4 * fields["hidden_size"], WIDTH)
+    fields["ffn_hidden_size"] = pop_number(left, "n_inner", 4 * fields["hidden_size"], WIDTH)
     embedding = left.pop("embd_pdrop", 0.1)
     if not is_one_of(embedding, (fields["hidden_dropout"],)):
         raise Unsupported("embd_pdrop", embedding, f"{fields['hidden_dropout']}, the same as resid_pdrop")

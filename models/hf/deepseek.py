@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.hf.config_parts import COUNT, freq
-from models.hf.keys import MOST_WIDTH, SPANS, Config, Read, Span, Unsupported, Write, is_one_of, take, take_bool
+from models.hf.keys import MOST_WIDTH, SPANS, Config, Read, Span, Unsupported, Write, is_one_of, pop_number, take_bool
 from models.shapes import GPTShape
 
 LATENT_EPSILON = 1e-6
@@ -24,7 +24,7 @@ def read_latent(left: Config, fields: dict[str, Any]) -> None:
         if not is_one_of(found := left.pop(key, None), (value, None)):
             raise Unsupported(key, found, f"{value}, as the other numbers have it")
     left.setdefault("q_lora_rank", 1536)  # left out is another thing than null, which is none
-    fields["q_lora_rank"] = take(left, "q_lora_rank", 0, Span(0, MOST_WIDTH, whole=True))
+    fields["q_lora_rank"] = pop_number(left, "q_lora_rank", 0, Span(0, MOST_WIDTH, whole=True))
     fields["kv_channels"] = fields["qk_head_dim"]
 
 
@@ -35,13 +35,13 @@ def write_latent(shape: GPTShape) -> Config:
 
 def read_deepseek_experts(left: Config, fields: dict[str, Any]) -> None:
     """Experts, those that all tokens meet, the dense blocks before them, and groups."""
-    shared = take(left, "n_shared_experts", 0, COUNT)
+    shared = pop_number(left, "n_shared_experts", 0, COUNT)
     fields["moe_shared_expert_intermediate_size"] = shared * fields["moe_ffn_hidden_size"]
-    dense, blocks = take(left, "first_k_dense_replace", 0, COUNT), fields["num_layers"]
+    dense, blocks = pop_number(left, "first_k_dense_replace", 0, COUNT), fields["num_layers"]
     if dense >= blocks:
         raise Unsupported("first_k_dense_replace", dense, f"fewer than the {blocks} blocks: one has to have experts")
     fields["moe_layer_freq"] = freq([block >= dense for block in range(blocks)])
-    groups, chosen = take(left, "n_group", 1, COUNT) or 1, take(left, "topk_group", 1, COUNT) or 1
+    groups, chosen = pop_number(left, "n_group", 1, COUNT) or 1, pop_number(left, "topk_group", 1, COUNT) or 1
     fields |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen} if groups > 1 else {}
     coefficient = left.pop("aux_loss_alpha", None)
     if coefficient is not None and SPANS["moe_aux_loss_coeff"].problem("aux_loss_alpha", coefficient):
@@ -114,7 +114,7 @@ def write_v2_choice(shape: GPTShape) -> Config:
 
 def read_mtp(left: Config, fields: dict[str, Any]) -> None:
     """Absent, it is 1 in transformers' class, but the files decide: the importer leaves out what they lack."""
-    fields["mtp_num_layers"] = take(left, "num_nextn_predict_layers", 0, Span(0, 64, whole=True))
+    fields["mtp_num_layers"] = pop_number(left, "num_nextn_predict_layers", 0, Span(0, 64, whole=True))
 
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}

@@ -105,7 +105,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def take(left: Config, key: str, default: int, span: Span) -> int:
+def pop_number(left: Config, key: str, default: int, span: Span) -> int:
     """A whole number that may be left out or null. Raises Unsupported for anything else, or one out of ``span``."""
     value = left.pop(key, None)
     if value is None:

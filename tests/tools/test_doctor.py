@@ -23,7 +23,7 @@ from tools.doctor import collectives, gemm, gpus, infiniband, interfaces, nvidia
 from tools.doctor.__main__ import main
 from tools.doctor.context import DoctorContext, situation
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, Looked, NodeFacts, bad_nodes, fold, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, bad_nodes, fold, judged
 from tools.doctor.outliers import deciding, shares_of_median
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_a_run_dir_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tm
 
 def test_room_is_judged_by_what_is_asked_for(tmp_path: Path) -> None:
     for free_gib, status in ((0.001, "ok"), (1e12, "wrong")):
-        looked = space.look(a_situation(run_dir=tmp_path, free_gib=free_gib))
+        looked = space.check_node(a_situation(run_dir=tmp_path, free_gib=free_gib))
         assert looked.findings[0].status == status
 
 
@@ -171,7 +171,7 @@ def stub_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stub_smi")
 def test_an_ill_card_is_named_with_everything_that_is_wrong() -> None:
-    looked = gpus.look(a_situation(device="cuda", gpus=2))
+    looked = gpus.check_node(a_situation(device="cuda", gpus=2))
     assert looked.facts == {"count": 2, "name": "NVIDIA H100 80GB HBM3", "driver": "570.86.15", "pcie_width": 8.0}
     assert printed(looked.findings, "ok") == [
         "count: 2 x NVIDIA H100 80GB HBM3, driver 570.86.15",
@@ -188,23 +188,23 @@ def test_an_ill_card_is_named_with_everything_that_is_wrong() -> None:
         "temperature: GPU 1: 88 C",
         "PCIe width: GPU 1: x8",
     ]
-    looked = gpus.look(a_situation(device="cuda", gpus=8))
+    looked = gpus.check_node(a_situation(device="cuda", gpus=8))
     assert "count: 2 x NVIDIA H100 80GB HBM3, driver 570.86.15" in printed(looked.findings, "wrong")
 
 
 @pytest.mark.usefixtures("stub_smi")
 def test_links_that_are_down() -> None:
-    looked = nvlink.look(a_situation(device="cuda", gpus=2))
+    looked = nvlink.check_node(a_situation(device="cuda", gpus=2))
     assert printed(looked.findings, "wrong") == ["links: GPU 1: 27 GB/s"]
     assert nvidia_smi.link_speeds("GPU 0: NVIDIA H100 PCIe (UUID: GPU-6)\n") == {0: []}
 
 
 def test_without_nvidia_smi_nothing_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert printed(gpus.look(a_situation(device="cuda", gpus=1)).findings, "wrong") == [
+    assert printed(gpus.check_node(a_situation(device="cuda", gpus=1)).findings, "wrong") == [
         "nvidia-smi: no nvidia-smi on the PATH"
     ]
-    assert {one.status for one in gpus.look(a_situation()).findings} == {"not looked at"}
+    assert {one.status for one in gpus.check_node(a_situation()).findings} == {"not looked at"}
 
 
 def on(group: str, facts: Mapping[str, Any]) -> list[NodeFacts]:
@@ -229,13 +229,13 @@ def test_hardware_errors_in_the_kernels_log() -> None:
 [200001.000000] NVRM: Xid (PCI:0000:5e:00): 48, pid=2417, name=python, DBE (Double Bit Error) ECC Error
 [200002.000000] NVRM: Xid (PCI:0000:5e:00): 31, pid=2417, name=python, Ch 00000008, MMU Fault
 """
-    findings = xid.judge(log, uptime_s=200100.0)
+    findings = xid.evaluate(log, uptime_s=200100.0)
     wrong = "kernel log: Xid 48 (double-bit ECC error) on PCI:0000:5e:00, 2 x, the last within a day"
     assert printed(findings, "wrong") == [wrong]
     assert printed(findings, "warning") == [
         "kernel log: Xid 79 (fell off the bus) on PCI:0000:3b:00, 1 x, the last more than a day ago"
     ]
-    assert printed(xid.judge("", 1.0), "ok") == ["kernel log: no Xid of the hardware since boot"]
+    assert printed(xid.evaluate("", 1.0), "ok") == ["kernel log: no Xid of the hardware since boot"]
 
 
 # Networks
@@ -260,14 +260,14 @@ def test_infiniband_ports(tmp_path: Path) -> None:
         hca(tmp_path / node, "mlx5_0", downed=3 if node == "n3" else 0)
         hca(tmp_path / node, "mlx5_1", state, "5: LinkUp" if "ACTIVE" in state else "3: Disabled")
     here = a_situation(environ={"NCCL_IB_HCA": "=mlx5_0,mlx5_7"})
-    looked = {node: infiniband.look(here, tmp_path / node) for node in ("n1", "n2", "n3")}
+    looked = {node: infiniband.check_node(here, tmp_path / node) for node in ("n1", "n2", "n3")}
     assert printed(looked["n1"].findings, "ok") == ["ports: 2 of 2 ports active at 400 Gbit/s"]
     assert printed(looked["n1"].findings, "wrong") == ["NCCL_IB_HCA: names mlx5_7, which is not here"]
     assert printed(looked["n3"].findings, "warning") == ["error counters: mlx5_0:1: link_downed 3"]
     seen = on("infiniband", {node: one.facts for node, one in looked.items()})
     found = infiniband.compare(seen)
     assert [(node, one.check, one.found) for node, one in found] == [("n2", "mlx5_1:1", "DOWN (Disabled)")]
-    lacking = infiniband.look(a_situation(cluster=clusters.load("h100_ib")), tmp_path / "n2")
+    lacking = infiniband.check_node(a_situation(cluster=clusters.load("h100_ib")), tmp_path / "n2")
     assert "active ports: 1" in printed(lacking.findings, "wrong")
 
 
@@ -289,7 +289,7 @@ def test_variables_that_choose_an_interface(variable: str, text: str, status: st
 
 
 def test_a_port_of_the_range_for_outgoing_connections() -> None:
-    looked = port.look(a_situation(master=("127.0.0.1", 50123)))
+    looked = port.check_node(a_situation(master=("127.0.0.1", 50123)))
     assert [one.status for one in looked.findings] == ["warning"]
     assert port.refusal(70000) is not None
 
@@ -299,7 +299,7 @@ def test_a_port_of_the_range_for_outgoing_connections() -> None:
 
 def test_gemm_tells_wrong_and_slow_cards() -> None:
     good = {"device": "H", "torch": "2", "nccl": "2.29", "tflops": 700.0, "digest": "aa", "exact": True}
-    looked = gemm.judge([good, {**good, "exact": False}, {"error": "ended"}], a_situation(device="cuda"))
+    looked = gemm.evaluate([good, {**good, "exact": False}, {"error": "ended"}], a_situation(device="cuda"))
     assert [one.check for one in looked.findings if one.status == "wrong"] == ["result", "runs"]
     seen = on("gemm", {
         "n1": {"devices": [good, good]},
@@ -312,7 +312,7 @@ def test_gemm_tells_wrong_and_slow_cards() -> None:
         ("n3", "speed", "wrong", "GPU 0: 500 TFLOP/s, 71% of the median"),
         ("n3", "speed", "warning", "GPU 1: 600 TFLOP/s, 86% of the median"),
     ]
-    slow = gemm.judge([{**good, "tflops": 350.0}], a_situation(device="cuda", cluster=clusters.load("h100_ib")))
+    slow = gemm.evaluate([{**good, "tflops": 350.0}], a_situation(device="cuda", cluster=clusters.load("h100_ib")))
     assert "speed: GPU 0: 350 TFLOP/s" in printed(slow.findings, "wrong")
 
 
@@ -358,13 +358,13 @@ def test_a_slow_node_is_told_from_its_neighbours() -> None:
     }
     facts = {node: {"ranks": [{"all": whole, "pairs": pairs}]} for node, pairs in speeds.items()}
     here = a_situation(device="cuda", names=("n1", "n2", "n3", "n4"))
-    found = collectives.judge(on("collectives", facts), here, local=1)
+    found = collectives.evaluate(on("collectives", facts), here, local=1)
     assert [(node, one.found) for node, one in found if one.status == "wrong"] == [("n3", "9 GB/s, 23% of the median")]
 
 
 def test_an_echo_of_another_nodes_failure_is_no_finding_against_this_node() -> None:
-    own: Looked = collectives.look([{"rank": 0, "error": "ValueError: no device ib7"}])
-    echo = collectives.look([{"rank": 1, "error": "RuntimeError: Connection closed by peer [10.0.0.1]:1"}])
+    own: NodeCheck = collectives.check_node([{"rank": 0, "error": "ValueError: no device ib7"}])
+    echo = collectives.check_node([{"rank": 1, "error": "RuntimeError: Connection closed by peer [10.0.0.1]:1"}])
     assert ([one.status for one in own.findings], [one.status for one in echo.findings]) == (
         ["wrong"],
         ["not looked at"],

@@ -154,7 +154,7 @@ class ExportPlan:
         """Whether a shard is complete: only then it has its name."""
         return (self.folder / self.name(number)).is_file()
 
-    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
+    def run_worker(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th shard from number ``worker`` on, but for those that are done."""
         with Weights(self.source) as weights:
             for number, shard in list(enumerate(self.shards))[worker::workers]:

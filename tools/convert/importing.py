@@ -17,7 +17,7 @@ from parallel.layout import Layout
 from parallel.untrusted import read_bytes
 from tools.convert import recipe, resumable
 from tools.convert.checking import architecture, check, names_in
-from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
+from tools.convert.parts import in_parts, is_committed, is_done, part_name, write_parts
 from tools.convert.row_blocks import RowBlock, blocks, entry_dtype, most_frequent_dtype, read_block
 from tools.convert.source import HfFolder
 from tools.convert.tokenizer import Choice, check_beside, choose
@@ -58,7 +58,7 @@ class ImportPlan:
         found = (blocks(entry, entry_dtype(entry, source, names, self.dtype)) for entry in entries(model_type, shape))
         return in_parts(itertools.chain.from_iterable(found), self.max_file_bytes)
 
-    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
+    def run_worker(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         with HfFolder(self.source) as source:
             names = names_in(source, self.architecture[0])
@@ -109,7 +109,7 @@ def import_folder(
             if begin is not None:
                 notes += _in_scratch(begin, opened, folder / SCRATCH)
             if not is_committed(folder):
-                do(job, folder, parts, workers, "import")
+                write_parts(job, folder, parts, workers, "import")
                 commit(folder, opened, job, len(parts), tokenizer)
             remove_tables(folder, map(part_name, range(len(parts))))
             notes += accept(folder) if accept is not None else []

@@ -40,7 +40,7 @@ def is_done(folder: Path, number: int) -> bool:
     return (folder / f"{part_name(number)}{TABLE}").is_file()
 
 
-def do(
+def write_parts(
     job: resumable.ConversionJob, folder: Path, parts: Sequence[Sequence[Sized]], workers: int, title: str
 ) -> list[str]:
     """All parts that are not done yet: the names of all of them. Raises UserError where a worker did, or died."""

@@ -44,7 +44,7 @@ class Rejected(UserError):
 class ConversionJob(Protocol):
     """What workers share; it travels to their processes."""
 
-    def do(self, worker: int, workers: int, report: Report) -> None:
+    def run_worker(self, worker: int, workers: int, report: Report) -> None:
         """This worker's share of what is not done yet."""
 
 
@@ -118,7 +118,7 @@ def run(job: ConversionJob, workers: int, total_bytes: int, done_bytes: int, tit
     )
     with bar:
         if workers == 1:
-            job.do(0, 1, bar.update)
+            job.run_worker(0, 1, bar.update)
         else:
             _run_workers(job, workers, bar)
 
@@ -178,7 +178,7 @@ def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[
             counter.value += count
 
     try:
-        job.do(worker, workers, report)
+        job.run_worker(worker, workers, report)
     except DamagedError as error:
         said.put(str(error))
         os._exit(DAMAGED)

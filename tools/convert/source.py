@@ -56,7 +56,7 @@ class HfFolder:
         """Rows of a tensor as words of ``dtype``: [count, elements of a row]."""
         place = self.places[name]
         words = np.empty((count, place.row_bytes // ITEM_BYTES[place.dtype]), dtype=WORDS[ITEM_BYTES[place.dtype]])
-        _fill(self._descriptors.of(place.file.name), place.start + first * place.row_bytes, words, place.file)
+        _read_into(self._descriptors.of(place.file.name), place.start + first * place.row_bytes, words, place.file)
         if self._is_scaled(name):
             return from_numbers(dequantised(words, self._scale(name), first), dtype)
         return cast(words, place.dtype, dtype)
@@ -92,7 +92,7 @@ class HfFolder:
         return self._scales[name]
 
 
-def _fill(descriptor: int, start: int, into: np.ndarray, path: Path) -> None:
+def _read_into(descriptor: int, start: int, into: np.ndarray, path: Path) -> None:
     view = memoryview(into.reshape(-1).view(np.uint8))
     while view.nbytes:
         count = os.preadv(descriptor, [view], start)

@@ -28,7 +28,7 @@ def offset(ask: Callable[[], dict[str, Any] | None], clock: Callable[[], float])
     return best
 
 
-def judge(
+def evaluate(
     offsets: Mapping[int, tuple[float, float]], seen: Sequence[NodeFacts], situation: DoctorContext
 ) -> list[tuple[str, Finding]]:
     """Wrong beyond ``WRONG_S``. Of a node that only the shared folder reached, by the times of two files there."""

@@ -6,7 +6,7 @@ from typing import Any
 from parallel.local_ranks import ECHOES
 from tools.clusters import Cluster
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import shares_of_median
 
 GROUP = "collectives"
@@ -17,16 +17,16 @@ SLOW = {"nccl": (0.85, 0.6), "gloo": (0.5, 0.1)}
 """Shares of the median node below which a node is warned of, and called wrong; gloo also measures the CPU's load."""
 
 
-def look(measured: Sequence[Mapping[str, Any]]) -> Looked:
+def check_node(measured: Sequence[Mapping[str, Any]]) -> NodeCheck:
     """Facts: "ranks", what this node's workers measured. A worker's error is a finding of its node."""
     errors = [one["error"] for one in measured if "error" in one]
     causes = [error for error in errors if not any(echo in error for echo in ECHOES)]
     findings = []
     if causes:
         findings = [judged(GROUP, "runs", "wrong", causes[0], "collectives", WAY_OUT, setting=True)]
-    elif errors:  # of another node's failure, or of a network that swallows everything: see ``judge``
+    elif errors:  # of another node's failure, or of a network that swallows everything: see ``evaluate``
         findings = [judged(GROUP, "runs", "not looked at", errors[0])]
-    return Looked(findings=findings, facts={"ranks": list(measured)})
+    return NodeCheck(findings=findings, facts={"ranks": list(measured)})
 
 
 def node_gb_per_s(cluster: Cluster) -> float:
@@ -51,7 +51,7 @@ def expected_gb_per_s(operation: str, local: int, world: int, cluster: Cluster) 
     return min(cluster.fabric.scale_up_gb_per_s, node_gb_per_s(cluster))
 
 
-def judge(seen: Sequence[NodeFacts], situation: DoctorContext, local: int) -> list[tuple[str, Finding]]:
+def evaluate(seen: Sequence[NodeFacts], situation: DoctorContext, local: int) -> list[tuple[str, Finding]]:
     """The collectives over all ranks (of no node in particular), within each node, and between pairs of nodes."""
     backend = "nccl" if situation.device == "cuda" else "gloo"
     ranks = {one.node: [rank for rank in _ranks(one) if "all" in rank] for one in seen}

@@ -61,7 +61,7 @@ def alone(situation: DoctorContext, groups: Sequence[str], deadline: Deadline) -
     """This machine, without any other."""
     node = ExaminedNode(situation, groups, deadline)
     try:
-        seen = node.look()
+        seen = node.check_node()
         found: list[tuple[str, Finding]] = []
         if collectives.GROUP in groups:
             found = _collectives([seen], node, None)
@@ -75,7 +75,7 @@ def first(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, m
     node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
     hub = None
     try:
-        mine = node.look()
+        mine = node.check_node()
         mailbox.ask()
         mailbox.put(0, mine.node, {"rank": 0, "seen": mine.to_json(), "error": ""})
         try:
@@ -90,7 +90,7 @@ def first(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, m
         names_of = {one.rank: one.node for one in seen}
         found += [(names_of[rank], left(why)) for rank, why in hub.lost.items()]
         if clocks.GROUP in groups:
-            found += clocks.judge(offsets, seen, situation)
+            found += clocks.evaluate(offsets, seen, situation)
         everyone = [names_of.get(rank, situation.name_of(rank)) for rank in range(situation.nodes)]
         result = _result(seen, [*found, *_compare(seen, groups)], everyone, situation)
         hub.close({"do": "bye"})
@@ -109,7 +109,7 @@ def other(situation: DoctorContext, groups: Sequence[str], deadline: Deadline, m
     """
     node, mailbox = ExaminedNode(situation, groups, deadline), Mailbox(situation.run_dir)
     try:
-        seen = node.look()
+        seen = node.check_node()
         wire = come(situation, seen, mailbox, deadline.left_s(meeting_s + PATIENCE_S))
         if wire is not None:
             serve(wire, node.answers, deadline.left_s())
@@ -206,10 +206,10 @@ def _collectives(seen: Sequence[NodeFacts], node: ExaminedNode, hub: Hub | None)
     answers = {0: node.answer(question)} if hub is None else _ask(hub, node, question, MEASURE_S)
     found: list[tuple[str, Finding]] = []
     for one in seen:
-        looked = collectives.look(answers.get(one.rank, {}).get("ranks", []))
+        looked = collectives.check_node(answers.get(one.rank, {}).get("ranks", []))
         one.facts[collectives.GROUP] = looked.facts
         found += [(one.node, finding) for finding in looked.findings]
-    return [*found, *collectives.judge(seen, situation, local)]
+    return [*found, *collectives.evaluate(seen, situation, local)]
 
 
 def _obstacle(seen: Sequence[NodeFacts], situation: DoctorContext, hub: Hub | None) -> str:
@@ -238,7 +238,7 @@ def _compare(seen: Sequence[NodeFacts], groups: Sequence[str]) -> list[tuple[str
         infiniband.GROUP: (infiniband.compare,),
         names.GROUP: (names.compare,),
         interfaces.GROUP: (interfaces.judge_routes,),
-        folders.GROUP: (sharing.judge,),
+        folders.GROUP: (sharing.evaluate,),
         memory.GROUP: (memory.compare,),
         gemm.GROUP: (gemm.compare,),
     }

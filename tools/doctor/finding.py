@@ -28,7 +28,7 @@ class Finding:
 
 
 @dataclass(kw_only=True, slots=True)
-class Looked:
+class NodeCheck:
     """What one subject saw on one node: what it found, and facts (JSON) to be compared with other nodes'."""
 
     findings: list[Finding] = field(default_factory=list)

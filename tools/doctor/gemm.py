@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import deciding, shares_of_median
 
 GROUP = "gemm"
@@ -14,7 +14,7 @@ OF_PEAK, FAR_BELOW = 0.6, 0.4
 """Shares of the datasheet's dense bf16 peak that large products reach at least. Not run on a GPU yet."""
 
 
-def judge(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) -> Looked:
+def evaluate(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) -> NodeCheck:
     """Facts: "devices", a list of what the workers measured."""
     findings = [_one(place, device, situation) for place, device in enumerate(measured)]
     good = [one for one in measured if "error" not in one]
@@ -26,7 +26,7 @@ def judge(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) -> Lo
             found = f"{_label(place, situation.device)}: {one['tflops']:.0f} TFLOP/s"
             expected = f"{OF_PEAK:.0%} or more of {peak:.0f} TFLOP/s ({situation.cluster.name})"  # type: ignore[union-attr]
             findings.append(judged(GROUP, "speed", status, found, expected, "look at clocks and cooling"))
-    return Looked(findings=[one for one in findings if one], facts={"devices": list(measured)})
+    return NodeCheck(findings=[one for one in findings if one], facts={"devices": list(measured)})
 
 
 def _one(place: int, device: Mapping[str, Any], situation: DoctorContext) -> Finding | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tools.doctor import nvidia_smi
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.nvidia_smi import number
 from tools.doctor.outliers import deciding
 
@@ -21,21 +21,21 @@ HELD_DOWN = {0x08: "hardware slow-down", 0x40: "too hot (hardware)", 0x80: "powe
 SLOWED = {0x20: "too hot (software)"}
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: count, name, driver, the widest PCIe link. One finding per check and GPU that is not well."""
     if situation.device == "cpu":
-        return Looked(findings=[judged(GROUP, "nvidia-smi", "not looked at", "no GPU here (or --device cpu)")])
+        return NodeCheck(findings=[judged(GROUP, "nvidia-smi", "not looked at", "no GPU here (or --device cpu)")])
     try:
         cards = nvidia_smi.gpus()
     except TimeoutError as error:
-        return Looked(findings=[_wrong("nvidia-smi", str(error), "", "restart the node: driver or card hang")])
+        return NodeCheck(findings=[_wrong("nvidia-smi", str(error), "", "restart the node: driver or card hang")])
     except OSError as error:
-        return Looked(findings=[_wrong("nvidia-smi", str(error), f"{situation.gpus} GPUs", "repair the driver")])
-    findings = [*_count(cards, situation), *(finding for card in cards for finding in judge(card)), *_rows()]
-    return Looked(findings=findings, facts=_facts(cards))
+        return NodeCheck(findings=[_wrong("nvidia-smi", str(error), f"{situation.gpus} GPUs", "repair the driver")])
+    findings = [*_count(cards, situation), *(finding for card in cards for finding in evaluate(card)), *_rows()]
+    return NodeCheck(findings=findings, facts=_facts(cards))
 
 
-def judge(card: dict[str, str]) -> Iterator[Finding]:
+def evaluate(card: dict[str, str]) -> Iterator[Finding]:
     """What is wrong with one card, or one "ok" (the same for all healthy ones, so that they share a row)."""
     troubles = [*_memory(card), *_clocks(card), *_pcie(card)]
     yield from troubles

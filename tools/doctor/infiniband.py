@@ -11,7 +11,7 @@ from typing import Any
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import deciding
 
 GROUP = "infiniband"
@@ -27,10 +27,10 @@ COUNTERS = (
 """Errors of cable and port, counted since they were cleared (IBA specification, PortCounters)."""
 
 
-def look(situation: DoctorContext, root: Path = ROOT) -> Looked:
+def check_node(situation: DoctorContext, root: Path = ROOT) -> NodeCheck:
     """Facts: "ports" -> {"mlx5_0:1": {state, phys_state, rate_gbit_per_s, layer, errors}}."""
     if not root.is_dir() or not any(root.iterdir()):
-        return Looked(findings=[*_hca(situation.environ, {}), _none(situation)])
+        return NodeCheck(findings=[*_hca(situation.environ, {}), _none(situation)])
     ports = dict(_ports(root))
     active = {name: port for name, port in ports.items() if port["state"] == "ACTIVE"}
     rates = sorted({f"{port['rate_gbit_per_s']:.0f}" for port in active.values()}, key=float)
@@ -40,7 +40,7 @@ def look(situation: DoctorContext, root: Path = ROOT) -> Looked:
         _finding("ports", status, reported, "" if active else "an active port", "see ibstat" if not active else "")
     ]
     findings += [*_counters(active), *_hca(situation.environ, ports), *_against_cluster(active, situation)]
-    return Looked(findings=findings, facts={"ports": ports})
+    return NodeCheck(findings=findings, facts={"ports": ports})
 
 
 def _ports(root: Path) -> Iterator[tuple[str, dict[str, Any]]]:

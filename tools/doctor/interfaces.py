@@ -9,14 +9,14 @@ import psutil
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
 from tools.doctor.names import own_addresses, resolve
 from tools.doctor.outliers import deciding
 
 GROUP = "interfaces"
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "mtu" of each interface. Wrong: NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME without an interface."""
     state = psutil.net_if_stats()
     up = sorted(name for name, one in state.items() if one.isup)
@@ -24,7 +24,7 @@ def look(situation: DoctorContext) -> Looked:
     reported = ", ".join(f"{name} {(addresses.get(name) or ['no address'])[0]}" for name in up if name != "lo")
     findings = [judged(GROUP, "up", "ok" if reported else "warning", reported or "none but loopback")]
     findings += variables(situation.environ, up)
-    return Looked(findings=findings, facts={"mtu": {name: one.mtu for name, one in state.items()}})
+    return NodeCheck(findings=findings, facts={"mtu": {name: one.mtu for name, one in state.items()}})
 
 
 def variables(environ: Mapping[str, str], up: Sequence[str]) -> Iterator[Finding]:

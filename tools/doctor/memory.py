@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
 from tools.doctor.infiniband import ROOT as INFINIBAND
 from tools.doctor.outliers import shares_of_median
 
@@ -20,7 +20,7 @@ OPEN_FILES = 4096
 LOW_SHARE = 0.9
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "total_gib"."""
     memory = psutil.virtual_memory()
     total, free = memory.total / GIB, memory.available / GIB
@@ -35,7 +35,7 @@ def look(situation: DoctorContext) -> Looked:
         way_out="" if status == "ok" else "see who uses it: other jobs, leftover processes, files in /dev/shm",
     )
     findings = [main, *_shared(), *_locked(), *_files(), *_cluster(total, situation)]
-    return Looked(findings=findings, facts={"total_gib": total})
+    return NodeCheck(findings=findings, facts={"total_gib": total})
 
 
 def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:

@@ -14,7 +14,7 @@ import psutil
 
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, Looked, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
 
 GROUP = "names"
 ALL_S = 20.0
@@ -44,7 +44,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "own" what the host's name resolves to, "addresses" of the interfaces, "chosen" GLOO_SOCKET_IFNAME."""
     addresses = [address for several in own_addresses().values() for address in several]
     facts: dict[str, Any] = {"addresses": addresses, "chosen": situation.environ.get("GLOO_SOCKET_IFNAME", "")}
@@ -54,8 +54,8 @@ def look(situation: DoctorContext) -> Looked:
         way_out = "add the name to /etc/hosts or to the name server, or set GLOO_SOCKET_IFNAME"
         found = f"{situation.host} does not resolve: {error.strerror or error}"
         finding = judged(GROUP, "own name", "warning", found, "an address of this machine", way_out, setting=True)
-        return Looked(findings=[finding], facts=facts)
-    return Looked(findings=[_own(situation.host, facts["own"], addresses)], facts=facts)
+        return NodeCheck(findings=[finding], facts=facts)
+    return NodeCheck(findings=[_own(situation.host, facts["own"], addresses)], facts=facts)
 
 
 def _own(host: str, resolved: Sequence[str], addresses: Sequence[str]) -> Finding:

@@ -26,7 +26,7 @@ from tools.doctor import (
 )
 from tools.doctor.context import DoctorContext, machine
 from tools.doctor.deadline import Deadline, within
-from tools.doctor.finding import Finding, Looked, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
 
 type Answer = dict[str, Any]
 
@@ -36,30 +36,30 @@ class Subject:
     """A group whose checks need no other node."""
 
     group: str
-    look: Callable[[DoctorContext], Looked]
+    check_node: Callable[[DoctorContext], NodeCheck]
     limit_s: float
 
 
-def settings(situation: DoctorContext) -> Looked:
+def settings(situation: DoctorContext) -> NodeCheck:
     """Variables that NCCL and torch do not read (any more): set by somebody who expects something of them."""
     texts = list(nccl_env.warnings(situation.environ, "the environment"))
     findings = [judged("variables", "NCCL and torch", "warning", text, setting=True) for text in texts]
-    return Looked(findings=findings or [judged("variables", "NCCL and torch", "ok", "all that are set are read")])
+    return NodeCheck(findings=findings or [judged("variables", "NCCL and torch", "ok", "all that are set are read")])
 
 
 SUBJECTS = (
-    Subject(group=versions.GROUP, look=versions.look, limit_s=30.0),
-    Subject(group="variables", look=settings, limit_s=10.0),
-    Subject(group=gpus.GROUP, look=gpus.look, limit_s=75.0),
-    Subject(group=xid.GROUP, look=xid.look, limit_s=35.0),
-    Subject(group=nvlink.GROUP, look=nvlink.look, limit_s=35.0),
-    Subject(group=infiniband.GROUP, look=infiniband.look, limit_s=20.0),
-    Subject(group=names.GROUP, look=names.look, limit_s=20.0),
-    Subject(group=interfaces.GROUP, look=interfaces.look, limit_s=20.0),
-    Subject(group=port.GROUP, look=port.look, limit_s=20.0),
-    Subject(group=run_dir.GROUP, look=run_dir.look, limit_s=30.0),
-    Subject(group=space.GROUP, look=space.look, limit_s=20.0),
-    Subject(group=memory.GROUP, look=memory.look, limit_s=10.0),
+    Subject(group=versions.GROUP, check_node=versions.check_node, limit_s=30.0),
+    Subject(group="variables", check_node=settings, limit_s=10.0),
+    Subject(group=gpus.GROUP, check_node=gpus.check_node, limit_s=75.0),
+    Subject(group=xid.GROUP, check_node=xid.check_node, limit_s=35.0),
+    Subject(group=nvlink.GROUP, check_node=nvlink.check_node, limit_s=35.0),
+    Subject(group=infiniband.GROUP, check_node=infiniband.check_node, limit_s=20.0),
+    Subject(group=names.GROUP, check_node=names.check_node, limit_s=20.0),
+    Subject(group=interfaces.GROUP, check_node=interfaces.check_node, limit_s=20.0),
+    Subject(group=port.GROUP, check_node=port.check_node, limit_s=20.0),
+    Subject(group=run_dir.GROUP, check_node=run_dir.check_node, limit_s=30.0),
+    Subject(group=space.GROUP, check_node=space.check_node, limit_s=20.0),
+    Subject(group=memory.GROUP, check_node=memory.check_node, limit_s=10.0),
 )
 GROUPS = ("meeting", *(subject.group for subject in SUBJECTS), clocks.GROUP, gemm.GROUP, collectives.GROUP)
 """In the order of the report."""
@@ -81,7 +81,7 @@ class ExaminedNode:
             "measure": self.measure,
         }
 
-    def look(self) -> NodeFacts:
+    def check_node(self) -> NodeFacts:
         """Everything that needs no other node. Processes for GEMM and collectives load torch meanwhile."""
         situation = self.situation
         if {gemm.GROUP, collectives.GROUP} & set(self.groups):
@@ -95,25 +95,25 @@ class ExaminedNode:
         if self.workers:
             measured = workers.gemms(self.workers, self.deadline.left_s(GEMM_S))
             if gemm.GROUP in self.groups:
-                self._add(seen, gemm.GROUP, gemm.judge(measured, situation))
+                self._add(seen, gemm.GROUP, gemm.evaluate(measured, situation))
             seen.facts["workers"] = {"count": len(self.workers), "failed": [one for one in measured if "error" in one]}
         return seen
 
-    def _look(self, subject: Subject) -> Looked:
+    def _look(self, subject: Subject) -> NodeCheck:
         limit = self.deadline.left_s(subject.limit_s)
         if not limit:
             why = f"the time limit of {self.deadline.limit_s:.0f} s was reached"
-            return Looked(findings=[judged(subject.group, "time", "not looked at", why)])
+            return NodeCheck(findings=[judged(subject.group, "time", "not looked at", why)])
         try:
-            return within(limit, lambda: subject.look(self.situation))
+            return within(limit, lambda: subject.check_node(self.situation))
         except TimeoutError as error:
             way_out = "something hangs on this node: the file system, the driver, or the name server"
-            return Looked(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", way_out)])
+            return NodeCheck(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", way_out)])
         except Exception as error:  # whatever is odd on a node is reported, and the other subjects are checked
             why = f"{type(error).__name__}: {error}"
-            return Looked(findings=[judged(subject.group, "examination", "not looked at", why)])
+            return NodeCheck(findings=[judged(subject.group, "examination", "not looked at", why)])
 
-    def _add(self, seen: NodeFacts, group: str, looked: Looked) -> None:
+    def _add(self, seen: NodeFacts, group: str, looked: NodeCheck) -> None:
         seen.findings += looked.findings
         seen.facts[group] = looked.facts
 

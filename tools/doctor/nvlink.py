@@ -4,28 +4,28 @@ from collections.abc import Sequence
 
 from tools.doctor import nvidia_smi
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import deciding
 
 GROUP = "nvlink"
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "gpus" -> GB/s over all links of each GPU, as text keys (JSON)."""
     if situation.device == "cpu":
-        return Looked(findings=[_finding("not looked at", "no GPU here")])
+        return NodeCheck(findings=[_finding("not looked at", "no GPU here")])
     try:
         speeds = nvidia_smi.links()
     except OSError as error:
-        return Looked(findings=[_finding("not looked at", str(error))])
-    return judge(speeds, situation)
+        return NodeCheck(findings=[_finding("not looked at", str(error))])
+    return evaluate(speeds, situation)
 
 
-def judge(speeds: dict[int, list[float]], situation: DoctorContext) -> Looked:
+def evaluate(speeds: dict[int, list[float]], situation: DoctorContext) -> NodeCheck:
     """Wrong: a GPU with fewer GB/s than most of its node's. A bridge may leave links unused on all cards alike."""
     totals = {gpu: sum(links) for gpu, links in speeds.items()}
     if not any(totals.values()):
-        return Looked(findings=[_finding("ok", "no NVLink is active (cards with PCIe alone)")], facts={"gpus": {}})
+        return NodeCheck(findings=[_finding("ok", "no NVLink is active (cards with PCIe alone)")], facts={"gpus": {}})
     right = deciding(list(totals.values()))
     findings = [
         _finding("wrong", f"GPU {gpu}: {total:.0f} GB/s", f"{right:.0f} GB/s as its neighbours", "reset or repair")
@@ -39,7 +39,7 @@ def judge(speeds: dict[int, list[float]], situation: DoctorContext) -> Looked:
         ]
     active = sum(1 for speed in speeds[min(speeds)] if speed)
     ok = _finding("ok", f"{active} links, {right:.0f} GB/s per GPU and direction, on {len(totals)} GPUs")
-    return Looked(findings=findings or [ok], facts={"gpus": {str(gpu): total for gpu, total in totals.items()}})
+    return NodeCheck(findings=findings or [ok], facts={"gpus": {str(gpu): total for gpu, total in totals.items()}})
 
 
 def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:

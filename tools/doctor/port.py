@@ -7,28 +7,28 @@ import psutil
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, judged
+from tools.doctor.finding import Finding, NodeCheck, judged
 
 GROUP = "port"
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Only the first node's port matters; under torchrun its own agent listens there."""
     if situation.master is None:
-        return Looked(
+        return NodeCheck(
             findings=[judged(GROUP, "MASTER_PORT", "not looked at", "no MASTER_ADDR and MASTER_PORT are set")]
         )
     if situation.rank:
-        return Looked()
+        return NodeCheck()
     port = situation.master[1]
     if situation.is_agents_port:
-        return Looked(findings=[judged(GROUP, "MASTER_PORT", "ok", f"{port}: torchrun's agent listens on it")])
+        return NodeCheck(findings=[judged(GROUP, "MASTER_PORT", "ok", f"{port}: torchrun's agent listens on it")])
     error = refusal(port)
     if error is None:
-        return Looked(findings=[_range(port)])
+        return NodeCheck(findings=[_range(port)])
     found = f"{port} cannot be listened on: {error}{owner(port)}"
     way_out = "end that process, or export another MASTER_PORT"
-    return Looked(findings=[judged(GROUP, "MASTER_PORT", "wrong", found, "a free port", way_out)])
+    return NodeCheck(findings=[judged(GROUP, "MASTER_PORT", "wrong", found, "a free port", way_out)])
 
 
 def refusal(port: int) -> str | None:

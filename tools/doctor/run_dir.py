@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, judged
+from tools.doctor.finding import Finding, NodeCheck, judged
 from training.checkpoint.format.writer import sync_folder
 
 GROUP = "run_dir"
@@ -35,10 +35,10 @@ def token_path(run_dir: Path, rank: int) -> Path:
     return folder_of(run_dir) / f"token-{rank:05d}"
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "token" that this node's file holds, "kind" of the file system, "server_ahead_s" by a file's time."""
     if situation.run_dir is None:
-        return Looked(findings=[judged(GROUP, "shared folder", "not looked at", "no --run_dir was given")])
+        return NodeCheck(findings=[judged(GROUP, "shared folder", "not looked at", "no --run_dir was given")])
     folder = folder_of(situation.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def look(situation: DoctorContext) -> Looked:
     except OSError as error:
         found = f"{situation.run_dir} cannot be written: {error.strerror or error}"
         way_out = "mount the shared folder here, or use another --run_dir"
-        return Looked(findings=[judged(GROUP, "write", "wrong", found, "a writable folder", way_out, setting=True)])
+        return NodeCheck(findings=[judged(GROUP, "write", "wrong", found, "a writable folder", way_out, setting=True)])
     kind = file_system(folder)
     scratch = folder / f"scratch-{situation.rank:05d}"
     with _scratch(scratch):
@@ -58,7 +58,7 @@ def look(situation: DoctorContext) -> Looked:
             found = f"rename, fsync, hard link, exclusive create and flock work ({kind})"
             findings = [judged(GROUP, "operations", "ok", found)]
         findings.append(_speed(scratch))
-    return Looked(findings=findings, facts={"token": token, "kind": kind, "server_ahead_s": ahead})
+    return NodeCheck(findings=findings, facts={"token": token, "kind": kind, "server_ahead_s": ahead})
 
 
 def write(path: Path, text: str) -> None:

@@ -101,7 +101,7 @@ def _try_lock(path: Path) -> str:
     return "given"
 
 
-def judge(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
+def evaluate(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     """Wrong: nodes that are apart from most others; a name created twice. Warnings: locks, late changes."""
     facts = {one.rank: one.facts[GROUP]["shared"] for one in seen if one.facts.get(GROUP, {}).get("shared")}
     if len(facts) < 2:

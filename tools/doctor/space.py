@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, Status
+from tools.doctor.finding import Finding, NodeCheck, Status
 from training.checkpoint.room import nearest
 
 GROUP = "space"
@@ -16,13 +16,13 @@ FILES = 10_000
 """Names that a run may need: a checkpoint has a few files per rank."""
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Wrong below a tenth of what is asked for, a warning below it."""
     findings = []
     if situation.run_dir is not None:
         findings += _folder("run_dir", situation.run_dir, situation.free_gib, "make room, or use another --run_dir")
     temporary = Path(tempfile.gettempdir())
-    return Looked(
+    return NodeCheck(
         findings=[*findings, *_folder("temporary folder", temporary, TEMPORARY_GIB, "make room, or set TMPDIR")]
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from parallel.untrusted import read_toml
 from tools import versions as pins
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, Looked, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import deciding
 from training.run_dir import fingerprint
 
@@ -19,7 +19,7 @@ MAY_DIFFER = ("kernel", "C library")
 """Seen to train together, but not what a cluster is meant to look like."""
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: name -> version. Wrong: a broken pin of pyproject.toml."""
     facts = {
         "Triplane's code": fingerprint.code_digest(),
@@ -33,7 +33,7 @@ def look(situation: DoctorContext) -> Looked:
     findings = [judged(GROUP, "installed", "ok", reported)]
     if situation.device == "cuda" and facts["transformer-engine"] == "none":
         findings.append(_no_te())
-    return Looked(findings=[*findings, *_pins()], facts=facts)
+    return NodeCheck(findings=[*findings, *_pins()], facts=facts)
 
 
 def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:

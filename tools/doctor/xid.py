@@ -11,7 +11,7 @@ from pathlib import Path
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import output_of
-from tools.doctor.finding import Finding, Looked, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, Status, judged
 
 GROUP = "xid"
 HARDWARE = {
@@ -31,16 +31,16 @@ RECENT_S = 24 * 3600.0
 LINE = re.compile(r"\[\s*(?P<at>[\d.]+)\].*NVRM: Xid \((?P<pci>[^)]*)\): (?P<code>\d+)")
 
 
-def look(situation: DoctorContext) -> Looked:
+def check_node(situation: DoctorContext) -> NodeCheck:
     """Wrong: a hardware error within the last day; a warning for an older or another one."""
     if not Path("/proc/driver/nvidia").exists() or situation.device == "cpu":
-        return Looked(findings=[_finding("not looked at", "no NVIDIA driver is loaded")])
+        return NodeCheck(findings=[_finding("not looked at", "no NVIDIA driver is loaded")])
     try:
         log = kernel_log()
     except OSError as error:
-        return Looked(findings=[_finding("not looked at", f"the kernel's log cannot be read: {error}")])
+        return NodeCheck(findings=[_finding("not looked at", f"the kernel's log cannot be read: {error}")])
     uptime = float(read_text(Path("/proc/uptime")).split()[0])
-    return Looked(findings=judge(log, uptime))
+    return NodeCheck(findings=evaluate(log, uptime))
 
 
 def kernel_log() -> str:
@@ -54,7 +54,7 @@ def kernel_log() -> str:
             raise OSError(f"{first}; {second}") from None
 
 
-def judge(log: str, uptime_s: float) -> list[Finding]:
+def evaluate(log: str, uptime_s: float) -> list[Finding]:
     """One finding per card and error number."""
     errors: Counter[tuple[str, int, bool]] = Counter()
     for match in LINE.finditer(log):

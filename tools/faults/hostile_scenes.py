@@ -198,4 +198,4 @@ def with_dead_owner(folder: Path) -> None:
 
 def waits_briefly() -> None:
     """In the process of a command: an owner of whom nothing is known is dead after 2 s without a beat, not 60."""
-    lock.take.__defaults__ = (2.0, *(lock.take.__defaults__ or ())[1:])
+    lock.acquire.__defaults__ = (2.0, *(lock.acquire.__defaults__ or ())[1:])

@@ -15,7 +15,7 @@ from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import resumable
 from tools.convert.checked import CheckedReader, check_files
 from tools.convert.dtypes import FLOATS, from_numbers, to_numbers
-from tools.convert.parts import do, in_parts, is_committed, is_done, part_name
+from tools.convert.parts import in_parts, is_committed, is_done, part_name, write_parts
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some
@@ -70,7 +70,7 @@ class AveragePlan:
         )
         return in_parts(found, FILE_BYTES)
 
-    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
+    def run_worker(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         readers = [CheckedReader(source) for source in self.sources]
         weights = [weights_of(reader) for reader in readers]
@@ -114,7 +114,7 @@ def average(sources: Sequence[Path], target: Path, shares: Sequence[float] | Non
     with resumable.unfinished(target, job_text) as folder:
         job = AveragePlan(sources=tuple(sources), shares=tuple(parts), folder=folder)
         if not is_committed(folder):
-            do(job, folder, job.parts, workers, "average")
+            write_parts(job, folder, job.parts, workers, "average")
             commit(job)
         remove_tables(folder, map(part_name, range(len(job.parts))))
         resumable.finish(folder, target)

@@ -191,7 +191,7 @@ def _tokenise(options: PreprocessOptions, job: TokenizeJob, locks: list[int]) ->
     with worker_pool.progress(None if to_read is None else done + to_read, "tokenising") as bar:
         bar.update(done)
         worker_pool.work(
-            [unit.index for unit in left], running.do, running.clear, options.workers, bar, locks, options.stop
+            [unit.index for unit in left], running.run_task, running.clear, options.workers, bar, locks, options.stop
         )
     job.output.agree_engine(engine.name, options.part)  # without locks another part may have begun at the same moment
 
@@ -282,7 +282,7 @@ def _shuffle(options: PreprocessOptions, job: TokenizeJob, totals: summary.Total
     if left and not (options.merge and is_complete(_joined(options))):
         shuffle = shuffle_merge.Shuffle(job, options.shuffle_docs, not options.merge)
         with worker_pool.progress(totals.tokens * token_dtype(job.tokenizer.vocab_size).itemsize, "shuffling") as bar:
-            worker_pool.work(left, shuffle.do, shuffle.clear, options.workers, bar, locks, options.stop)
+            worker_pool.work(left, shuffle.run_task, shuffle.clear, options.workers, bar, locks, options.stop)
     for unit in job.units:
         shuffle_merge.remove(job.prefix(unit.index))
     return made

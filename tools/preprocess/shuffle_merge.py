@@ -56,7 +56,7 @@ class Shuffle:
         output = self.job.output
         return output.shard(index, self.count) if self.is_last_stage else output.kept("mixed", index, self.count)
 
-    def do(self, index: int, report: Report) -> None:
+    def run_task(self, index: int, report: Report) -> None:
         """Write one shuffled shard."""
         total = int(self.ends[-1])
         first, last = total * index // self.count, total * (index + 1) // self.count

@@ -45,7 +45,7 @@ class TokenizeJob:
         place = self.output.shard if self.is_last_stage else lambda *which: self.output.kept("unit", *which)
         return place(index, len(self.units))
 
-    def do(self, index: int, report: Report) -> None:
+    def run_task(self, index: int, report: Report) -> None:
         """Make the shard of one unit; what it would not hold is reported by UserError, and nothing of it stays."""
         prefix, unit, seen = self.prefix(index), self.units[index], UnitCounts()
         rejects = Rejects(self.reading.on_bad_document)
@@ -56,7 +56,7 @@ class TokenizeJob:
         with saying_where_no_space_is(prefix):
             try:
                 with ShardWriter(prefix, self.tokenizer.vocab_size, describe) as writer:
-                    self._fill(writer, unit, seen, rejects, report)
+                    self._write_documents(writer, unit, seen, rejects, report)
                     write_whole(self.output.hashes(index), np.array(seen.hashes, np.uint64).tobytes())
                     if not writer.document_count:
                         raise _NoDocument
@@ -73,7 +73,9 @@ class TokenizeJob:
         for index in unfinished.values():
             remove_torn(self.prefix(index))
 
-    def _fill(self, writer: ShardWriter, unit: Unit, seen: UnitCounts, rejects: Rejects, report: Report) -> None:
+    def _write_documents(
+        self, writer: ShardWriter, unit: Unit, seen: UnitCounts, rejects: Rejects, report: Report
+    ) -> None:
         before = 0
         for batch in documents.read(unit, self.reading, rejects):
             if batch.texts:

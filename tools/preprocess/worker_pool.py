@@ -53,7 +53,7 @@ class StopSign:
 
 
 def work(
-    tasks: list[int], do: Task, clear: Clear, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign
+    tasks: list[int], run_task: Task, clear: Clear, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign
 ) -> None:
     """Do every task, the next one by whoever is free. private: descriptors that no worker may keep open.
 
@@ -70,7 +70,7 @@ def work(
         for _ in range(min(workers, len(tasks))):
             ours, theirs = context.Pipe()
             others = [ours.fileno(), *(one.fileno() for one in busy), *private]
-            process = context.Process(target=_worker, args=(theirs, do, os.getpid(), others), daemon=True)
+            process = context.Process(target=_worker, args=(theirs, run_task, os.getpid(), others), daemon=True)
             with _uninterrupted():  # a worker has it so from its first moment, until it does not listen any more
                 process.start()
                 theirs.close()
@@ -148,7 +148,7 @@ def _hear(worker: Connection, process: BaseProcess, task: int) -> Any:
         raise WorkerDied(f"the worker of unit {task} {how}{cause}. The same command continues.") from None
 
 
-def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]) -> None:
+def _worker(parent: Connection, run_task: Task, parent_pid: int, others: Iterable[int]) -> None:
     """Give up what belongs to the parent, its locks above all, and do what it says."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -159,7 +159,7 @@ def _worker(parent: Connection, do: Task, parent_pid: int, others: Iterable[int]
         os._exit(1)
     try:
         while (task := _asked(parent)) is not None:
-            do(task, lambda size, tokens: _tell(parent, "progress", size, tokens))
+            run_task(task, lambda size, tokens: _tell(parent, "progress", size, tokens))
             _tell(parent, "done")
     except UserError as error:
         _tell(parent, "failed", str(error))

@@ -182,18 +182,18 @@ class TorchDist:
     ) -> None:
         start, item = self._data_start(key, info, chunk), ITEM_BYTES[info.dtype]
         if not chunk.shape:
-            self._fill(chunk.file, start, target)
+            self._read_at(chunk.file, start, target)
             return
         row = math.prod(chunk.shape[1:])
         step = max(1, (32 << 20) // max(1, row * item))
         for first in range(inside[0].start, inside[0].stop, step):
             count = min(step, inside[0].stop - first)
             rows = np.empty((count, *chunk.shape[1:]), dtype=target.dtype)
-            self._fill(chunk.file, start + first * row * item, rows)
+            self._read_at(chunk.file, start + first * row * item, rows)
             at = first - inside[0].start
             target[at : at + count] = rows[(slice(None), *inside[1:])]
 
-    def _fill(self, file: str, position: int, into: np.ndarray) -> None:
+    def _read_at(self, file: str, position: int, into: np.ndarray) -> None:
         direct = into if into.flags.c_contiguous else np.empty(into.shape, dtype=into.dtype)
         view = memoryview(direct.reshape(-1).view(np.uint8))
         while view.nbytes:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tools.convert import resumable
-from tools.convert.parts import do, in_parts, is_done, part_name
+from tools.convert.parts import in_parts, is_done, part_name, write_parts
 from tools.reshard import megatron_plan, plan
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.options import ReshardOptions
@@ -38,7 +38,7 @@ class Rewriting:
     """The unfinished target."""
     options: ReshardOptions
 
-    def do(self, worker: int, workers: int, report: resumable.Report) -> None:
+    def run_worker(self, worker: int, workers: int, report: resumable.Report) -> None:
         """Every ``workers``-th part from number ``worker`` on, but for those that are done."""
         source = open_source(self.source, self.options)
         try:
@@ -65,7 +65,7 @@ def rewrite(
 ) -> list[str]:
     """Write every part that is not done yet: the names of all of them, without their endings."""
     job = Rewriting(source=source.folder, folder=folder, options=options)
-    return do(job, folder, parts_of(planned, options.max_file_bytes), workers, "reshard")
+    return write_parts(job, folder, parts_of(planned, options.max_file_bytes), workers, "reshard")
 
 
 def planned(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:

@@ -18,7 +18,7 @@ from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.progress import Progress
-from training.checkpoint.saving import about, begin, saved_boxes, state_of, writers
+from training.checkpoint.saving import about, begin_save, saved_boxes, state_of, writers
 from training.checkpoint.state import JSON, encoded
 from training.checkpoint.storage import file_name
 from training.loop import Callback
@@ -173,7 +173,7 @@ class SaveCallback(Callback):
         self._committed(path.name, self.needed_bytes, seconds, stall_s=seconds)
 
     def _hand_over(self, progress: Progress, writer: BackgroundWriter) -> None:
-        folder = self.folder = begin(self.root, progress, self.ranks)
+        folder = self.folder = begin_save(self.root, progress, self.ranks)
         state = state_of(progress, self.optimizer, self.ranks, self.contents)
         with settled(self.chunks), torch.no_grad():
             boxes = saved_boxes(self.chunks, self.optimizer, self.ranks)

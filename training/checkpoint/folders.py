@@ -151,7 +151,7 @@ def _description(path: Path) -> str:
     return f"a folder with {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
-def begin(root: Path, iteration: int, attempt: str) -> Path:
+def begin_unfinished(root: Path, iteration: int, attempt: str) -> Path:
     """An empty folder to write into, under a name that nothing takes for a checkpoint.
 
     What killed or abandoned saves left behind is removed first: one run owns the folder.

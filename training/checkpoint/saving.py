@@ -54,7 +54,7 @@ def save(
     run's folder is still this start's. Raises OSError on every rank where one cannot write; earlier checkpoints are
     untouched then.
     """
-    folder = begin(root, progress, ranks)
+    folder = begin_save(root, progress, ranks)
     state = state_of(progress, optimizer, ranks, contents)
     with settled(chunks):
         boxes = saved_boxes(chunks, optimizer, ranks)
@@ -78,9 +78,9 @@ def save(
     return on_first_rank(commit, ranks)
 
 
-def begin(root: Path, progress: Progress, ranks: Ranks) -> Path:
+def begin_save(root: Path, progress: Progress, ranks: Ranks) -> Path:
     """The temporary folder that all ranks write into."""
-    return on_first_rank(lambda: folders.begin(root, progress.iteration, secrets.token_hex(4)), ranks)
+    return on_first_rank(lambda: folders.begin_unfinished(root, progress.iteration, secrets.token_hex(4)), ranks)
 
 
 def state_of(progress: Progress, optimizer: MegatronOptimizer, ranks: Ranks, contents: Contents) -> State:

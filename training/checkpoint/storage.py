@@ -80,12 +80,12 @@ class TensorReader:
         several threads, which end with this: copying from the page cache costs more than finding the bytes there.
         """
         large = [box for box in boxes if box.data.nbytes >= LARGE_BYTES]
-        _fill(self.files, [box for box in boxes if box.data.nbytes < LARGE_BYTES])
+        _read_boxes(self.files, [box for box in boxes if box.data.nbytes < LARGE_BYTES])
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self.files.beside()) for _ in range(self._threads)]
             pool = stack.enter_context(ThreadPoolExecutor(self._threads))  # ended before the files are closed
             work = zip(files, shares(large, self._threads), strict=True)
-            for done in [pool.submit(_fill, own, share) for own, share in work]:
+            for done in [pool.submit(_read_boxes, own, share) for own, share in work]:
                 done.result()
 
     def read_into(self, key: str, offset: tuple[int, ...], data: Tensor) -> None:
@@ -104,7 +104,7 @@ class TensorReader:
 
 
 @torch.no_grad()  # a thread's own setting
-def _fill(files: FileReader, boxes: Sequence[Box]) -> None:
+def _read_boxes(files: FileReader, boxes: Sequence[Box]) -> None:
     for box in boxes:
         _read_into(files, box.key, box.offset, box.data)
 

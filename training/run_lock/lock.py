@@ -93,14 +93,14 @@ def held_lock(folder: Path, identity: Identity | None, environ: Mapping[str, str
     if identity is not None and identity.rank != 0:
         yield None
         return
-    lock = take(folder, environ, say=partial(print, flush=True))
+    lock = acquire(folder, environ, say=partial(print, flush=True))
     try:
         yield lock
     finally:
         lock.release()
 
 
-def take(
+def acquire(
     folder: Path,
     environ: Mapping[str, str],
     still_s: float = STILL_S,

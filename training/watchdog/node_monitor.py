@@ -58,7 +58,7 @@ class Peer:
         self._ticks, self._bytes = 0, 0
         self._stand: StackPosition | None = None
 
-    def look(self, passed_s: float) -> None:
+    def poll(self, passed_s: float) -> None:
         """``passed_s`` after the last look."""
         reading, signed, found = (
             self.page.read(),
@@ -125,7 +125,7 @@ class NodeMonitor:
         self.peers: dict[int, Peer] = {own.about.rank: Peer(own)}
         self._looked_s = now_s
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Look at every rank; new ones are found as they come."""
         passed_s = min(now_s - self._looked_s, 4 * LOOK_S)
         self._looked_s = now_s
@@ -136,7 +136,7 @@ class NodeMonitor:
                 if known is None or known.page.inode != path.stat().st_ino:
                     self.peers[rank] = Peer(Page(path))
         for peer in self.peers.values():
-            peer.look(passed_s)
+            peer.poll(passed_s)
 
     @property
     def leads(self) -> bool:

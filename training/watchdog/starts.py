@@ -40,7 +40,7 @@ def folder_of(run_dir: Path, identity: Identity | None, environ: Mapping[str, st
     return next(folder for folder in tries if not (folder / verdict_file.VERDICT).exists())
 
 
-def begin(folder: Path) -> None:
+def begin_start(folder: Path) -> None:
     """By the owner of the run's folder, as its ranks start: old starts are removed but for the newest ``KEPT``.
 
     Where an earlier start of the same name was ended as a whole, its nodes' words go; those that are of this one

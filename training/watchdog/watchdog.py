@@ -59,18 +59,18 @@ class Watchdog:
     def run(self) -> None:
         """Watch until the rank has ended."""
         while not self.ending.within(LOOK_S):
-            self.look()
+            self.poll()
             late = self.own.still_s > self.own.timeout_s + DEPUTY_S
             if (self.node.leads or late) and time.monotonic() >= self.next_s:
                 self.next_s = time.monotonic() + self.lead()
-        self.look()
+        self.poll()
         self.tell_of_sudden_death()
         self.leave()
 
-    def look(self, done: bool = False) -> None:
+    def poll(self, done: bool = False) -> None:
         self.looks += 1
         self.page.sign(os.getpid(), self.start, self.looks, done)
-        self.node.look(time.monotonic())
+        self.node.poll(time.monotonic())
 
     @property
     def nodes(self) -> float:
@@ -185,7 +185,7 @@ class Watchdog:
 
     def leave(self) -> None:
         """The last watchdog of a node takes the ranks' pages away, and after a regular end the node's file."""
-        self.look(done=True)
+        self.poll(done=True)
         for peer in self.node.peers.values():
             pid, started, _, done = peer.page.watchdog()
             if not done and lives(pid, started or None):

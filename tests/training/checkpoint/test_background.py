@@ -20,7 +20,7 @@ from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.verify import damages
 from training.checkpoint.storage import TensorReader, file_name
-from training.run_lock.lock import take
+from training.run_lock.lock import acquire
 
 ROWS = 6
 
@@ -67,7 +67,7 @@ def writers() -> Iterator[Callable[[int], list[BackgroundWriter]]]:
 def test_what_is_handed_over_is_committed(writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path) -> None:
     first, second = writers(2)
     for iteration in (7, 8):  # the memory is used again
-        folder = folders.begin(tmp_path, iteration, "1a2b")
+        folder = folders.begin_unfinished(tmp_path, iteration, "1a2b")
         first.hand_over(folder, boxes(0, 2))
         first.commit(commit_of(folder, 2))
         second.hand_over(folder, boxes(1, 2))
@@ -92,7 +92,7 @@ def test_a_copy_is_what_training_cannot_change_any_more(
 ) -> None:
     [writer] = writers(1)
     mine = boxes(0, 1)
-    folder = folders.begin(tmp_path, 7, "1a2b")
+    folder = folders.begin_unfinished(tmp_path, 7, "1a2b")
     writer.hand_over(folder, mine)
     mine[0].data.fill_(-1)  # no state of the optimizer: may change at once
     writer.finish_copy()
@@ -110,7 +110,7 @@ def test_a_copy_is_what_training_cannot_change_any_more(
 def test_a_second_save_waits_for_the_first(writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path) -> None:
     [writer] = writers(1)
     os.kill(writer._process.pid, signal.SIGSTOP)
-    writer.hand_over(folders.begin(tmp_path, 7, "1a2b"), boxes(0, 1))
+    writer.hand_over(folders.begin_unfinished(tmp_path, 7, "1a2b"), boxes(0, 1))
     assert list(writer.outcomes(0.05)) == []
     with pytest.raises(OSError, match="rank 0 is still writing the checkpoint before"):
         writer.hand_over(tmp_path, boxes(0, 1))
@@ -122,7 +122,7 @@ def test_a_writer_that_cannot_write_is_named_and_its_folder_removed(
     writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path
 ) -> None:
     first, second = writers(2)
-    folder = folders.begin(tmp_path, 7, "1a2b")
+    folder = folders.begin_unfinished(tmp_path, 7, "1a2b")
     (folder / "rank_00001.pieces.json").mkdir()  # where its table is to be: nothing can be renamed to it
     (folder / "rank_00001.pieces.json/x").touch()
     first.hand_over(folder, boxes(0, 2))
@@ -138,7 +138,7 @@ def test_a_writer_that_never_comes_is_given_up(
     writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path
 ) -> None:
     [writer] = writers(1)
-    folder = folders.begin(tmp_path, 7, "1a2b")
+    folder = folders.begin_unfinished(tmp_path, 7, "1a2b")
     writer.hand_over(folder, boxes(0, 2))
     writer.commit(commit_of(folder, 2, timeout_s=0.2))
     assert "rank_00001.bin: not finished within" in (last(writer, "Commit").error or "")
@@ -152,7 +152,7 @@ def test_signals_to_all_processes_of_a_job_are_not_for_writers(
     for moment in (7, 8):
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             os.kill(writer._process.pid, number)
-        folder = folders.begin(tmp_path, moment, "1a2b")
+        folder = folders.begin_unfinished(tmp_path, moment, "1a2b")
         writer.hand_over(folder, boxes(0, 1))
         writer.commit(commit_of(folder, 1))
         assert last(writer, "Commit").error is None
@@ -161,7 +161,7 @@ def test_signals_to_all_processes_of_a_job_are_not_for_writers(
 def test_a_killed_writer_is_noticed(writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path) -> None:
     [writer] = writers(1)
     os.kill(writer._process.pid, signal.SIGSTOP)
-    writer.hand_over(folders.begin(tmp_path, 7, "1a2b"), boxes(0, 1))
+    writer.hand_over(folders.begin_unfinished(tmp_path, 7, "1a2b"), boxes(0, 1))
     os.kill(writer._process.pid, signal.SIGKILL)
     with pytest.raises(ChildProcessError, match="writer process of rank 0 ended with -9"):
         list(writer.outcomes(5.0))
@@ -171,8 +171,8 @@ def test_a_save_of_a_run_that_lost_its_folder_is_not_committed(
     writers: Callable[[int], list[BackgroundWriter]], tmp_path: Path
 ) -> None:
     [writer] = writers(1)
-    other = take(tmp_path, {})
-    folder = folders.begin(tmp_path / "checkpoints", 7, "1a2b")
+    other = acquire(tmp_path, {})
+    folder = folders.begin_unfinished(tmp_path / "checkpoints", 7, "1a2b")
     writer.hand_over(folder, boxes(0, 1))
     writer.commit(commit_of(folder, 1, run_dir=str(tmp_path), attempt="mine"))
     outcome = last(writer, "Commit")
@@ -201,7 +201,7 @@ def _hand_over_and_die(identity: Identity, folder: Path) -> None:
 
 
 def test_ranks_killed_right_after_the_copy_leave_a_checkpoint(tmp_path: Path) -> None:
-    folder = folders.begin(tmp_path, 7, "1a2b")
+    folder = folders.begin_unfinished(tmp_path, 7, "1a2b")
     with pytest.raises(AssertionError):
         run_ranks(2, _hand_over_and_die, folder)
     for _ in range(200):

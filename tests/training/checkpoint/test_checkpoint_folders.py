@@ -25,7 +25,7 @@ def commit(folder: Path, keep: int, retain_interval: int | None = None) -> None:
 def make(root: Path, *iterations: int, keep: int = 100) -> None:
     """Checkpoints as far as their names tell, saved one after the other."""
     for iteration in iterations:
-        folder = folders.begin(root, iteration, "1a2b")
+        folder = folders.begin_unfinished(root, iteration, "1a2b")
         commit(folder, keep)
 
 
@@ -76,7 +76,7 @@ def test_keep_prunes_the_oldest_but_never_the_latest(tmp_path: Path) -> None:
 
 def test_checkpoints_to_keep_for_good_do_not_count(tmp_path: Path) -> None:
     for iteration in range(1, 8):
-        folder = folders.begin(tmp_path, iteration, "1a2b")
+        folder = folders.begin_unfinished(tmp_path, iteration, "1a2b")
         commit(folder, keep=2, retain_interval=3)
     assert [folders.iteration_of(path) for path in folders.complete(tmp_path)] == [3, 6, 7]
 

@@ -64,7 +64,7 @@ def test_the_same_seed_makes_the_same_damage(number: int, tmp_path: Path) -> Non
     for attempt in ("a", "b"):
         root = tmp_path / attempt
         for number_of in (1, 2):
-            folder = folders.begin(root, number_of, "1a2b")
+            folder = folders.begin_unfinished(root, number_of, "1a2b")
             with FileWriter(folder, "rank_00000") as file:
                 words = random.Random(number_of).randbytes(40_000)
                 file.add(TensorGroup(("w",), "float32", (10_000,)), (0,), (10_000,), [memoryview(words)])

@@ -16,7 +16,7 @@ from data.prepared import Prepared
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
-from training.run_lock.lock import take
+from training.run_lock.lock import acquire
 from training.run_lock.record import OWNER, current, encode
 
 FLAGS = ("--checkpoint.save_interval", "2", "--checkpoint.keep", "9", "--train.train_iters", "100000")
@@ -50,7 +50,7 @@ def test_a_run_that_wakes_behind_its_successor_commits_nothing(
     assert owner is not None
     elsewhere = dataclasses.replace(owner, host="elsewhere", machine="another")  # where a stopped process is not seen
     (run_dir / OWNER).write_bytes(encode(elsewhere))
-    lock = take(run_dir, {}, still_s=1.0)
+    lock = acquire(run_dir, {}, still_s=1.0)
     before = folders.latest(run_dir / "checkpoints")
     assert before is not None
     later = (folders.iteration_of(before) or 0) + 4

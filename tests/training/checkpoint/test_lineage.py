@@ -18,7 +18,7 @@ from training.config.run_config import CheckpointConfig
 
 def save(root: Path, iteration: int, parent: int | None = None, keep: int = 100, loaded: str | None = None) -> Path:
     """As a run saves that continues ``parent``."""
-    folder = folders.begin(root, iteration, "1a2b")
+    folder = folders.begin_unfinished(root, iteration, "1a2b")
     with FileWriter(folder, "rank_00000") as file:
         file.add(TensorGroup(("w",), "uint8", (1000,)), (0,), (1000,), [memoryview(bytes([iteration % 256] * 1000))])
     path, _ = commit(

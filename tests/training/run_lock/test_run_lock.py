@@ -21,7 +21,7 @@ from parallel.launch import Identity
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.run_lock import heartbeat, liveness
-from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, fenced, held_lock, take
+from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, acquire, fenced, held_lock
 from training.run_lock.record import OWNER, Owner, current, encode, myself, successor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,8 +30,8 @@ HOLD = """
 import os, sys, time
 from pathlib import Path
 from typing import Any
-from training.run_lock.lock import take
-lock = take(Path(sys.argv[1]), os.environ)
+from training.run_lock.lock import acquire
+lock = acquire(Path(sys.argv[1]), os.environ)
 if "fork" in sys.argv and os.fork() == 0:
     time.sleep(60)
     os._exit(0)
@@ -44,12 +44,12 @@ import os, sys
 from pathlib import Path
 from typing import Any
 from parallel.errors import UserError
-from training.run_lock.lock import take
+from training.run_lock.lock import acquire
 
 def newcomer(folder, gate, end):
     os.read(gate, 1)
     try:
-        take(folder, os.environ)
+        acquire(folder, os.environ)
     except UserError:
         os._exit(2)
     os.read(end, 1)
@@ -107,7 +107,7 @@ def put_elsewhere(folder: Path, environ: Mapping[str, str] | None = None) -> Own
 def refusal(folder: Path, environ: Mapping[str, str] | None = None) -> str:
     """The message for a newcomer that is refused."""
     with pytest.raises(UserError) as error:
-        take(folder, environ or {})
+        acquire(folder, environ or {})
     return str(error.value)
 
 
@@ -186,7 +186,7 @@ def test_a_refused_start_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_the_other_ranks_end_with_the_refused_one(tmp_path: Path) -> None:
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *ranks, "pretrain_gpt.py", "slurm/recipes/debug.toml", "--run_dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -222,7 +222,7 @@ def test_a_released_folder_is_free(tmp_path: Path) -> None:
 
 def test_ranks_that_did_not_claim(tmp_path: Path) -> None:
     """Started by an owner they hold its lock, under torchrun and srun none; they release nothing."""
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     with held_lock(tmp_path, Identity(rank=0, world_size=2), {ATTEMPT: lock.attempt}) as handed:
         assert handed is not None
         assert handed.still_owns()
@@ -237,7 +237,7 @@ def test_ranks_that_did_not_claim(tmp_path: Path) -> None:
 
 def test_a_pid_that_was_given_out_again_is_not_the_owner(tmp_path: Path) -> None:
     put(tmp_path, process_start=1)
-    take(tmp_path, {}).release()
+    acquire(tmp_path, {}).release()
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     assert f"pid {holder.pid}" in refusal(tmp_path)
     holder.kill()
     until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().split(")")[1].split()[0] == "Z")
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     assert not heartbeat.file_of(tmp_path, attempt).exists()
     lock.release()
     holder.communicate()
@@ -268,7 +268,7 @@ def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
     owner = put_elsewhere(tmp_path)
     heartbeat.file_of(tmp_path, owner.attempt).write_text("7\n")
     said: list[str] = []
-    lock = take(tmp_path, {}, still_s=1.0, say=said.append)
+    lock = acquire(tmp_path, {}, still_s=1.0, say=said.append)
     assert lock.still_owns()
     assert len(said) == 1
     assert "host elsewhere" in said[0]
@@ -278,7 +278,7 @@ def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
 
 def test_a_damaged_record_is_an_owner_that_cannot_be_seen(tmp_path: Path) -> None:
     (tmp_path / OWNER).write_text('{"attempt": "12')
-    take(tmp_path, {}, still_s=0.5).release()
+    acquire(tmp_path, {}, still_s=0.5).release()
     assert left_in(tmp_path) == []
 
 
@@ -291,7 +291,7 @@ def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, rep
     beats = heartbeat.LockHeartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     environ = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
     if replaced:
-        take(tmp_path, environ).release()
+        acquire(tmp_path, environ).release()
     else:
         assert "scancel 7" in refusal(tmp_path, environ)
     beats.end()
@@ -300,12 +300,12 @@ def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, rep
 @pytest.mark.parametrize("seen_as", [{}, {"folder_inode": 7}, {"folder_device": 7}])
 def test_a_live_run_s_folder_reached_another_way_is_refused(tmp_path: Path, seen_as: dict[str, Any]) -> None:
     """Through another mount path, inode and device number may all differ; the heartbeat moves there, too."""
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     owner = current(tmp_path)
     assert owner is not None
     (tmp_path / OWNER).write_bytes(encode(dataclasses.replace(owner, **{"folder_path": "1" * 16, **seen_as})))
     with pytest.raises(UserError, match="another run owns it and is alive"):
-        take(tmp_path, {}, still_s=5.0)
+        acquire(tmp_path, {}, still_s=5.0)
     lock.release()
 
 
@@ -315,7 +315,7 @@ def test_records_in_a_circle_end(tmp_path: Path, length: int) -> None:
     (tmp_path / OWNER).write_bytes(encode(owners[0]))
     for number, owner in enumerate(owners):
         successor(tmp_path, owner.attempt).write_bytes(encode(owners[(number + 1) % length]))
-    lock = take(tmp_path, {}, still_s=0.5)
+    lock = acquire(tmp_path, {}, still_s=0.5)
     assert lock.still_owns()
     assert left_in(tmp_path) == [f"owner.{lock.attempt}.heartbeat", OWNER]
     lock.release()
@@ -323,9 +323,9 @@ def test_records_in_a_circle_end(tmp_path: Path, length: int) -> None:
 
 def test_a_copied_folder_is_free_and_a_moved_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    lock = take(tmp_path / "run", {})
+    lock = acquire(tmp_path / "run", {})
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    take(tmp_path / "copy", {}, still_s=1.0).release()
+    acquire(tmp_path / "copy", {}, still_s=1.0).release()
     assert lock.still_owns()
     (tmp_path / "run").rename(tmp_path / "moved")
     assert f"pid {os.getpid()}" in refusal(tmp_path / "moved")
@@ -339,7 +339,7 @@ def test_a_successor_that_died_or_lives_before_owner_json_names_it(tmp_path: Pat
     successor(tmp_path, dead.attempt).write_bytes(encode(after))
     assert "host the successor's" in refusal(tmp_path)
     successor(tmp_path, dead.attempt).write_bytes(encode(dataclasses.replace(after, process_start=1)))
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     assert lock.still_owns()
     assert left_in(tmp_path) == [f"owner.{lock.attempt}.heartbeat", OWNER]
     lock.release()
@@ -348,7 +348,7 @@ def test_a_successor_that_died_or_lives_before_owner_json_names_it(tmp_path: Pat
 def test_a_newcomer_that_was_slow_replaces_no_owner(tmp_path: Path) -> None:
     """It found the owner dead, and wakes after somebody else has taken over."""
     dead, slow = put(tmp_path, process_start=1), myself(tmp_path, {})
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     _succeed(tmp_path, dead, slow)
     assert lock.still_owns()
     lock.release()
@@ -356,7 +356,7 @@ def test_a_newcomer_that_was_slow_replaces_no_owner(tmp_path: Path) -> None:
 
 def test_a_folder_that_refuses_the_record_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be claimed"):
-        take(tmp_path / "nothing", {})
+        acquire(tmp_path / "nothing", {})
 
 
 @pytest.mark.parametrize(("trained", "code"), [(False, 2), (True, 1)])
@@ -380,11 +380,11 @@ def lose(lock: RunLock) -> RunLock:
     owner = current(lock.folder)
     assert owner is not None
     (lock.folder / OWNER).write_bytes(encode(dataclasses.replace(owner, host="elsewhere", machine="another")))
-    return take(lock.folder, {}, still_s=0.5)
+    return acquire(lock.folder, {}, still_s=0.5)
 
 
 def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
-    first = take(tmp_path, {})
+    first = acquire(tmp_path, {})
     with fenced(first):
         pass
     assert first._heartbeat is not None
@@ -403,14 +403,14 @@ def test_a_run_that_was_taken_for_dead_commits_nothing(tmp_path: Path) -> None:
     second.check()  # no run has taken it since: what was copied before may be committed
     with pytest.raises(LockLost, match="is now free"):
         first.check()
-    third = take(tmp_path, {})
+    third = acquire(tmp_path, {})
     third.release()
     with pytest.raises(LockLost, match="is now free"):
         second.check()
 
 
 def test_a_successors_link_is_enough_to_lose(tmp_path: Path) -> None:
-    lock = take(tmp_path, {})
+    lock = acquire(tmp_path, {})
     successor(tmp_path, lock.attempt).write_bytes(encode(myself(tmp_path, {})))
     assert not lock.still_owns()
     lock.release()

@@ -99,7 +99,7 @@ def test_as_long_as_a_rank_moves_nodes_are_not_asked_again_and_again(sleep: Slee
 def test_ranks_that_write_no_stacks_are_waited_for_together(sleep: Sleep) -> None:
     pages = sleep(*["n1"] * 8, mute=1)
     node = NodeMonitor(pages[0], 0.0)
-    node.look(1.0)
+    node.poll(1.0)
     before = time.monotonic()
     assert node.take_stacks().count("no stacks came") == 8
     assert time.monotonic() - before < 15  # one after the other: 24 s
@@ -107,11 +107,11 @@ def test_ranks_that_write_no_stacks_are_waited_for_together(sleep: Sleep) -> Non
 
 def test_a_node_that_was_suspended_is_not_taken_for_hung(sleep: Sleep) -> None:
     node = NodeMonitor(sleep("n1")[0], 0.0)
-    node.look(0.25)
-    node.look(1000.0)
+    node.poll(0.25)
+    node.poll(1000.0)
     assert not node.stands_still
     for now_s in range(1001, 1102):
-        node.look(float(now_s))
+        node.poll(float(now_s))
     assert node.stands_still
 
 

@@ -46,7 +46,7 @@ def test_a_start_that_torchrun_names_alike_begins_where_the_last_one_has_its_ver
     folders = []
     for _ in range(3):
         folders.append(starts.folder_of(tmp_path, rank, environ, None))
-        starts.begin(folders[-1])
+        starts.begin_start(folders[-1])
         assert starts.folder_of(tmp_path, rank, environ, None) == folders[-1]
         verdict_file.leave(folders[-1], WORD)
     assert len({*folders}) == 3
@@ -60,7 +60,7 @@ def test_evidence_of_the_last_starts_is_kept_and_words_of_nodes_are_not(tmp_path
         os.utime(folder, (1e9 - age, 1e9 - age))
     (tmp_path / "watch/nonfinite-iter_0000003").mkdir()
     (folders[-1] / "node-n1.json").write_text("{}")
-    starts.begin(folders[-1])
+    starts.begin_start(folders[-1])
     assert sorted((tmp_path / "watch").iterdir()) == [tmp_path / "watch/nonfinite-iter_0000003", *folders[5:]]
     assert [path.name for path in folders[-1].iterdir()] == ["stacks-n1.txt"]
 

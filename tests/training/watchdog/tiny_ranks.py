@@ -88,7 +88,7 @@ def main(rank: str, world_size: str, run_dir: str, step_timeout_s: str, what: st
     request.training = True
     folder = starts.folder_of(Path(run_dir), me, os.environ, None)
     if me.rank == 0:
-        starts.begin(folder)
+        starts.begin_start(folder)
     with monitored(fault, folder, me, request, os.environ, cuda=False) as watching:
         heartbeat = watching.heartbeat
         code, failure = guard(lambda _: train(me.rank, me.world_size, Path(run_dir), what, heartbeat), me)

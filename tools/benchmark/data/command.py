@@ -42,7 +42,9 @@ class DataBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
-    asked = tyro.cli(DataBenchmark, args=argv, use_underscores=True, description=__doc__)
+    asked = tyro.cli(
+        DataBenchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark data", description=__doc__
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,9 @@ def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
     compute_forward = forward * layers
     dp = data_parallel_s(columns, constants, compute_forward, steady - compute_forward)
     parts.traffic = parts.traffic + count * accumulate
-    found = _assemble(parts, count * (steady - layers * block.total), count * sent, idle + _fill(columns, sent), dp)
+    found = _assemble(
+        parts, count * (steady - layers * block.total), count * sent, idle + _fill_seconds(columns, sent), dp
+    )
     found.optimizer = optimizer_s(columns, constants)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
     more = jitter + columns.software.slow_host - 1
@@ -96,6 +98,6 @@ def _sends(columns: PricedColumns, constants: Constants) -> Column:
     return np.where(layout.pp > 1, 2 * layout.vpp * once * exposed, 0.0)
 
 
-def _fill(columns: PricedColumns, sent: Column) -> Column:
+def _fill_seconds(columns: PricedColumns, sent: Column) -> Column:
     """Sends on the way through an empty pipeline: nothing hides these."""
     return np.where(columns.layout.pp > 1, (columns.layout.pp - 1) * sent / columns.layout.vpp, 0.0)

@@ -85,13 +85,13 @@ class FileReader(CheckpointIndex):
         self, file: str, start: int, item: int, shape: tuple[int, ...], inside: tuple[slice, ...], target: np.ndarray
     ) -> None:
         if not shape:
-            self._fill(file, start, target)
+            self._read_at(file, start, target)
             return
         row = math.prod(shape[1:])
         whole = all(part.start == 0 and part.stop == size for part, size in zip(inside[1:], shape[1:], strict=True))
         first, last = inside[0].start, inside[0].stop
         if whole:
-            self._fill(file, start + first * row * item, target)
+            self._read_at(file, start + first * row * item, target)
         elif target[0].size * item >= SEGMENT_BYTES or (len(shape) > 2 and row * item > SEGMENT_BYTES):
             for number in range(first, last):
                 at = start + number * row * item
@@ -101,10 +101,10 @@ class FileReader(CheckpointIndex):
             for number in range(first, last, step):
                 count = min(step, last - number)
                 rows = np.empty((count, *shape[1:]), dtype=target.dtype)
-                self._fill(file, start + number * row * item, rows)
+                self._read_at(file, start + number * row * item, rows)
                 target[number - first : number - first + count] = rows[(slice(None), *inside[1:])]
 
-    def _fill(self, file: str, position: int, target: np.ndarray) -> None:
+    def _read_at(self, file: str, position: int, target: np.ndarray) -> None:
         """``target`` with the bytes from ``position`` on."""
         direct = target if target.flags.c_contiguous else np.empty(target.shape, dtype=target.dtype)
         view = memoryview(direct.reshape(-1).view(np.uint8))
