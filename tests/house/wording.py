@@ -31,11 +31,11 @@ PRODUCT = ("parallel/", "models/", "data/", "training/", "tools/")
 
 
 def phrases(name: str, text: str) -> Iterator[str]:
-    """Findings in one file, line by line."""
-    for number, line in enumerate(text.splitlines(), 1):
-        for phrase, instead in PHRASES.items():
-            if found := re.search(phrase, line, re.IGNORECASE):
-                yield f'{name}:{number}: "{found[0]}"; write: {instead}'
+    """Findings in one file; a phrase may go over the end of a line."""
+    for phrase, instead in PHRASES.items():
+        for found in re.finditer(phrase.replace(" ", r"[\s#]+"), text, re.IGNORECASE):
+            number = text.count("\n", 0, found.start()) + 1
+            yield f'{name}:{number}: "{" ".join(found[0].split())}"; write: {instead}'
 
 
 def class_names(sources: dict[str, str]) -> Iterator[str]:

@@ -3,8 +3,8 @@
     python -m tools.doctor                                                     this machine, a few seconds
     srun --ntasks-per-node=1 python -m tools.doctor --nodes --run_dir DIR      the nodes of an allocation
 
-A line per check: ok, a warning, WRONG, or not looked at and why; with what was found, what was expected, and the way
-out. Exit codes, of the first node: 0 fine (warnings included), 1 something is wrong, 2 bad usage. The other nodes end
+A line per check: ok, a warning, WRONG, or not checked and why; with what was found, what was
+expected, and the fix. Exit codes, of the first node: 0 fine (warnings included), 1 something is wrong, 2 bad usage. The other nodes end
 with 0, or with 1 where they have not met the first one.
 """
 
@@ -44,11 +44,11 @@ class Doctor:
     json: Path | None = None
     """File for everything that was found."""
     only: tuple[str, ...] = ()
-    """Groups to look at, by their names in the report."""
+    """Groups of checks to run, by their names in the report."""
     skip: tuple[str, ...] = ()
     """Groups to leave out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """cpu: do not look at GPUs."""
+    """cpu: skip the GPU checks."""
     free_gib: float = 10.0
     """Room that run_dir should have, GiB; a tenth of it is wrong."""
     meeting_s: float = 60.0

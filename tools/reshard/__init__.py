@@ -27,6 +27,6 @@
     megatron_state.py     the common state, and ranks' own
     megatron_args.py      what Megatron-LM restores besides: its arguments, samples, schedule
 
-Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A checkpoint of
-ours fits every TP, PP, DP and EP size as it is; what is rewritten here is what it holds.
+Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A Triplane
+checkpoint fits every TP, PP, DP and EP size as it is; what is rewritten here is what it holds.
 """
