@@ -3,9 +3,9 @@
     python -m tools.doctor                                                     this machine, a few seconds
     srun --ntasks-per-node=1 python -m tools.doctor --nodes --run_dir DIR      the nodes of an allocation
 
-A line per check: ok, a warning, WRONG, or not checked and why; with what was found, what was
-expected, and the fix. Exit codes, of the first node: 0 fine (warnings included), 1 something is wrong, 2 bad usage. The other nodes end
-with 0, or with 1 where they have not met the first one.
+A line per check: ok, a warning, WRONG, or not checked and why; with what was found, what was expected, and the fix.
+Exit codes, of the first node: 0 fine (warnings included), 1 something is wrong, 2 bad usage. The other nodes end with
+0, or with 1 where they have not met the first one.
 """
 
 import os
