@@ -136,3 +136,8 @@ def layout_of(parallel: ParallelConfig, world_size: int) -> Layout:
         dp=world_size // replica_size(parallel),
         vpp=parallel.virtual_pipeline_model_parallel_size or 1,
     )
+
+
+def bubble(layout: Layout, microbatches: int) -> float:
+    """Idle time of a pipeline rank over its computing time, (p - 1) / (v m): arXiv:2104.04473, section 2.2."""
+    return (layout.pp - 1) / (layout.vpp * microbatches)

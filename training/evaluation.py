@@ -9,10 +9,10 @@ from data.loader import Batch, Packing, Samples
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint import settled
-from training.checkpoint.progress import Progress
 from training.config.batch_schedule import BatchSchedule
 from training.config.run_config import TrainConfig
 from training.loop import Callback
+from training.progress import Progress
 from training.step import Chunks, StepResult, evaluate
 from training.watchdog.heartbeat import Heartbeat
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from training.checkpoint.progress import Progress
 from training.config.run_config import CheckpointConfig, TrainConfig
+from training.progress import Progress
 from training.step import StepRequests, StepResult
 
 Reason = Literal["done", "exit_interval", "requested"]

@@ -82,7 +82,7 @@ def start(config: RunConfig) -> int:
             raise run_dir_error(run_dir, text)
     else:
         output.make_run_dir(run_dir)
-    with held_lock(run_dir, identity, os.environ) as lock:
+    with held_lock(run_dir, identity, os.environ, partial(run_dir_error, run_dir)) as lock:
         return train_ranks(config, run_dir, identity, nproc, lock, request)
 
 

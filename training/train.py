@@ -28,7 +28,6 @@ from training.batches import BatchStream, Stream
 from training.checkpoint import stream_position
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
-from training.checkpoint.progress import Progress
 from training.checkpoint.save_clock import SaveClock
 from training.checkpoint.save_interval import SaveInterval
 from training.checkpoint.state import JSON
@@ -43,6 +42,7 @@ from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
+from training.progress import Progress
 from training.run_dir import contents, fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.shared_check import check_shared

@@ -26,8 +26,8 @@ from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.reader import FileReader, TensorInfo
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import FileWriter
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, write_state
+from training.progress import Progress
 
 FC2 = "decoder.layers.1.mlp.linear_fc2.weight"
 NORM = "decoder.final_norm.weight"

@@ -26,8 +26,8 @@ from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.format.writer import FileWriter, write_durably
 from training.checkpoint.imported import IMPORTED
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, write_state
+from training.progress import Progress
 
 Begin = Callable[[HfFolder, Path], list[str]]
 SCRATCH = "logits.partial"

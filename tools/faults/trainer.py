@@ -22,8 +22,8 @@ from parallel.launch import Identity
 from parallel.replicas import unwrap
 from training import checkpoint, train
 from training.checkpoint import optimizer_state
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig, TrainConfig
+from training.progress import Progress
 from training.step import Chunks, StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2

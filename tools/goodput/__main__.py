@@ -22,7 +22,8 @@ from parallel.schema import shown
 from tools.goodput import measured
 from tools.goodput.model import CAUSES, FaultTimes, Shares, closed_form, times
 from tools.goodput.simulation import simulate
-from training.checkpoint.young_daly import FAILURES_PER_GPU_HOUR, advised_interval_s, mtbf_s
+from training.checkpoint.young_daly import advised_interval_s, mtbf_s
+from training.config.fault_config import FAILURES_PER_GPU_HOUR
 
 DAY_S = 86400.0
 PUBLISHED = """published, of whole jobs and their own machines:

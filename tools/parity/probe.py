@@ -21,8 +21,8 @@ from parallel.launch import Identity
 from parallel.replicas import unwrap
 from training import checkpoint, train
 from training.batches import BatchStream
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig, batch_schedule
+from training.progress import Progress
 from training.step import Chunks, StepRequests, run_schedule
 
 LINE_END = ord("\n")

@@ -10,8 +10,8 @@ from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark.step.tokens import RandomTokens
 from training import train
-from training.checkpoint.progress import Progress
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.progress import Progress
 from training.step import StepRequests
 
 USED_IDS = 64  # of 1,024: the loss falls from ln 1024 = 6.9 towards ln 64 = 4.2

@@ -9,10 +9,10 @@ from parallel.launch import Identity
 from tools.parity import probe
 from tools.parity.layouts import shrink, with_layout
 from training import train
-from training.checkpoint.progress import Progress
 from training.cli import parse
 from training.config.run_config import RunConfig
 from training.prepare import prepare
+from training.progress import Progress
 from training.step import StepRequests
 
 STEPS = 4

@@ -14,8 +14,8 @@ from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark.step.tokens import RandomTokens
-from training.checkpoint.progress import Progress
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.progress import Progress
 from training.step import StepRequests
 from training.train import build_parts, one_step
 

@@ -14,8 +14,8 @@ from models.sublayers import SUBLAYERS_PER_BLOCK, hybrid_layer_pattern
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron_known import JOB
 from tools.reshard.options import ReshardOptions
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.progress import Progress
 
 ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
 """Entries of our state that keep what a Megatron checkpoint said."""

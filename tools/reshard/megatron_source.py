@@ -30,10 +30,10 @@ from tools.reshard.tensors import BLOCK_BYTES, Origin, Tensors, rectangles
 from tools.reshard.vocabulary import is_of_vocabulary
 from training.checkpoint.folders import LATEST_OF_MEGATRON
 from training.checkpoint.format.pieces import ITEM_BYTES
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import State
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+from training.progress import Progress
 
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)$")
 _BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")

@@ -17,12 +17,11 @@ from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
 from training.checkpoint.background.saver import BackgroundWriter
-from training.checkpoint.progress import Progress
 from training.checkpoint.saving import about, begin_save, saved_boxes, state_of, writers
 from training.checkpoint.state import JSON, encoded
 from training.checkpoint.storage import file_name
 from training.loop import Callback
-from training.run_dir import write_check
+from training.progress import Progress
 from training.run_lock.lock import LockLost, RunLock
 from training.step import Chunks, StepRequests, StepResult
 
@@ -151,7 +150,7 @@ class SaveCallback(Callback):
     def _own_problems(self) -> list[str]:
         """What stands in the way of this rank's part; one rank of each node also tries the folder."""
         tried = room.save_problem(self.root) if self.ranks.identity.local_rank == 0 else None
-        found = (tried, write_check.file_size_problem(self.own_bytes + TABLE_BYTES))
+        found = (tried, room.file_size_problem(self.own_bytes + TABLE_BYTES))
         return [f"{text} (on {os.uname().nodename})" for text in found if text]
 
     def _reserve(self, writer: BackgroundWriter) -> None:

@@ -18,11 +18,11 @@ from training.checkpoint.boxes import Box
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Damage, Depth, damages, strangers
 from training.checkpoint.model_state import Chunks, model_boxes
-from training.checkpoint.progress import Progress
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state
 from training.checkpoint.storage import TensorReader
 from training.config.run_config import CheckpointConfig
+from training.progress import Progress
 
 MOST_DAMAGES = 5
 """Damaged files named in one message."""

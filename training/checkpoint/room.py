@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -41,6 +42,17 @@ def save_problem(root: Path) -> str | None:
         advice = "Make room or give permission there, or use another --run_dir"
         return f"checkpoints cannot be written to {root}: {reason(error)}. {advice}."
     return None
+
+
+def file_size_problem(needed_bytes: int) -> str | None:
+    """Whether this process may write a file of that size (``ulimit -f``)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY or needed_bytes <= limit:
+        return None
+    return (
+        f"a rank's part of a checkpoint takes {needed_bytes:,} bytes, but this process may write files of "
+        f"{limit:,} at most. Raise the limit: ulimit -f unlimited"
+    )
 
 
 def reason(error: OSError) -> str:

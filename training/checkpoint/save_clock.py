@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.checkpoint.progress import Progress
 from training.loop import Callback
+from training.progress import Progress
 from training.step import StepRequests
 
 

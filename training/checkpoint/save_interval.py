@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.checkpoint.progress import Progress
 from training.checkpoint.young_daly import advice, mtbf_s
 from training.config.fault_config import FaultConfig
 from training.loop import Callback
+from training.progress import Progress
 
 SETTLED_S = 600.0
 """Before it the intervals are those of somebody trying things out."""

@@ -13,8 +13,8 @@ from training.checkpoint import committing, folders, optimizer_state, rng, stora
 from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import Chunks, model_boxes, settled
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON, State, encoded
+from training.progress import Progress
 from training.run_lock.lock import RunLock
 
 

@@ -12,7 +12,7 @@ from parallel.schema import JSON, Count, structured
 from parallel.untrusted import InputError, read_json
 from training.checkpoint.folders import STATE
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.progress import Progress
+from training.progress import Progress
 
 FORMAT = 1
 

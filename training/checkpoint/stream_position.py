@@ -8,8 +8,8 @@ from data.loader import Samples, StreamedSource
 from parallel.groups import Ranks
 from training.batches import BatchStream
 from training.checkpoint.agreement import gathered
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
+from training.progress import Progress
 
 ENTRY = "streams"
 """What a checkpoint's ``state.json`` has of this, among its entries."""

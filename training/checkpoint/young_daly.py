@@ -2,10 +2,6 @@
 
 import math
 
-FAILURES_PER_GPU_HOUR = 2e-5
-"""Of Llama 3's 405B pretraining: 419 unexpected interruptions in 54 days on 16,384 H100, 1.97e-5 per GPU and hour, one
-in 3.1 hours for the whole job (arXiv:2407.21783, section 3.3.4)."""
-
 SHORTEST_S = 60.0
 """No advice below it: then writing, and not the stall, is what limits."""
 

@@ -14,7 +14,7 @@ from models.parameters import active_parameters, mtp_only_parameters, num_parame
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from parallel.layout import Coordinates, Layout, smallest_world
+from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
@@ -219,7 +219,7 @@ def batches(config: RunConfig, layout: Layout) -> list[str]:
         f"  {train.train_iters:,} iterations: {samples:,} samples, {samples * config.model.seq_length:,} tokens",
     ]
     if layout.pp > 1:
-        share = warnings.bubble(layout, counts[-1])
+        share = bubble(layout, counts[-1])
         lines.append(
             f"  pipeline bubble (p - 1) / (v m) = {layout.pp - 1} / ({layout.vpp} x {counts[-1]}) = "
             f"{share:.1%} of the computing time, {share / (1 + share):.1%} of the whole (arXiv:2104.04473, "

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from models.flops import flops_per_token
 from models.parameters import num_parameters
 from models.shapes import GPTShape
-from parallel.layout import Layout
+from parallel.layout import Layout, bubble
 from training.config.run_config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
 from training.memory.static import checkpoint_bytes, rank_bytes, stages
 
@@ -46,11 +46,6 @@ def _pipeline(train: TrainConfig, layout: Layout) -> Iterator[str]:
             f"{share / (1 + share):.0%} of the time. Raise train.global_batch_size, or lower "
             "parallel.pipeline_model_parallel_size or DP."
         )
-
-
-def bubble(layout: Layout, microbatches: int) -> float:
-    """Idle time of a pipeline rank over its computing time, (p - 1) / (v m): arXiv:2104.04473, section 2.2."""
-    return (layout.pp - 1) / (layout.vpp * microbatches)
 
 
 def _data(config: RunConfig) -> Iterator[str]:

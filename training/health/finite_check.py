@@ -13,8 +13,8 @@ from parallel.groups import Ranks
 from parallel.launch import node_name
 from training.checkpoint.model_state import Chunks
 from training.checkpoint.optimizer_state import allocate, held_slices
-from training.checkpoint.progress import Progress
 from training.health.names import parameter_names
+from training.progress import Progress
 from training.watchdog.hosts import host_of
 
 

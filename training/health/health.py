@@ -9,7 +9,6 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.groups import Ranks
 from training.checkpoint.model_state import Chunks, settled
-from training.checkpoint.progress import Progress
 from training.config.fault_config import FaultConfig
 from training.health.finite_check import check_finite
 from training.health.memory_growth import MemoryGrowth
@@ -20,6 +19,7 @@ from training.health.stopwatch import Stopwatch
 from training.health.stragglers import Stragglers
 from training.health.update_policy import HealthPolicy
 from training.loop import Callback
+from training.progress import Progress
 
 ENTRY = "watch"
 """What a checkpoint's ``state.json`` has of this, among its entries."""

@@ -12,9 +12,9 @@ import torch
 
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
-from training.checkpoint.progress import Progress
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
+from training.progress import Progress
 from training.step import StepResult
 from training.watchdog.hosts import host_of
 

@@ -24,11 +24,11 @@ from parallel.replicas import unwrap
 from training.checkpoint import folders
 from training.checkpoint.agreement import on_first_rank
 from training.checkpoint.model_state import Chunks
-from training.checkpoint.progress import Progress
 from training.health.names import non_finite, parameter_names
 from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, NonfinitePlace, locate
 from training.health.nonfinite_probe import NonfiniteProbe
 from training.health.replay import Before, Trace
+from training.progress import Progress
 from training.step import GradientResult
 
 MOST_SKIPS = 10

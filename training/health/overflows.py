@@ -1,6 +1,6 @@
 """fp16 gradients that overflow in row after row: the loss scale is not to blame once it can go no lower."""
 
-from training.checkpoint.progress import Progress
+from training.progress import Progress
 from training.step import GradientResult
 
 MOST_OVERFLOWS = 10

@@ -19,9 +19,9 @@ from parallel.groups import Ranks
 from parallel.replicas import unwrap
 from training.checkpoint.boxes import Region
 from training.checkpoint.model_state import Chunks, regions
-from training.checkpoint.progress import Progress
 from training.health.checksums import checksum, combined
 from training.health.names import name_of
+from training.progress import Progress
 from training.watchdog.hosts import host_of
 
 NOTHING = torch.iinfo(torch.int64).min

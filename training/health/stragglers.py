@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from parallel.groups import Ranks
 from parallel.layout import Layout
-from training.checkpoint.progress import Progress
 from training.health.stopwatch import Stopwatch
 from training.loop import Callback
+from training.progress import Progress
 from training.step import StepResult
 from training.watchdog.hosts import host_of
 

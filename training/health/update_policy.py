@@ -8,7 +8,6 @@ from data.loader import Batch
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.schema import Count, structured
-from training.checkpoint.progress import Progress
 from training.config.fault_config import FaultConfig
 from training.health.nonfinite import NonFinite
 from training.health.overflows import Overflows
@@ -16,6 +15,7 @@ from training.health.replicas import Replicas
 from training.health.skipped_batches import SkippedBatches
 from training.health.spikes import Spikes
 from training.loop import Callback
+from training.progress import Progress
 from training.step import GradientResult, UpdatePolicy
 
 

@@ -13,13 +13,13 @@ from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.memory.counted import counted
 from training.memory.format import size
 from training.memory.predicted import Modules, Predicted, of_stage
+from training.progress import Progress
 from training.step import Chunks, StepResult
 
 AFTER = 3

@@ -9,9 +9,8 @@ from typing import Any
 
 from models.flops import hardware_flops_per_token
 from models.shapes import GPTShape
-from parallel.layout import replica_size
+from parallel.layout import bubble, replica_size
 from parallel.stages import layers_per_chunk
-from training.cli.warnings import bubble
 from training.config.run_config import RecomputeModule, RunConfig, batch_schedule
 from training.memory.predicted import Planned
 

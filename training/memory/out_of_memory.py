@@ -8,9 +8,9 @@ import psutil
 import torch
 
 from models.shapes import GPTShape
+from parallel import host_memory
 from parallel.groups import Ranks
 from training.config.run_config import RunConfig
-from training.memory import host
 from training.memory.measured import modules_of
 from training.memory.oom_advice import Room, advice
 
@@ -50,7 +50,7 @@ def own_room(ranks: Ranks) -> Room:
     if ranks.device.type == "cuda":
         return Room(bytes=torch.cuda.get_device_properties(ranks.device).total_memory, words="the card's {}")
     own = psutil.Process().memory_info()
-    share = host.total_bytes() / ranks.identity.local_world_size - own.rss
+    share = host_memory.total_bytes() / ranks.identity.local_world_size - own.rss
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit - own.vms < share:
         return Room(bytes=limit - own.vms, words="the {} that this process' limit (ulimit -v) leaves")

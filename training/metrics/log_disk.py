@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from parallel.groups import Ranks
-from training.checkpoint.progress import Progress
 from training.loop import Callback
+from training.progress import Progress
 from training.step import StepResult
 
 LEAST_BYTES = 1 << 16

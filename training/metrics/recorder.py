@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 from parallel.groups import Ranks
-from training.checkpoint.progress import Progress
 from training.loop import Callback
 from training.metrics.console import duration
 from training.metrics.meters import Meter
 from training.metrics.rates import Rates
 from training.metrics.sinks import Sinks
 from training.metrics.values import Value
+from training.progress import Progress
 from training.step import StepResult
 
 

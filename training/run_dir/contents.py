@@ -17,11 +17,11 @@ from parallel.untrusted import InputError, parse_toml, read_text
 from training import checkpoint
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.imported import IMPORTED, kept
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import JSON
-from training.cli import parse
+from training.config.recipe import dump
 from training.config.run_config import RunConfig, learning_schedule
 from training.loop import Reason
+from training.progress import Progress
 from training.run_dir import fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.errors import run_dir_error
@@ -113,7 +113,7 @@ def write_run_files(config: RunConfig, run_dir: Path, progress: Progress, ranks:
         return
     unfinished = run_dir / ".config.toml.unfinished"
     try:
-        unfinished.write_text(parse.dump(dataclasses.replace(config, run_dir=None)))
+        unfinished.write_text(dump(dataclasses.replace(config, run_dir=None)))
         unfinished.replace(run_dir / "config.toml")
         (run_dir / "requeue").unlink(missing_ok=True)
         if progress.iteration < config.train.train_iters:
@@ -160,7 +160,7 @@ def contents(config: RunConfig, prepared: Prepared, before: Mapping[str, JSON]) 
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries | kept(before),
-        texts={RECIPE: parse.dump(own)},
+        texts={RECIPE: dump(own)},
         copies=_tokenizer_files(model, licenses=IMPORTED in before) if model else {},
     )
 

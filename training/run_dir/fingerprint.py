@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
-from training.cli import parse
+from training.config.recipe import dump
 from training.config.run_config import RunConfig
 
 PACKAGES = ("parallel", "models", "data", "training")
@@ -17,7 +17,7 @@ def facts(config: RunConfig, data_fingerprint: str) -> dict[str, str]:
     """Name -> value, to be compared over ranks by ``groups.same_everywhere``. Reads our sources once: a few ms."""
     versions = {f"the version of {name}": version(name) for name in LIBRARIES}
     return {
-        "the configuration": parse.dump(config),
+        "the configuration": dump(config),
         "Triplane's code": code_digest(),
         "the version of Python": platform.python_version(),
         **versions,

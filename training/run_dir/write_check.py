@@ -82,17 +82,6 @@ def _write_problem(folder: Path) -> str | None:
     return None
 
 
-def file_size_problem(needed_bytes: int) -> str | None:
-    """Whether this process may write a file of that size (``ulimit -f``)."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit == resource.RLIM_INFINITY or needed_bytes <= limit:
-        return None
-    return (
-        f"a rank's part of a checkpoint takes {needed_bytes:,} bytes, but this process may write files of "
-        f"{limit:,} at most. Raise the limit: ulimit -f unlimited"
-    )
-
-
 def raise_open_files() -> None:
     """Take all the open files that the system allows. Raises UserError where these are too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,7 +10,6 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.untrusted import InputError, read_text
-from training.run_dir.errors import run_dir_error
 from training.run_lock.heartbeat import LockHeartbeat, file_of
 from training.run_lock.liveness import STILL_S, is_dead
 from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor
@@ -80,12 +79,18 @@ def fenced(lock: RunLock | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_lock(folder: Path, identity: Identity | None, environ: Mapping[str, str]) -> Iterator[RunLock | None]:
+def held_lock(
+    folder: Path,
+    identity: Identity | None,
+    environ: Mapping[str, str],
+    unwritable: Callable[[str], Exception] = UserError,
+) -> Iterator[RunLock | None]:
     """Own ``folder`` while the run lasts. Yields the lock, or None on ranks that learn of it from rank 0.
 
     identity: None in the launcher of local ranks, which claims for them; ranks that it forks inherit the lock, ranks
     that it starts find ``ATTEMPT`` in their environment. Under torchrun and srun rank 0 claims; when it is
-    refused, its exit ends the others. Raises UserError where another run owns the folder and lives.
+    refused, its exit ends the others. Raises UserError where another run owns the folder and lives, and ``unwritable``
+    of a message where the folder cannot be written.
     """
     if identity is not None and ATTEMPT in environ:
         yield RunLock(folder, environ[ATTEMPT])
@@ -93,7 +98,7 @@ def held_lock(folder: Path, identity: Identity | None, environ: Mapping[str, str
     if identity is not None and identity.rank != 0:
         yield None
         return
-    lock = acquire(folder, environ, say=partial(print, flush=True))
+    lock = acquire(folder, environ, say=partial(print, flush=True), unwritable=unwritable)
     try:
         yield lock
     finally:
@@ -105,12 +110,12 @@ def acquire(
     environ: Mapping[str, str],
     still_s: float = STILL_S,
     say: Callable[[str], None] = print,
+    unwritable: Callable[[str], Exception] = UserError,
 ) -> RunLock:
     """Take the existing ``folder`` for this process, and start its heartbeat.
 
     still_s: how long, in seconds, the heartbeat of an owner on another host must stand still for it to be dead.
-    Raises UserError where a live run owns the folder, or where it cannot be written: then a SharedFault where the
-    run has checkpoints.
+    Raises UserError where a live run owns the folder, and ``unwritable`` of a message where it cannot be written.
     """
     lock: RunLock | None = None
     try:
@@ -127,8 +132,7 @@ def acquire(
         heartbeat = LockHeartbeat(file_of(folder, newcomer.attempt), newcomer.process_start)
     except OSError as error:
         name = Path(os.fsdecode(error.filename)).name if isinstance(error.filename, str | bytes) else OWNER
-        raise run_dir_error(
-            folder,
+        raise unwritable(
             f"run_dir {folder}: cannot be claimed for this run ({name}): {error.strerror}. "
             "Make room or give permission there, or choose another with --run_dir.",
         ) from None

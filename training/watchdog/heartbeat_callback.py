@@ -1,7 +1,7 @@
 """The heartbeat of a rank in the loop's moments."""
 
-from training.checkpoint.progress import Progress
 from training.loop import Callback, Reason
+from training.progress import Progress
 from training.step import StepResult
 from training.watchdog.heartbeat import Heartbeat
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from training.checkpoint.progress import Progress
 from training.loop import Callback
+from training.progress import Progress
 from training.step import StepRequests, StepResult
 from training.watchdog.stop_signal import StopSignal
 

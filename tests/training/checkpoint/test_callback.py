@@ -10,7 +10,7 @@ from data.prepared import Prepared
 from training.checkpoint import callback, folders
 from training.checkpoint.background import saver
 from training.checkpoint.callback import SaveCallback
-from training.checkpoint.progress import Progress
+from training.progress import Progress
 
 FLAGS = ("--train.train_iters", "4", "--checkpoint.save_interval", "2", "--train.eval_interval", "None")
 

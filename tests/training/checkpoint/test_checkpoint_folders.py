@@ -10,8 +10,8 @@ from parallel.errors import UserError
 from parallel.layout import Layout
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError
-from training.checkpoint.progress import Progress
 from training.checkpoint.state import State, read_state, write_state
+from training.progress import Progress
 
 
 def commit(folder: Path, keep: int, retain_interval: int | None = None) -> None:

@@ -30,8 +30,8 @@ from training import checkpoint, train
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
-from training.checkpoint.progress import Progress
 from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
+from training.progress import Progress
 from training.step import Chunks, StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2

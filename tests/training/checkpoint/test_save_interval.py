@@ -8,17 +8,10 @@ import pytest
 import runs
 from data.prepared import Prepared
 from training.checkpoint import save_interval
-from training.checkpoint.progress import Progress
 from training.checkpoint.save_interval import SaveInterval
-from training.checkpoint.young_daly import (
-    FAILURES_PER_GPU_HOUR,
-    SHORTEST_S,
-    advice,
-    advised_interval_s,
-    mtbf_s,
-    share_lost,
-)
-from training.config.fault_config import FaultConfig
+from training.checkpoint.young_daly import SHORTEST_S, advice, advised_interval_s, mtbf_s, share_lost
+from training.config.fault_config import FAILURES_PER_GPU_HOUR, FaultConfig
+from training.progress import Progress
 
 
 def test_the_published_rate_is_its_own_arithmetic() -> None:

@@ -14,9 +14,8 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
-from parallel.layout import Layout
+from parallel.layout import Layout, bubble
 from ranks import run_ranks
-from training.cli import warnings
 from training.cli.dry_run import describe, grid
 from training.cli.parse import parse_config
 from training.config.recipe import load
@@ -158,9 +157,9 @@ def test_bytes_per_parameter(flags: str, shards: int, expected: tuple[float, flo
 
 
 def test_the_bubble_is_narayanans() -> None:
-    assert warnings.bubble(Layout(pp=4), 12) == 3 / 12
-    assert warnings.bubble(Layout(pp=4, vpp=2), 12) == 3 / 24
-    assert warnings.bubble(Layout(), 1) == 0
+    assert bubble(Layout(pp=4), 12) == 3 / 12
+    assert bubble(Layout(pp=4, vpp=2), 12) == 3 / 24
+    assert bubble(Layout(), 1) == 0
 
 
 def test_a_sound_plan_of_a_large_model_has_no_warnings() -> None:

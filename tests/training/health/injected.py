@@ -16,8 +16,8 @@ from parallel.groups import Ranks
 from parallel.local_ranks import Failure
 from parallel.replicas import unwrap
 from training import loop, train
-from training.checkpoint.progress import Progress
 from training.health.names import parameter_names
+from training.progress import Progress
 from training.step import Chunks, StepResult
 
 PLAIN = ("--train.eval_interval", "None", "--checkpoint.save_interval", "2")

@@ -6,8 +6,8 @@ import pytest
 
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run
-from training.checkpoint.progress import Progress
 from training.health.memory_growth import Series
+from training.progress import Progress
 from training.step import StepResult
 
 FLAGS = ("--train.train_iters", "14", "--fault.memory_interval", "1", "--fault.memory_growth_mib", "40",

@@ -20,11 +20,11 @@ from ranks import run_ranks
 from tests.training.health.injected import Rank, inject, run, tensors, to_nan
 from training import train
 from training.checkpoint import folders
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig
 from training.health import nonfinite, overflows
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
 from training.metrics.jsonl import read_jsonl
+from training.progress import Progress
 from training.step import StepResult, ready_gradients
 
 ITERS = ("--train.train_iters", "4", "--train.global_batch_size", "4")

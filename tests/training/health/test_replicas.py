@@ -9,9 +9,9 @@ import torch
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
-from training.checkpoint.progress import Progress
 from training.health.checksums import checksum, combined
 from training.health.replicas import sides_of
+from training.progress import Progress
 from training.step import StepResult
 
 OFTEN = ("--fault.replica_check_interval", "2")

@@ -20,7 +20,6 @@ from parallel.replicas import unwrap
 from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
-from training.checkpoint.progress import Progress
 from training.config.run_config import RunConfig, batch_schedule
 from training.metrics.console import ConsoleSink
 from training.metrics.depths import DepthMeter
@@ -28,6 +27,7 @@ from training.metrics.experts import ExpertMeter
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.meters import model_meters
 from training.metrics.values import curves
+from training.progress import Progress
 from training.step import StepRequests, evaluate
 
 SHORT = ["--train.global_batch_size", "4", "--train.train_iters", "2", "--log.log_interval", "2"]

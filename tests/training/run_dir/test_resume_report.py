@@ -9,8 +9,8 @@ import pytest
 import runs
 from data.prepared import Prepared
 from parallel.layout import Layout
-from training.checkpoint.progress import Progress
 from training.checkpoint.restoring import Restored
+from training.progress import Progress
 from training.run_dir.resume_report import MOST_CHANGES, Now, card
 
 ENTRIES: dict[str, Any] = {

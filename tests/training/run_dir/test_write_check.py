@@ -66,10 +66,10 @@ def test_a_read_only_and_a_full_disk_are_named(tmp_path: Path) -> None:
 
 
 def test_limits_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert write_check.file_size_problem(1 << 50) is None
+    assert room.file_size_problem(1 << 50) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
-    assert "ulimit -f unlimited" in (write_check.file_size_problem(1001) or "")
-    assert write_check.file_size_problem(1000) is None
+    assert "ulimit -f unlimited" in (room.file_size_problem(1001) or "")
+    assert room.file_size_problem(1000) is None
 
 
 @pytest.mark.parametrize(

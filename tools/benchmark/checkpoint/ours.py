@@ -17,10 +17,10 @@ from training.checkpoint import Contents, folders, restore, save
 from training.checkpoint.background.saver import BackgroundWriter
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.format import writer
-from training.checkpoint.progress import Progress
 from training.checkpoint.saving import saved_boxes
 from training.config.run_config import CheckpointConfig
 from training.loop import Callback
+from training.progress import Progress
 
 Numbers = dict[str, float]
 

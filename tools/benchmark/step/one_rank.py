@@ -24,8 +24,8 @@ from parallel.launch import Identity
 from tools.benchmark.step import reference
 from tools.benchmark.step.tokens import RandomTokens
 from training import train
-from training.checkpoint.progress import Progress
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.progress import Progress
 from training.step import StepRequests
 
 GOAL = 1.10

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from parallel import host_memory
 from training.checkpoint.background.copying import HostCopy, flat_bytes, pin
 from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
@@ -21,7 +22,6 @@ from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
-from training.memory import host
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARE_HOST_BYTES = 1 << 30  # left to everybody else on the host beside a copy in memory
@@ -98,7 +98,7 @@ class BackgroundWriter:
 
     def lacks_memory(self, total: int, ranks_here: int) -> str | None:
         """Why a copy of ``total`` bytes for each of this host's ranks cannot be made; None where it can."""
-        available = host.available_bytes()
+        available = host_memory.available_bytes()
         if total <= self._size or (total - self._size) * ranks_here + SPARE_HOST_BYTES <= available:
             return None
         return (
