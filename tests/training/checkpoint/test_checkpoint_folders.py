@@ -146,7 +146,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
 
 def test_folders_progress_and_state_need_no_torch() -> None:
     code = (
-        "import sys; from training.checkpoint import folders, progress, state; "
+        "import sys; from training.checkpoint import folders, state; import training.progress; "
         "import training.checkpoint.format.verify; print(sorted({'torch', 'megatron'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
