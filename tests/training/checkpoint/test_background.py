@@ -184,7 +184,7 @@ def test_a_save_of_a_run_that_lost_its_folder_is_not_committed(
 
 def test_host_memory_is_that_of_all_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = BackgroundWriter(0)
-    monkeypatch.setattr(saver.host, "available_bytes", lambda: saver.SPARE_HOST_BYTES + 100.0)
+    monkeypatch.setattr(saver.host_memory, "available_bytes", lambda: saver.SPARE_HOST_BYTES + 100.0)
     assert writer.lacks_memory(25, ranks_here=4) is None
     said = writer.lacks_memory(26, ranks_here=4)
     assert said is not None and "copies of 4 ranks' shares in host memory take 104 bytes" in said

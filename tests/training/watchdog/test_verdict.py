@@ -109,7 +109,7 @@ def test_what_nodes_tell_comes_back_whole(tmp_path: Any) -> None:
     printed = [node("n1", rank(0), rank(1, stand=None)), node("n2", rank(2, stand=LOOPS))]
     for report in printed:
         verdict_file.tell(tmp_path, report)
-    assert verdict_file.printed(tmp_path) == printed
+    assert verdict_file.node_reports(tmp_path) == printed
 
 
 def failing(error: Exception, number: int) -> tuple[Identity, Failure | None]:
