@@ -267,7 +267,7 @@ def test_an_average_that_ended_early_goes_on_to_the_same_bytes(tmp_path: Path, m
             if len(done) == 4:
                 raise KeyboardInterrupt
 
-        job.do(0, 1, report)
+        job.run_worker(0, 1, report)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(resumable, "run", run_out_of_power)

@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_takes_no_good_ones_place(
 def test_where_memory_is_short_training_waits_for_its_checkpoints(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saver.host, "available_bytes", lambda: 0.0)
+    monkeypatch.setattr(saver.host_memory, "available_bytes", lambda: 0.0)
     runs.train(prepared, runs.configuration(tmp_path, *FLAGS, "--checkpoint.async_save", "True"), 2)
     lines = said(capfd)
     assert lines[0].startswith("warning: copies of 2 ranks' shares in host memory take ")
