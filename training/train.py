@@ -22,6 +22,7 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.precision import params_dtype
+from parallel.replicas import Chunks
 from parallel.stages import layers_per_chunk
 from training import loop, optimizer
 from training.batches import BatchStream, Stream
@@ -47,7 +48,7 @@ from training.run_dir import contents, fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
-from training.step import Chunks, StepRequests, StepResult, UpdatePolicy, train_step
+from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.heartbeat_callback import HeartbeatCallback
 from training.watchdog.stop_callback import StopCallback
@@ -231,10 +232,11 @@ def one_step(
     before_update: Callable[[], None] = lambda: None,
     policy: UpdatePolicy | None = None,
 ) -> tuple[Progress, StepResult]:
-    """The iteration after ``progress``: its batch, its learning rate, its update."""
+    """The iteration after ``progress``: its batch, its learning rate, its update. policy: None: as mcore does."""
     schedule = learning_schedule(config.optimizer, config.train)
     microbatches = stream.next(config.model.seq_length)
-    result = train_step(
+    step = partial(
+        train_step,
         chunks,
         optim,
         microbatches,
@@ -245,8 +247,10 @@ def one_step(
         weight_decay=schedule.weight_decay(progress.consumed_samples),
         requests=requests,
         before_update=before_update,
-        policy=policy,
     )
+    result = step(policy.decide if policy else skip_overflows)
+    if policy and result.decision is UpdateDecision.REPLAY:
+        result = policy.replay(step, result, microbatches)
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
