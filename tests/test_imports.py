@@ -34,7 +34,7 @@ NO_TORCH = """
     tools.plan.run tools.plan.backtest.command
 """
 TORCH = """
-    parallel: groups precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
+    parallel: groups metrics precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
     models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
     data: loader prefetch
     training: batches evaluation forward_backward generate loop loss_scale optimizer step train

@@ -17,7 +17,7 @@ from models.layers import packed
 from models.layers.spec import provider
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel import groups, replicas
+from parallel import groups, metrics, replicas
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
@@ -87,7 +87,7 @@ def train(
         facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
     )
-    with start as ranks, explained(config, shape, ranks):
+    with start as ranks, explained(config, shape, ranks), metrics.collecting(ranks.device) as collector:
         announce(config, shape, ranks)
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
@@ -101,7 +101,7 @@ def train(
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, policy=health.policy
         )
-        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat)
+        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat, collector)
         callbacks = [
             HeartbeatCallback(heartbeat),
             *health.callbacks,
@@ -248,8 +248,10 @@ def one_step(
         requests=requests,
         before_update=before_update,
     )
+    metrics.begin_step()
     result = step(policy.decide if policy else skip_overflows)
     if policy and result.decision is UpdateDecision.REPLAY:
+        metrics.discard_step()
         result = policy.replay(step, result, microbatches)
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
@@ -263,6 +265,7 @@ def build_recorder(
     progress: Progress,
     stream: BatchStream,
     heartbeat: Heartbeat,
+    collector: metrics.MetricCollector,
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
@@ -293,7 +296,7 @@ def build_recorder(
         rates,
         sinks,
         lambda: stream.data_wait_s,
-        model_meters(shape, chunks, ranks),
+        [collector, *model_meters(shape, chunks, ranks)],
         stream.epochs,
     )
 
