@@ -1,18 +1,12 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from data.loader import Packing, Samples, build_source
 from data.prepared import Prepared
-from data.split import SplitName
 from models import gpt
-from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
 from models.layers import packed
 from models.layers.spec import provider
 from models.resolve import resolve
@@ -23,29 +17,19 @@ from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.precision import params_dtype
 from parallel.replicas import Chunks
-from parallel.stages import layers_per_chunk
 from training import loop, optimizer
-from training.batches import BatchStream, Stream
-from training.checkpoint import stream_position
-from training.checkpoint.callback import SaveCallback
-from training.checkpoint.folders import checkpoints
+from training.batches import Stream
 from training.checkpoint.save_clock import SaveClock
 from training.checkpoint.save_interval import SaveInterval
-from training.checkpoint.state import JSON
-from training.config.run_config import RunConfig, batch_schedule, learning_schedule
-from training.evaluation import Evaluation
+from training.config.run_config import RunConfig, learning_schedule
 from training.generate import continuation
-from training.health.health import Health, watch
+from training.health.health import watch
 from training.memory.measured import MemoryReport
 from training.memory.out_of_memory import explained
 from training.metrics.log_disk import LogDisk
-from training.metrics.meters import model_meters
-from training.metrics.rates import Rates
-from training.metrics.recorder import Recorder
-from training.metrics.sinks import open_sinks
+from training.parts import TrainingRun, build_evaluation, build_recorder, build_saves, build_stream
 from training.progress import Progress
 from training.run_dir import contents, fingerprint
-from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
@@ -65,19 +49,18 @@ def train(
     run_dir: Path,
     console_fd: int | None,
     lock: RunLock | None = None,
-    request: StopSignal | None = None,
+    stop: StopSignal | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> int:
     """Build the parts on this rank, train, and leave a sample of what the model learned: the exit code.
 
-    lock: on rank 0, the right to write into ``run_dir``; None where no other run can. request: hears the
-    signals that ask to stop; None: no signals are handled. heartbeat: tells the watchdog of progress; None without one.
+    stop: hears the signals that ask to stop; None: no signals are handled. heartbeat: tells the watchdog of progress;
+    None without one.
     """
-    request, heartbeat = request or StopSignal(), heartbeat or Heartbeat()
-    layout = config.layout(identity.world_size)
+    stop, heartbeat = stop or StopSignal(), heartbeat or Heartbeat()
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     start = groups.start(
-        layout,
+        config.layout(identity.world_size),
         identity,
         device=device,
         seed=config.train.seed,
@@ -88,37 +71,40 @@ def train(
         console_fd=console_fd,
     )
     with start as ranks, explained(config, shape, ranks), metrics.collecting(ranks.device) as collector:
-        announce(config, shape, ranks)
+        run = TrainingRun(
+            config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=stop,
+            heartbeat=heartbeat, lock=lock,
+        )  # fmt: skip
+        announce(run)
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
         chunks, optim = build_parts(config, shape, ranks)
         begun = contents.restore(config, prepared, run_dir, chunks, optim, ranks)
-        progress, entries = begun.progress, begun.entries
-        contents.write_run_files(config, run_dir, progress, ranks)
-        stream = build_stream(config, prepared, ranks, progress, entries)
-        health = watch(config.fault, chunks, optim, ranks, run_dir, entries)
-        saves = build_saves(config, prepared, chunks, optim, ranks, run_dir, lock, heartbeat, health, stream, begun)
+        contents.write_run_files(config, run_dir, begun.progress, ranks)
+        stream = build_stream(run, begun)
+        health = watch(config.fault, chunks, optim, ranks, run_dir, begun.entries)
+        saves = build_saves(run, chunks, optim, health, stream, begun)
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, policy=health.policy
         )
-        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat, collector)
+        recorder = build_recorder(run, chunks, stream, begun.progress, collector)
         callbacks = [
             HeartbeatCallback(heartbeat),
             *health.callbacks,
             recorder,
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
-            build_evaluation(config, prepared, chunks, ranks, recorder, heartbeat, request),
+            build_evaluation(run, chunks, recorder),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
-            StopCallback(request, ranks.say),
+            StopCallback(stop, ranks.say),
         ]
         progress, reason = loop.run(
-            config.train, config.checkpoint, progress, step, heartbeat.within("save", saves), callbacks
+            config.train, config.checkpoint, begun.progress, step, heartbeat.within("save", saves), callbacks
         )
         stream.close()
-        finish(config, prepared, shape, chunks, ranks, run_dir, progress, reason)
+        finish(run, chunks, progress, reason)
     return STOPPED if reason == "requested" else 0
 
 
@@ -137,88 +123,6 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
-
-
-def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
-    """Samples of a split, in the order that train.seed gives."""
-    return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
-
-
-def build_stream(
-    config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress, entries: Mapping[str, JSON]
-) -> BatchStream:
-    """This rank's batches of the train split, from where ``progress`` is. entries: of the checkpoint it continues."""
-    micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
-    if prepared.streams is not None:
-        same = not data_changes(entries.get("data"), data_entry(config, prepared))
-        cursors = stream_position.found(entries, same, prepared.streams.count, progress, ranks)
-        stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
-    return BatchStream(
-        lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
-        ranks,
-        batch_schedule(config.train),
-        micro_batch_size,
-        progress.consumed_samples,
-        Packing.of(config.data, prepared.tokenizer.eod),
-    )
-
-
-def build_evaluation(
-    config: RunConfig,
-    prepared: Prepared,
-    chunks: Chunks,
-    ranks: Ranks,
-    recorder: Recorder,
-    heartbeat: Heartbeat,
-    request: StopSignal,
-) -> Evaluation:
-    """The validation split's loss, logged by ``recorder``; ended early by a stop signal."""
-    return Evaluation(
-        config.train,
-        chunks,
-        ranks,
-        config.model.seq_length,
-        partial(open_source, prepared, config, "validation"),
-        recorder.validation,
-        Packing.of(config.data, prepared.tokenizer.eod),
-        heartbeat,
-        lambda: request.number is not None,
-    )
-
-
-def build_saves(
-    config: RunConfig,
-    prepared: Prepared,
-    chunks: Chunks,
-    optim: optimizer.MegatronOptimizer,
-    ranks: Ranks,
-    run_dir: Path,
-    lock: RunLock | None,
-    heartbeat: Heartbeat,
-    health: Health,
-    stream: BatchStream,
-    begun: contents.Begun,
-) -> SaveCallback:
-    """What the loop calls for a checkpoint. begun: where this start begins."""
-
-    def before_save(progress: Progress) -> Mapping[str, JSON]:
-        own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
-        return {**health.before_save(progress), **own}
-
-    return SaveCallback(
-        checkpoints(run_dir),
-        dataclasses.replace(
-            contents.contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
-        ),
-        chunks,
-        optim,
-        ranks,
-        background=config.checkpoint.async_save,
-        timeout_s=60 * config.parallel.distributed_timeout_minutes,
-        lock=lock,
-        beat=heartbeat.beat,
-        before_save=before_save,
-    )
 
 
 def one_step(
@@ -256,53 +160,9 @@ def one_step(
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
-def build_recorder(
-    config: RunConfig,
-    shape: GPTShape,
-    chunks: Chunks,
-    ranks: Ranks,
-    run_dir: Path,
-    progress: Progress,
-    stream: BatchStream,
-    heartbeat: Heartbeat,
-    collector: metrics.MetricCollector,
-) -> Recorder:
-    """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
-    seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
-    dtype = "fp8" if config.precision.fp8 else config.precision.dtype
-    rates = Rates(
-        world_size=ranks.layout.world_size,
-        flops_per_token=flops_per_token(shape, seq_length),
-        hardware_flops_per_token=hardware_flops_per_token(
-            shape,
-            seq_length,
-            recompute_granularity=config.train.recompute_granularity,
-            recompute_method=config.train.recompute_method,
-            recompute_num_layers=config.train.recompute_num_layers,
-            recompute_modules=config.train.recompute_modules,
-            layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
-        ),
-        peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
-    )
-    sinks = None
-    if ranks.rank == 0:
-        values, iterations = dataclasses.asdict(config), config.train.train_iters
-        sinks = open_sinks(run_dir, config.log, values, iterations, progress.iteration, ranks.say, heartbeat.beat)
-    return Recorder(
-        ranks,
-        config.log.log_interval,
-        config.train.train_iters,
-        seq_length,
-        rates,
-        sinks,
-        lambda: stream.data_wait_s,
-        [collector, *model_meters(shape, chunks, ranks)],
-        stream.epochs,
-    )
-
-
-def announce(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
+def announce(run: TrainingRun) -> None:
     """Say what runs."""
+    config, shape, ranks = run.config, run.shape, run.ranks
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
     ranks.say(
         f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "
@@ -319,17 +179,9 @@ def announce(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
         ranks.say(f"documents are kept apart by attention {how}")
 
 
-def finish(
-    config: RunConfig,
-    prepared: Prepared,
-    shape: GPTShape,
-    chunks: Chunks,
-    ranks: Ranks,
-    run_dir: Path,
-    progress: Progress,
-    reason: loop.Reason,
-) -> None:
+def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:
     """The marker ``done`` or ``requeue``, a sample of what the model writes, and where everything lies."""
+    config, ranks, run_dir = run.config, run.ranks, run.run_dir
     contents.mark(run_dir, progress, reason, ranks)
     if reason == "requested":
         ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
@@ -337,12 +189,12 @@ def finish(
     if config.train.generate_tokens and ranks.layout.cp == 1:
         text = continuation(
             chunks,
-            prepared.tokenizer,
+            run.prepared.tokenizer,
             PROMPT,
             config.train.generate_tokens,
             ranks,
             seq_length=config.model.seq_length,
-            padded_vocab_size=shape.padded_vocab_size,
+            padded_vocab_size=run.shape.padded_vocab_size,
         )
         ranks.say(
             "\na sample continuation of "

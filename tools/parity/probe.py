@@ -23,6 +23,7 @@ from training import checkpoint, train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
 from training.forward_backward import run_schedule
+from training.parts import open_source
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -109,7 +110,7 @@ class Watched:
 
 def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: Progress) -> BatchStream:
     return BatchStream(
-        lambda: train.open_source(prepared, config, "train"),
+        lambda: open_source(prepared, config, "train"),
         ranks,
         batch_schedule(config.train),
         config.train.micro_batch_size,

@@ -49,7 +49,7 @@ def restore(
     config: RunConfig, prepared: Prepared, run_dir: Path, chunks: Chunks, optim: MegatronOptimizer, ranks: Ranks
 ) -> Begun:
     """Continue this run's newest checkpoint, or start from ``checkpoint.load``, or from initial weights; say which."""
-    write_run_files = time.monotonic()
+    began_s = time.monotonic()
     restored = checkpoint.restore(checkpoints(run_dir), config.checkpoint, chunks, optim, ranks)
     schedule = learning_schedule(config.optimizer, config.train)
     if restored is None:
@@ -57,7 +57,7 @@ def restore(
         ranks.say(f"schedule: {schedule.describe()}")
         return Begun()
     progress = restored.progress
-    ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - write_run_files))
+    ranks.say(card(restored, _now(config, prepared, restored.path, ranks), time.monotonic() - began_s))
     before = restored.entries.get("schedule")
     changed = f" (was: {before})" if before not in (None, schedule.describe()) else ""
     ranks.say(f"schedule: {schedule.describe()}{changed}")

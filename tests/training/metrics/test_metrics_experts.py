@@ -28,6 +28,7 @@ from training.metrics.experts import ExpertMeter
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.meters import model_meters
 from training.metrics.values import curves
+from training.parts import open_source
 from training.progress import Progress
 from training.step import StepRequests
 
@@ -111,7 +112,7 @@ class Trial:
         self.shape = resolve(config.model, prepared.tokenizer.vocab_size)
         self.chunks, self.optim = train.build_parts(config, self.shape, ranks)
         self.stream = BatchStream(
-            lambda: train.open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 1, 0
+            lambda: open_source(prepared, config, "train"), ranks, batch_schedule(config.train), 1, 0
         )
 
     def step(self) -> None:

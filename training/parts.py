@@ -1,0 +1,163 @@
+"""The parts of one rank's run, but for model and optimizer: data, evaluation, checkpoints, metrics."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from data.loader import Packing, Samples, build_source
+from data.prepared import Prepared
+from data.split import SplitName
+from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
+from models.shapes import GPTShape
+from parallel import metrics
+from parallel.groups import Ranks
+from parallel.replicas import Chunks
+from parallel.stages import layers_per_chunk
+from training import optimizer
+from training.batches import BatchStream
+from training.checkpoint import stream_position
+from training.checkpoint.callback import SaveCallback
+from training.checkpoint.folders import checkpoints
+from training.checkpoint.state import JSON
+from training.config.run_config import RunConfig, batch_schedule
+from training.evaluation import Evaluation
+from training.health.health import Health
+from training.metrics.meters import model_meters
+from training.metrics.rates import Rates
+from training.metrics.recorder import Recorder
+from training.metrics.sinks import open_sinks
+from training.progress import Progress
+from training.run_dir import contents
+from training.run_dir.data_changes import data_changes, data_entry
+from training.run_lock.lock import RunLock
+from training.watchdog.heartbeat import Heartbeat
+from training.watchdog.stop_signal import StopSignal
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainingRun:
+    """What the parts of one rank's run are built from."""
+
+    config: RunConfig
+    prepared: Prepared
+    shape: GPTShape
+    ranks: Ranks
+    run_dir: Path
+    stop: StopSignal
+    heartbeat: Heartbeat
+    lock: RunLock | None
+    """On rank 0, the right to write into ``run_dir``; None where no other run can."""
+
+
+def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
+    """Samples of a split, in the order that train.seed gives."""
+    return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
+
+
+def build_stream(run: TrainingRun, begun: contents.Begun) -> BatchStream:
+    """This rank's batches of the train split, from where this start begins."""
+    config, prepared, ranks, progress = run.config, run.prepared, run.ranks, begun.progress
+    micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
+    if prepared.streams is not None:
+        same = not data_changes(begun.entries.get("data"), data_entry(config, prepared))
+        cursors = stream_position.found(begun.entries, same, prepared.streams.count, progress, ranks)
+        stream_position.say_repeated_reading(prepared.streams.count, micro_batch_size, ranks)
+    return BatchStream(
+        lambda: stream_position.resumed(open_source(prepared, config, "train"), cursors),
+        ranks,
+        batch_schedule(config.train),
+        micro_batch_size,
+        progress.consumed_samples,
+        Packing.of(config.data, prepared.tokenizer.eod),
+    )
+
+
+def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Evaluation:
+    """The validation split's loss, logged by ``recorder``; ended early by a stop signal."""
+    config, prepared = run.config, run.prepared
+    return Evaluation(
+        config.train,
+        chunks,
+        run.ranks,
+        config.model.seq_length,
+        partial(open_source, prepared, config, "validation"),
+        recorder.validation,
+        Packing.of(config.data, prepared.tokenizer.eod),
+        run.heartbeat,
+        lambda: run.stop.number is not None,
+    )
+
+
+def build_saves(
+    run: TrainingRun,
+    chunks: Chunks,
+    optim: optimizer.MegatronOptimizer,
+    health: Health,
+    stream: BatchStream,
+    begun: contents.Begun,
+) -> SaveCallback:
+    """What the loop calls for a checkpoint."""
+    config, prepared, ranks = run.config, run.prepared, run.ranks
+
+    def before_save(progress: Progress) -> Mapping[str, JSON]:
+        own = {} if prepared.streams is None else stream_position.noted(stream, progress, ranks)
+        return {**health.before_save(progress), **own}
+
+    return SaveCallback(
+        checkpoints(run.run_dir),
+        dataclasses.replace(
+            contents.contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
+        ),
+        chunks,
+        optim,
+        ranks,
+        background=config.checkpoint.async_save,
+        timeout_s=60 * config.parallel.distributed_timeout_minutes,
+        lock=run.lock,
+        beat=run.heartbeat.beat,
+        before_save=before_save,
+    )
+
+
+def build_recorder(
+    run: TrainingRun, chunks: Chunks, stream: BatchStream, progress: Progress, collector: metrics.MetricCollector
+) -> Recorder:
+    """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
+    config, shape, ranks = run.config, run.shape, run.ranks
+    seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
+    dtype = "fp8" if config.precision.fp8 else config.precision.dtype
+    rates = Rates(
+        world_size=ranks.layout.world_size,
+        flops_per_token=flops_per_token(shape, seq_length),
+        hardware_flops_per_token=hardware_flops_per_token(
+            shape,
+            seq_length,
+            recompute_granularity=config.train.recompute_granularity,
+            recompute_method=config.train.recompute_method,
+            recompute_num_layers=config.train.recompute_num_layers,
+            recompute_modules=config.train.recompute_modules,
+            layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
+        ),
+        peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
+    )
+    sinks = None
+    if ranks.rank == 0:
+        values, iterations = dataclasses.asdict(config), config.train.train_iters
+        sinks = open_sinks(
+            run.run_dir, config.log, values, iterations, progress.iteration, ranks.say, run.heartbeat.beat
+        )
+    return Recorder(
+        ranks,
+        config.log.log_interval,
+        config.train.train_iters,
+        seq_length,
+        rates,
+        sinks,
+        lambda: stream.data_wait_s,
+        [collector, *model_meters(shape, chunks, ranks)],
+        stream.epochs,
+    )
