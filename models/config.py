@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from models.activations import ActivationName
 from models.families import named, unknown_shape
-from models.shapes import Activation, LoadBalancing, Normalization, PositionEmbedding, RopeScaling
+from models.norms import Normalization
+from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling
 from parallel.hatch import hatch_problems
 
 OWNED = frozenset(
@@ -211,7 +213,7 @@ class ModelConfig:
     norm_epsilon: float | None = None
     """Added to the variance (LayerNorm) or the mean square (RMSNorm)."""
 
-    activation: Activation | None = None
+    activation: ActivationName | None = None
     """Of the MLP. swiglu and geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation."""
 
     add_bias_linear: bool | None = None

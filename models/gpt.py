@@ -4,17 +4,16 @@ HybridModel builds a model from a pattern of one symbol per sublayer ("*-" is a 
 between pipeline chunks, and places the chunks itself. Its deprecated sibling GPTModel gets critical fixes only.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
+from models.activations import ACTIVATIONS
 from models.config import ModelConfig
 from models.init import initialise
 from models.layers import mtp, routing
@@ -29,13 +28,6 @@ from parallel.groups import Ranks
 from parallel.hatch import checked
 from parallel.precision import transformer_settings
 from parallel.stages import layers_per_chunk
-
-ACTIVATIONS: dict[str, Any] = {
-    "swiglu": F.silu,
-    "geglu": functools.partial(F.gelu, approximate="tanh"),
-    "gelu": functools.partial(F.gelu, approximate="tanh"),
-    "squared_relu": lambda x: F.relu(x).square(),
-}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -153,7 +145,7 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
         "gated_linear_unit": shape.gated,
-        "activation_func": ACTIVATIONS[shape.activation],
+        "activation_func": ACTIVATIONS[shape.activation].function(),
         "add_bias_linear": shape.add_bias_linear,
         "add_qkv_bias": shape.add_qkv_bias,
         "qk_layernorm": shape.qk_layernorm,

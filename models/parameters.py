@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from models.norms import NORMS
 from models.shapes import GPTShape
 
 
@@ -173,7 +174,7 @@ def _vocab(shape: GPTShape, padded: bool) -> int:
 
 def _norm(shape: GPTShape, prefix: str, size: int) -> Iterator[Parameter]:
     yield Parameter(f"{prefix}weight", (size,))
-    if shape.normalization == "LayerNorm":
+    if NORMS[shape.normalization].bias:
         yield Parameter(f"{prefix}bias", (size,))
 
 

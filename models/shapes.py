@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from models.activations import ACTIVATIONS, ActivationName
 from models.frequencies import per_block
+from models.norms import Normalization
 
-Normalization = Literal["RMSNorm", "LayerNorm"]
-Activation = Literal["swiglu", "geglu", "gelu", "squared_relu"]
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
@@ -28,7 +28,7 @@ class GPTShape:
     kv_channels: int
     vocab_size: int
     normalization: Normalization
-    activation: Activation
+    activation: ActivationName
     add_bias_linear: bool
     position_embedding_type: PositionEmbedding
     max_position_embeddings: int
@@ -134,7 +134,7 @@ class GPTShape:
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies two projections (GLU), so that fc1 has 2f rows, the gate's f first."""
-        return self.activation in ("swiglu", "geglu")
+        return ACTIVATIONS[self.activation].gated
 
     @property
     def tied(self) -> bool:

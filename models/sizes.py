@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from models.norms import NORMS
 from models.parameters import active_parameters, num_parameters
 from models.shapes import GPTShape
 
@@ -46,8 +47,10 @@ class ModelSizes:
     """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
     ffn: int
     gated: bool
-    rms_norm: bool
-    """Instead of LayerNorm."""
+    norm_inputs: int
+    """Tensors of its input's shape that a norm keeps for the backward pass (models/norms.py)."""
+    norm_bytes: int
+    """Bytes per token and channel that it keeps beside those."""
     rotary: bool
     """Queries and keys are turned by their position."""
     query_norms: bool
@@ -88,7 +91,8 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
-        rms_norm=shape.normalization == "RMSNorm",
+        norm_inputs=NORMS[shape.normalization].kept_inputs,
+        norm_bytes=NORMS[shape.normalization].kept_bytes,
         rotary=shape.position_embedding_type == "rope",
         query_norms=shape.qk_layernorm,
         hidden_dropout=shape.hidden_dropout > 0,

@@ -12,6 +12,9 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.hatch import checked
 
+Chunks = Sequence[DistributedDataParallel]
+"""A rank's model chunks, one for each virtual pipeline stage, within data parallelism."""
+
 
 def wrap(
     chunks: Sequence[MegatronModule], parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks

@@ -34,10 +34,10 @@ NO_TORCH = """
     tools.plan.run tools.plan.backtest.command
 """
 TORCH = """
-    parallel: groups precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
+    parallel: groups metrics precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
     models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
     data: loader prefetch
-    training: batches evaluation generate loop loss_scale optimizer step train
+    training: batches evaluation forward_backward generate loop loss_scale optimizer step train
     training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_clock
     save_interval saving storage stream_position    training.checkpoint.background: copying saver
     training.health: checksums finite_check health memory_growth names nonfinite nonfinite_probe overflows replay

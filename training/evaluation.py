@@ -7,13 +7,15 @@ import torch.distributed as dist
 
 from data.loader import Batch, Packing, Samples
 from parallel.groups import Ranks
+from parallel.replicas import Chunks
 from training.batches import BatchStream
 from training.checkpoint import settled
 from training.config.batch_schedule import BatchSchedule
 from training.config.run_config import TrainConfig
+from training.forward_backward import run_schedule
 from training.loop import Callback
 from training.progress import Progress
-from training.step import Chunks, StepResult, evaluate
+from training.step import StepResult, all_reduce_stats
 from training.watchdog.heartbeat import Heartbeat
 
 
@@ -114,3 +116,25 @@ class Evaluation(Callback):
             return None
         finally:
             asked.last()
+
+
+@torch.no_grad()
+def evaluate(
+    chunks: Chunks,
+    batches: Callable[[], Sequence[Batch | None]],
+    eval_iters: int,
+    ranks: Ranks,
+    *,
+    seq_length: int,
+    micro_batch_size: int,
+) -> float:
+    """Mean loss in nats per token over ``eval_iters`` global batches, dropout off."""
+    for chunk in chunks:
+        chunk.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
+    for _ in range(eval_iters):
+        sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
+    for chunk in chunks:
+        chunk.train()
+    loss, _, _ = all_reduce_stats(sums, ranks)
+    return loss

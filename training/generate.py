@@ -6,9 +6,8 @@ from torch import Tensor
 
 from data.tokenizers import Tokenizer
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint import settled
-from training.step import Chunks
 
 
 @torch.no_grad()

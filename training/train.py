@@ -17,11 +17,12 @@ from models.layers import packed
 from models.layers.spec import provider
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel import groups, replicas
+from parallel import groups, metrics, replicas
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.precision import params_dtype
+from parallel.replicas import Chunks
 from parallel.stages import layers_per_chunk
 from training import loop, optimizer
 from training.batches import BatchStream, Stream
@@ -47,7 +48,7 @@ from training.run_dir import contents, fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
-from training.step import Chunks, StepRequests, StepResult, UpdatePolicy, train_step
+from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.heartbeat_callback import HeartbeatCallback
 from training.watchdog.stop_callback import StopCallback
@@ -86,7 +87,7 @@ def train(
         facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
     )
-    with start as ranks, explained(config, shape, ranks):
+    with start as ranks, explained(config, shape, ranks), metrics.collecting(ranks.device) as collector:
         announce(config, shape, ranks)
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
@@ -100,7 +101,7 @@ def train(
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, policy=health.policy
         )
-        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat)
+        recorder = build_recorder(config, shape, chunks, ranks, run_dir, progress, stream, heartbeat, collector)
         callbacks = [
             HeartbeatCallback(heartbeat),
             *health.callbacks,
@@ -231,10 +232,11 @@ def one_step(
     before_update: Callable[[], None] = lambda: None,
     policy: UpdatePolicy | None = None,
 ) -> tuple[Progress, StepResult]:
-    """The iteration after ``progress``: its batch, its learning rate, its update."""
+    """The iteration after ``progress``: its batch, its learning rate, its update. policy: None: as mcore does."""
     schedule = learning_schedule(config.optimizer, config.train)
     microbatches = stream.next(config.model.seq_length)
-    result = train_step(
+    step = partial(
+        train_step,
         chunks,
         optim,
         microbatches,
@@ -245,8 +247,12 @@ def one_step(
         weight_decay=schedule.weight_decay(progress.consumed_samples),
         requests=requests,
         before_update=before_update,
-        policy=policy,
     )
+    metrics.begin_step()
+    result = step(policy.decide if policy else skip_overflows)
+    if policy and result.decision is UpdateDecision.REPLAY:
+        metrics.discard_step()
+        result = policy.replay(step, result, microbatches)
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
@@ -259,6 +265,7 @@ def build_recorder(
     progress: Progress,
     stream: BatchStream,
     heartbeat: Heartbeat,
+    collector: metrics.MetricCollector,
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
@@ -289,7 +296,7 @@ def build_recorder(
         rates,
         sinks,
         lambda: stream.data_wait_s,
-        model_meters(shape, chunks, ranks),
+        [collector, *model_meters(shape, chunks, ranks)],
         stream.epochs,
     )
 

@@ -38,6 +38,7 @@ from torch import Tensor
 from models.layers.attention import SDPAttention
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
+from models.norms import NORMS
 
 # On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
 FUSED_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
@@ -102,6 +103,8 @@ class LayerStack(HybridStack):
 
 def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> ModuleSpec:
     """The specification of a stack of attention, latent attention, MLP and expert layers for mcore's HybridModel."""
+    if not (isinstance(backend, PortableProvider) or NORMS[config.normalization].transformer_engine):
+        raise NotImplementedError(f"model.normalization {config.normalization}: Transformer Engine has no such norm")
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
     submodules = HybridStackSubmodules(
         attention_layer=_attention_layer(config, backend, norm),

@@ -9,7 +9,7 @@ from training import loop
 from training.checkpoint.save_clock import SaveClock
 from training.config.run_config import CheckpointConfig, TrainConfig
 from training.progress import Progress
-from training.step import StepRequests, StepResult
+from training.step import StepRequests, StepResult, UpdateDecision
 
 
 class Recorded(loop.Callback):
@@ -40,8 +40,9 @@ class Recorded(loop.Callback):
 
 def step(progress: Progress, requests: StepRequests) -> tuple[Progress, StepResult]:
     result = StepResult(
-        loss=1.0, tokens=1, grad_norm=1.0, skipped=False, loss_scale=1.0, learning_rate=0.1, requests=requests
-    )
+        loss=1.0, tokens=1, samples=8, requests=requests, grad_norm=1.0, mean_norm=1.0, finite=True, overflowed=False,
+        loss_scale=1.0, scale_is_lowest=False, learning_rate=0.1, decision=UpdateDecision.UPDATE,
+    )  # fmt: skip
     return Progress(iteration=progress.iteration + 1, consumed_samples=progress.consumed_samples + 8), result
 
 

@@ -58,7 +58,7 @@ def _put_in(fault: Fault, rank: int) -> None:
     mine = fault.act != "" and rank == fault.rank
     if mine and fault.place == "start":
         _happen(fault)
-    from training import evaluation, prepare, step, train
+    from training import evaluation, forward_backward, prepare, train
     from training.checkpoint import callback
 
     if fault.pace_s:
@@ -66,7 +66,7 @@ def _put_in(fault: Fault, rank: int) -> None:
     if not mine:
         return
     if fault.act == "nan":
-        _in_a_microbatch(train, step, fault)
+        _in_a_microbatch(train, forward_backward, fault)
     elif fault.act == "slow":
         _before(train, "one_step", lambda *given: _slow_down(given[1]))
     elif fault.act == "desync":
@@ -112,9 +112,9 @@ def _happen(fault: Fault, due: bool = True) -> None:
         time.sleep(0.05)
 
 
-def _in_a_microbatch(train: Any, step: Any, fault: Fault) -> None:
+def _in_a_microbatch(train: Any, forward_backward: Any, fault: Fault) -> None:
     """The first one of the iteration, once: not a number."""
-    original, due = step.forward_step, [False]
+    original, due = forward_backward.forward_step, [False]
 
     def begin(*given: Any) -> None:
         due[0] = _due(given, fault)
@@ -127,7 +127,7 @@ def _in_a_microbatch(train: Any, step: Any, fault: Fault) -> None:
         return output, loss
 
     _before(train, "one_step", begin)
-    step.forward_step = forward_step
+    forward_backward.forward_step = forward_step
 
 
 def _slow_down(chunks: Any) -> None:

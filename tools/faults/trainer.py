@@ -19,12 +19,12 @@ from parallel import groups, launch, local_ranks, output
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training import checkpoint, train
 from training.checkpoint import optimizer_state
 from training.config.run_config import RunConfig, TrainConfig
 from training.progress import Progress
-from training.step import Chunks, StepRequests, train_step
+from training.step import StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 4, "ffn_hidden_size": 176}

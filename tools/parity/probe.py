@@ -18,12 +18,13 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training import checkpoint, train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
+from training.forward_backward import run_schedule
 from training.progress import Progress
-from training.step import Chunks, StepRequests, run_schedule
+from training.step import StepRequests
 
 LINE_END = ord("\n")
 """What ends a document here, where a token is a byte: 64 bytes of the corpus hardly ever hold the end of a file."""

@@ -13,6 +13,7 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.errors import SharedFault, SharedMistake
 from parallel.groups import Ranks
+from parallel.replicas import Chunks
 from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed
@@ -23,7 +24,7 @@ from training.checkpoint.storage import file_name
 from training.loop import Callback
 from training.progress import Progress
 from training.run_lock.lock import LockLost, RunLock
-from training.step import Chunks, StepRequests, StepResult
+from training.step import StepRequests, StepResult
 
 MEBIBYTE = 2**20
 TABLE_BYTES = 1 << 20

@@ -2,21 +2,18 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Box, Region
-
-Chunks = Sequence[DistributedDataParallel]
 
 
 @contextlib.contextmanager

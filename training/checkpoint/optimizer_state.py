@@ -17,9 +17,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Box
-from training.checkpoint.model_state import Chunks, is_turn_of, regions
+from training.checkpoint.model_state import is_turn_of, regions
 from training.checkpoint.state import JSON
 
 PREFIX = "optimizer.state."

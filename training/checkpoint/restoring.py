@@ -12,12 +12,13 @@ from megatron.core.optimizer import MegatronOptimizer
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
+from parallel.replicas import Chunks
 from training.checkpoint import fit, folders, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Damage, Depth, damages, strangers
-from training.checkpoint.model_state import Chunks, model_boxes
+from training.checkpoint.model_state import model_boxes
 from training.checkpoint.start import find_start
 from training.checkpoint.state import JSON, State, read_state
 from training.checkpoint.storage import TensorReader

@@ -9,10 +9,11 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.groups import Ranks
+from parallel.replicas import Chunks
 from training.checkpoint import committing, folders, optimizer_state, rng, storage
 from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.boxes import Box
-from training.checkpoint.model_state import Chunks, model_boxes, settled
+from training.checkpoint.model_state import model_boxes, settled
 from training.checkpoint.state import JSON, State, encoded
 from training.progress import Progress
 from training.run_lock.lock import RunLock

@@ -8,6 +8,7 @@ and one resumed with other values simply continues on the other curve.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,14 +58,9 @@ class Schedule:
         """Learning rate of the iteration that starts after ``consumed_samples``."""
         if self.warmup_samples > 0 and consumed_samples <= self.warmup_samples:
             return self.lr * consumed_samples / self.warmup_samples
-        if self.lr_decay_style == "constant":
-            return self.lr
-        if consumed_samples > self.decay_samples:
+        if consumed_samples > self.decay_samples and self.lr_decay_style != "constant":
             return self.min_lr
-        if self.lr_decay_style == "inverse-square-root":
-            fall = math.sqrt(max(self.warmup_samples, 1) / max(consumed_samples, 1))
-            return max(self.min_lr, self.lr * fall)
-        return self.min_lr + (self.lr - self.min_lr) * self._height(consumed_samples)
+        return DECAYS[self.lr_decay_style](self, consumed_samples)
 
     def weight_decay(self, consumed_samples: int) -> float:
         """Weight decay of the iteration that starts after ``consumed_samples``."""
@@ -74,6 +70,14 @@ class Schedule:
         if self.weight_decay_incr_style == "cosine":
             progress = 1.0 - _half_cosine(progress)
         return self.start_weight_decay + progress * (self.end_weight_decay - self.start_weight_decay)
+
+    def progress(self, consumed_samples: int) -> float:
+        """From 0 at the end of the warm-up to 1 at the end of the decay."""
+        return (consumed_samples - self.warmup_samples) / (self.decay_samples - self.warmup_samples)
+
+    def between(self, height: float) -> float:
+        """The learning rate at a height of 0 (min_lr) to 1 (lr)."""
+        return self.min_lr + (self.lr - self.min_lr) * height
 
     def problems(self) -> list[str]:
         """Lengths that overlap, in samples; the fields they came from are counted in iterations."""
@@ -113,16 +117,30 @@ class Schedule:
             )
         return f"learning rate {warmup}{decay}; {ramp}"
 
-    def _height(self, consumed_samples: int) -> float:
-        """Between warm-up and end of decay: 1 at lr, 0 at min_lr."""
-        if self.lr_decay_style == "WSD":
-            start = self.decay_samples - self.wsd_decay_samples
-            if consumed_samples <= start:
-                return 1.0
-            progress = (consumed_samples - start) / self.wsd_decay_samples
-            return _wsd_height(progress, self.lr_wsd_decay_style)
-        progress = (consumed_samples - self.warmup_samples) / (self.decay_samples - self.warmup_samples)
-        return 1.0 - progress if self.lr_decay_style == "linear" else _half_cosine(progress)
+
+def _constant(schedule: Schedule, consumed_samples: int) -> float:
+    return schedule.lr
+
+
+def _linear(schedule: Schedule, consumed_samples: int) -> float:
+    return schedule.between(1.0 - schedule.progress(consumed_samples))
+
+
+def _cosine(schedule: Schedule, consumed_samples: int) -> float:
+    return schedule.between(_half_cosine(schedule.progress(consumed_samples)))
+
+
+def _inverse_square_root(schedule: Schedule, consumed_samples: int) -> float:
+    fall = math.sqrt(max(schedule.warmup_samples, 1) / max(consumed_samples, 1))
+    return max(schedule.min_lr, schedule.lr * fall)
+
+
+def _wsd(schedule: Schedule, consumed_samples: int) -> float:
+    start = schedule.decay_samples - schedule.wsd_decay_samples
+    if consumed_samples <= start:
+        return schedule.between(1.0)
+    progress = (consumed_samples - start) / schedule.wsd_decay_samples
+    return schedule.between(_wsd_height(progress, schedule.lr_wsd_decay_style))
 
 
 def _wsd_height(progress: float, style: WSDDecayStyle) -> float:
@@ -139,3 +157,15 @@ def _wsd_height(progress: float, style: WSDDecayStyle) -> float:
 def _half_cosine(progress: float) -> float:
     """From 1 to 0 along half a cosine wave (arXiv:1608.03983, equation 5)."""
     return 0.5 * (math.cos(math.pi * progress) + 1.0)
+
+
+DECAYS: dict[str, Callable[[Schedule, int], float]] = {
+    "constant": _constant,
+    "linear": _linear,
+    "cosine": _cosine,
+    "WSD": _wsd,
+    "inverse-square-root": _inverse_square_root,
+}
+"""By ``optimizer.lr_decay_style``: the learning rate between warm-up and end of decay, after consumed samples.
+
+To add one: its name in ``DecayStyle``, its function, and its entry here."""

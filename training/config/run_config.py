@@ -27,7 +27,7 @@ from training.config.divisibility import (
 )
 from training.config.fault_config import FaultConfig
 from training.config.incompatible import dispatcher_problems, exchange_problems, mtp_problems, recompute_problems
-from training.config.lr_schedule import Schedule
+from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 from training.config.ranges import range_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
@@ -55,7 +55,7 @@ class OptimizerConfig:
     min_lr: float = 0.0
     """Learning rate at and after the end of the decay."""
 
-    lr_decay_style: Literal["constant", "linear", "cosine", "WSD", "inverse-square-root"] = "cosine"
+    lr_decay_style: DecayStyle = "cosine"
     """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
 
     lr_warmup_iters: int = 0
@@ -67,7 +67,7 @@ class OptimizerConfig:
     lr_wsd_decay_iters: int | None = None
     """Iterations of the final decay of WSD. None: a fifth of the whole."""
 
-    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    lr_wsd_decay_style: WSDDecayStyle = "exponential"
     """Form of WSD's final decay."""
 
     weight_decay: float = 0.1
@@ -79,7 +79,7 @@ class OptimizerConfig:
     end_weight_decay: float | None = None
     """Weight decay at the end of a ramp. None: weight_decay."""
 
-    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
+    weight_decay_incr_style: WeightDecayStyle = "constant"
     """Form of the ramp from start_weight_decay to end_weight_decay over train_iters."""
 
     adam_beta1: float = 0.9

@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from training.checkpoint.model_state import Chunks
+from parallel.replicas import Chunks
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.health.names import parameter_names
 from training.progress import Progress

@@ -8,7 +8,8 @@ from typing import Any
 from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.groups import Ranks
-from training.checkpoint.model_state import Chunks, settled
+from parallel.replicas import Chunks
+from training.checkpoint.model_state import settled
 from training.config.fault_config import FaultConfig
 from training.health.finite_check import check_finite
 from training.health.memory_growth import MemoryGrowth
@@ -54,7 +55,7 @@ def watch(
 ) -> Health:
     """entries: those of the checkpoint that the run continues, if any."""
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
-    nonfinite = NonFinite(fault.nonfinite, chunks, ranks, run_dir)
+    nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir)
     policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks)
     policy.restore(entries.get(ENTRY))
     callbacks: list[Callback] = [policy]

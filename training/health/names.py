@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from models.names import canonical
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Region
-from training.checkpoint.model_state import Chunks, regions
+from training.checkpoint.model_state import regions
 
 
 def name_of(region: Region) -> str:

@@ -15,21 +15,21 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer import MegatronOptimizer
 
 from data.loader import Batch
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint import folders
 from training.checkpoint.agreement import on_first_rank
-from training.checkpoint.model_state import Chunks
 from training.health.names import non_finite, parameter_names
 from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, NonfinitePlace, locate
 from training.health.nonfinite_probe import NonfiniteProbe
 from training.health.replay import Before, Trace
 from training.progress import Progress
-from training.step import GradientResult
+from training.step import GradientResult, StepResult, UpdateDecision, skip_overflows
 
 MOST_SKIPS = 10
 """Updates skipped in a row, after which something is wrong with more than the data."""
@@ -43,9 +43,9 @@ FILES_PER_FOLDER = 1000
 class NonFinite:
     """Decides about non-finite gradients. All ranks call it at the same moments, and decide alike."""
 
-    def __init__(self, policy: str, chunks: Chunks, ranks: Ranks, run_dir: Path) -> None:
+    def __init__(self, policy: str, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks, run_dir: Path) -> None:
         self.policy, self.chunks, self.ranks, self.run_dir = policy, chunks, ranks, run_dir
-        self.before, self.probe = Before(chunks, ranks), NonfiniteProbe(chunks)
+        self.before, self.probe = Before(chunks, optimizer, ranks), NonfiniteProbe(chunks)
         self.skips = 0
 
     def begin(self) -> None:
@@ -53,23 +53,26 @@ class NonFinite:
         self.before.keep()
         self.probe.forget()
 
-    def decide(
+    def replay(
         self,
-        attempt: GradientResult,
+        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
+        first: StepResult,
         microbatches: Sequence[Batch | None],
-        again: Callable[[], GradientResult],
         progress: Progress,
-    ) -> tuple[GradientResult, bool]:
-        """The attempt that counts, and whether to update with it. Raises SharedFault where training cannot go on."""
+    ) -> StepResult:
+        """The same step once more: it updates if it is finite now. Raises SharedFault where training cannot go on.
+
+        step: runs the microbatches of ``first`` again, by a decision.
+        """
         witnessed = self._gather(self._witnessed())
         trace = Trace(self.chunks, self.ranks)
         self.before.restore()
         with trace.attached():
-            second = again()
+            second = step(update_if_finite)
         found = witnessed if second.finite else self._gather(self._traced(trace))
         folder = self.run_dir / NONFINITE / folders.name_of(progress.iteration + 1)
-        self._leave(folder, attempt, second, found, microbatches, progress)
-        said = f"iteration {progress.iteration + 1}: loss {attempt.loss:g}, gradient norm {_text(attempt)}"
+        self._leave(folder, first, second, found, microbatches, progress)
+        said = f"iteration {progress.iteration + 1}: loss {first.loss:g}, gradient norm {_text(first)}"
         if second.finite:
             self.skips = 0
             self.ranks.say(
@@ -77,11 +80,11 @@ class NonFinite:
                 f"again: a passing fault of the hardware; first in {_named(locate(found))}. Weights were not touched, "
                 f"the second result counts, training goes on. Details: {folder}"
             )
-            return second, not second.overflowed
-        self._stop_or_pass_over(said, found, folder)
-        return second, False
+        else:
+            self._stop_or_skip(said, found, folder)
+        return second
 
-    def _stop_or_pass_over(self, said: str, found: list[Evidence], folder: Path) -> None:
+    def _stop_or_skip(self, said: str, found: list[Evidence], folder: Path) -> None:
         self.skips += 1
         cause = f"{said}, and the same again when the microbatches ran again: no passing fault, but software or data"
         origin = locate(found)
@@ -150,6 +153,11 @@ class NonFinite:
             self.ranks.say(f"{folder} could not be written: {error}")
 
 
+def update_if_finite(gradients: GradientResult) -> UpdateDecision:
+    """Of a replay: there is no third run."""
+    return skip_overflows(gradients) if gradients.finite else UpdateDecision.SKIP
+
+
 def _write_batch(folder: Path, microbatches: Sequence[Batch | None], ranks: Ranks) -> None:
     """One file from each data rank and part of the sequence, in folders of no more than ``FILES_PER_FOLDER``."""
     held = [batch for batch in microbatches if batch is not None]
@@ -184,8 +192,9 @@ def _write_found(
     (folder / "found.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _text(attempt: GradientResult) -> str:
-    norm = attempt.mean_norm if attempt.grad_norm is None or math.isfinite(attempt.grad_norm) else attempt.grad_norm
+def _text(gradients: GradientResult) -> str:
+    own = gradients.grad_norm
+    norm = gradients.mean_norm if own is None or math.isfinite(own) else own
     return f"{norm:g}"
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel.replicas import unwrap
-from training.checkpoint.model_state import Chunks
+from parallel.replicas import Chunks, unwrap
 
 
 class NonfiniteProbe:

@@ -13,14 +13,14 @@ class Overflows:
     def __init__(self) -> None:
         self.in_a_row = 0
 
-    def hopeless(self, attempt: GradientResult, progress: Progress) -> str | None:
+    def hopeless(self, gradients: GradientResult, progress: Progress) -> str | None:
         """In words, why training cannot go on with what overflows; None while the loss scale may still help."""
-        self.in_a_row = self.in_a_row + 1 if attempt.overflowed and attempt.scale_is_lowest else 0
+        self.in_a_row = self.in_a_row + 1 if gradients.overflowed and gradients.scale_is_lowest else 0
         if self.in_a_row < MOST_OVERFLOWS:
             return None
         return (
             f"iteration {progress.iteration + 1}: fp16 gradients have overflowed in {self.in_a_row} iterations in a "
-            f"row, while the loss ({attempt.loss:g}) is a number, at loss scale {attempt.loss_scale:g}, which goes no "
-            "lower (precision.min_loss_scale, or a fixed precision.loss_scale). No weight was changed in any of them. "
-            'precision.dtype = "bf16" does not overflow; or lower optimizer.lr, which may have led here'
+            f"row, while the loss ({gradients.loss:g}) is finite, at loss scale {gradients.loss_scale:g}, which goes "
+            "no lower (precision.min_loss_scale, or a fixed precision.loss_scale). No weight was changed in any of "
+            'them. precision.dtype = "bf16" does not overflow; or lower optimizer.lr, which may have led here'
         )

@@ -11,25 +11,26 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor, nn
 
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
-from training.checkpoint.model_state import Chunks
+from parallel.replicas import Chunks, unwrap
 from training.health.names import module_names, parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
+from training.loss_scale import LossScale
 
 
 class Before:
-    """What a forward pass changes besides gradients: random numbers drawn, and routers' counts and biases.
+    """What a step changes before its update, besides gradients: random numbers, routers' counts and biases, loss scale.
 
     Not put back are the meters of experts, which count the microbatches twice, and Transformer Engine's history of
     fp8 scales (recipe "delayed").
     """
 
-    def __init__(self, chunks: Chunks, ranks: Ranks) -> None:
-        self.device = ranks.device
+    def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
+        self.optimizer, self.device = optimizer, ranks.device
         self.buffers = [buffer for chunk in chunks for buffer in unwrap(chunk).buffers()]
         self.kept = [torch.empty_like(buffer) for buffer in self.buffers]
 
@@ -37,6 +38,7 @@ class Before:
     def keep(self) -> None:
         """Remember what there is. A few KiB, by one kernel."""
         self.random = torch.get_rng_state(), dict(get_cuda_rng_tracker().get_states())
+        self.scale = LossScale(self.optimizer)
         if self.device.type == "cuda":
             self.cuda = torch.cuda.get_rng_state(self.device)
         if self.buffers:
@@ -49,6 +51,7 @@ class Before:
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda, self.device)
         get_cuda_rng_tracker().set_states(dict(tracked))
+        self.scale.restore()
         self.restore_buffers()
 
     @torch.no_grad()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Region
-from training.checkpoint.model_state import Chunks, regions
+from training.checkpoint.model_state import regions
 from training.health.checksums import checksum, combined
 from training.health.names import name_of
 from training.progress import Progress

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
-from training.checkpoint.model_state import Chunks
+from parallel.replicas import Chunks, unwrap
 
 
 class Stopwatch:

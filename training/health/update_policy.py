@@ -16,7 +16,7 @@ from training.health.skipped_batches import SkippedBatches
 from training.health.spikes import Spikes
 from training.loop import Callback
 from training.progress import Progress
-from training.step import GradientResult, UpdatePolicy
+from training.step import GradientResult, StepResult, UpdateDecision, UpdatePolicy, skip_overflows
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -55,27 +55,31 @@ class HealthPolicy(Callback, UpdatePolicy):
 
     def before_step(self, progress: Progress) -> None:
         self.progress = progress
-
-    def before(self) -> None:
         self.nonfinite.begin()
 
-    def decide(
-        self, attempt: GradientResult, microbatches: Sequence[Batch | None], again: Callable[[], GradientResult]
-    ) -> tuple[GradientResult, bool]:
+    def decide(self, gradients: GradientResult) -> UpdateDecision:
         """Raises SharedFault, on every rank, where training must not go on."""
         if self._is_due():  # now every rank has gathered all weights, and they are those that were computed with
             assert self.replicas is not None
             self.replicas.check(self.progress)
-        if self.skipped_batches.holds(self.progress.consumed_samples, attempt.samples):
+        if self.skipped_batches.holds(self.progress.consumed_samples, gradients.samples):
             self.nonfinite.before.restore_buffers()
             self.ranks.say(f"{self._now()}: its update is skipped, as {self.skipped_batches.path} says")
-            return attempt, False
-        if not attempt.finite:
-            return self.nonfinite.decide(attempt, microbatches, again, self.progress)
+            return UpdateDecision.SKIP
+        if not gradients.finite:
+            return UpdateDecision.REPLAY
         self.nonfinite.skips = 0
-        if hopeless := self.overflows.hopeless(attempt, self.progress):
+        if hopeless := self.overflows.hopeless(gradients, self.progress):
             raise SharedFault(hopeless)
-        return attempt, not attempt.overflowed and self._passes(attempt)
+        return skip_overflows(gradients) if gradients.overflowed or self._passes(gradients) else UpdateDecision.SKIP
+
+    def replay(
+        self,
+        step: Callable[[Callable[[GradientResult], UpdateDecision]], StepResult],
+        first: StepResult,
+        microbatches: Sequence[Batch | None],
+    ) -> StepResult:
+        return self.nonfinite.replay(step, first, microbatches, self.progress)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know to decide as this one would."""
@@ -96,9 +100,9 @@ class HealthPolicy(Callback, UpdatePolicy):
         interval = self.fault.replica_check_interval
         return self.replicas is not None and (self.progress.iteration + 1) % interval == 0
 
-    def _passes(self, attempt: GradientResult) -> bool:
+    def _passes(self, gradients: GradientResult) -> bool:
         """Whether an update with finite gradients is made; says what jumped, of several in a row the first."""
-        jump = self.spikes.jump(attempt.loss, attempt.mean_norm)
+        jump = self.spikes.jump(gradients.loss, gradients.mean_norm)
         first, self.spikes.quiet = self.spikes.quiet, jump is None
         policy = self.fault.spike
         if jump is None or policy == "off":
@@ -107,7 +111,7 @@ class HealthPolicy(Callback, UpdatePolicy):
         if policy == "stop":
             raise SharedFault(f"{text}. Stopped before its update (fault.spike); no weight was changed.")
         if policy == "rollback":
-            raise SharedFault(f"{text}. {self._roll_back(attempt)}")
+            raise SharedFault(f"{text}. {self._roll_back(gradients)}")
         if first:
             passed = "; its update is skipped (fault.spike), as those that follow at once" if policy == "skip" else ""
             self.ranks.say(f"{text}{passed}")
@@ -115,14 +119,14 @@ class HealthPolicy(Callback, UpdatePolicy):
             self.nonfinite.before.restore_buffers()
         return policy != "skip"
 
-    def _roll_back(self, attempt: GradientResult) -> str:
+    def _roll_back(self, gradients: GradientResult) -> str:
         """Note the batch for the next start, and say what that will do."""
         first = self.progress.consumed_samples
-        problem = self.skipped_batches.add(first, attempt.samples)
+        problem = self.skipped_batches.add(first, gradients.samples)
         noted = f", which could not be written: {problem}" if problem else ""
         return (
             "Ended before its update (fault.spike); started again, the run continues its newest checkpoint and skips "
-            f"the update of samples {first} to {first + attempt.samples - 1} ({self.skipped_batches.path}{noted})"
+            f"the update of samples {first} to {first + gradients.samples - 1} ({self.skipped_batches.path}{noted})"
         )
 
     def _now(self) -> str:

@@ -56,14 +56,14 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
 
 
 def _own_bytes(columns: MemoryColumns) -> Column:
-    """But for the MLP, of this project's own modules: RMS norms in fp32, rotary tables of each block, rotated copies.
+    """But for the MLP, of this project's own modules: norms, rotary tables of each block, rotated copies.
 
     Counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21; norms of queries,
     dropout and latent attention 2026-11-22): bytes per token and channel. Dropout keeps its masks in the type of what
     it drops.
     """
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
-    norms = np.where(model.rms_norm > 0, 2 * width + 16, 4 * width) + 2 * width * model.hidden_dropout
+    norms = 2 * (model.norm_inputs * width + model.norm_bytes) + 2 * width * model.hidden_dropout
     pieces = np.where(layout.sequence_parallel > 0, layout.tp, 1)
     attention = np.where(columns.matrices[3][0] > 0, _own_latent_bytes(columns), _own_grouped_bytes(columns))
     return tokens(columns) * norms * model.hidden / pieces + attention + _own_score_bytes(columns)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from training.step import Chunks
+from parallel.replicas import Chunks
 
 
 class Counted(NamedTuple):

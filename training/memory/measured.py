@@ -12,6 +12,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
 from parallel.groups import Ranks
+from parallel.replicas import Chunks
 from parallel.untrusted import read_text
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows
@@ -20,7 +21,7 @@ from training.memory.counted import counted
 from training.memory.format import size
 from training.memory.predicted import Modules, Predicted, of_stage
 from training.progress import Progress
-from training.step import Chunks, StepResult
+from training.step import StepResult
 
 AFTER = 3
 """Steps of a start after which it is said: the first allocates the optimizer's moments, allocators settle."""

@@ -1,6 +1,6 @@
 """What is measured inside the model, beyond a step's result: only where the model has it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import nn
@@ -15,7 +15,7 @@ from training.metrics.values import Value
 class Meter(Protocol):
     """Collects while the model trains, on every rank."""
 
-    def report(self) -> dict[str, Value]:
+    def report(self) -> Mapping[str, Value]:
         """The numbers since the last report, by their key in metrics.jsonl. Collective: all ranks, same iteration."""
         ...
 

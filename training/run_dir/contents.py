@@ -13,6 +13,7 @@ from data.tokenizer_json import JsonTokenizer
 from models.hf.files import beside
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
+from parallel.replicas import Chunks
 from parallel.untrusted import InputError, parse_toml, read_text
 from training import checkpoint
 from training.checkpoint.folders import checkpoints
@@ -26,7 +27,6 @@ from training.run_dir import fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.errors import run_dir_error
 from training.run_dir.resume_report import Now, card
-from training.step import Chunks
 
 RECIPE = "config.toml"
 """What a run's folder and each of its checkpoints carry: running it again runs the same job."""

@@ -24,7 +24,7 @@ from parallel.errors import UserError
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.layout import Layout
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from ranks import run_ranks
 from training import checkpoint, train
 from training.checkpoint import folders, optimizer_state, saving, storage
@@ -32,7 +32,7 @@ from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
 from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
 from training.progress import Progress
-from training.step import Chunks, StepRequests, train_step
+from training.step import StepRequests, train_step
 
 VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 SAVED_AT, UNTIL = 2, 4

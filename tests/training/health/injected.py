@@ -14,11 +14,11 @@ import runs
 from data.prepared import Prepared
 from parallel.groups import Ranks
 from parallel.local_ranks import Failure
-from parallel.replicas import unwrap
+from parallel.replicas import Chunks, unwrap
 from training import loop, train
 from training.health.names import parameter_names
 from training.progress import Progress
-from training.step import Chunks, StepResult
+from training.step import StepResult
 
 PLAIN = ("--train.eval_interval", "None", "--checkpoint.save_interval", "2")
 

@@ -23,9 +23,10 @@ from training.checkpoint import folders
 from training.config.run_config import RunConfig
 from training.health import nonfinite, overflows
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
+from training.loss_scale import LossScale
 from training.metrics.jsonl import read_jsonl
 from training.progress import Progress
-from training.step import StepResult, ready_gradients
+from training.step import StepRequests, StepResult, clip_and_update, measure
 
 ITERS = ("--train.train_iters", "4", "--train.global_batch_size", "4")
 PIPELINE = ("--parallel.pipeline_model_parallel_size", "2")
@@ -267,10 +268,10 @@ def _updated(config: RunConfig, ranks: Ranks, halves: bool) -> tuple[float | Non
         param.main_grad.fill_(0.1 * (number % 7 + 1))
     before = [param.clone() for param in params]
     if halves:
-        ready, norm = ready_gradients(optimizer)
-        assert ready
+        sums = torch.ones(2, dtype=torch.float64)
+        norm = measure(sums, optimizer, ranks, StepRequests(), LossScale(optimizer), samples=1).grad_norm
         assert all(map(torch.equal, before, params))
-        optimizer.step_with_ready_grads()
+        assert clip_and_update(optimizer, norm)
     else:
         _, norm, _ = optimizer.step()
     assert not any(map(torch.equal, before, params))

@@ -21,6 +21,7 @@ from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
+from training.evaluation import evaluate
 from training.metrics.console import ConsoleSink
 from training.metrics.depths import DepthMeter
 from training.metrics.experts import ExpertMeter
@@ -28,7 +29,7 @@ from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.meters import model_meters
 from training.metrics.values import curves
 from training.progress import Progress
-from training.step import StepRequests, evaluate
+from training.step import StepRequests
 
 SHORT = ["--train.global_batch_size", "4", "--train.train_iters", "2", "--log.log_interval", "2"]
 EXPERTS = ["--model.num_moe_experts", "4", "--model.moe_router_topk", "2", "--model.moe_ffn_hidden_size", "64"]

@@ -13,9 +13,9 @@ from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from parallel.replicas import Chunks
 from training import train
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
-from training.step import Chunks
 
 BYTES_PER_PARAMETER = 12
 """On the disk: an fp32 weight and two fp32 moments (AdamW)."""

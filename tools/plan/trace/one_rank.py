@@ -102,7 +102,7 @@ def _held(chunks: Any, optim: Any) -> dict[str, Any]:
 def _step(config: Any, chunks: Any, ranks: Any, microbatches: int) -> dict[str, Any]:
     """Forward and backward over the microbatches, as the program's own step runs them."""
     from tools.plan.trace.ledger import Ledger
-    from training.step import run_schedule
+    from training.forward_backward import run_schedule
 
     held = [parameter for chunk in chunks for parameter in chunk.parameters()]
     for chunk in chunks:

@@ -1,0 +1,49 @@
+"""The MLP's activations. To add one: its name, its function and its entry here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ActivationName = Literal["swiglu", "geglu", "gelu", "squared_relu"]
+ActivationFunction = Callable[["Tensor"], "Tensor"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Activation:
+    """One of them. Torch is imported by ``function`` alone: shapes are read without it."""
+
+    function: Callable[[], ActivationFunction]
+    """Gives the element-wise function; of a gated one, that of the gate."""
+    gated: bool = False
+    """The MLP multiplies two projections (arXiv:2002.05202): fc1 has 2f rows, the gate's f first."""
+
+
+def _silu() -> ActivationFunction:
+    from torch.nn import functional
+
+    return functional.silu  # itself: mcore compares, and then fuses it with the gate's product
+
+
+def _gelu() -> ActivationFunction:
+    from torch.nn import functional
+
+    return partial(functional.gelu, approximate="tanh")
+
+
+def _squared_relu() -> ActivationFunction:
+    from torch.nn import functional
+
+    return lambda x: functional.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "swiglu": Activation(function=_silu, gated=True),
+    "geglu": Activation(function=_gelu, gated=True),
+    "gelu": Activation(function=_gelu),
+    "squared_relu": Activation(function=_squared_relu),
+}
+"""By their name in ``model.activation``."""

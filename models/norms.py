@@ -1,0 +1,28 @@
+"""The norms that a model may have. To add one: its name and its entry here, its module in models/layers/norm.py."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Normalization = Literal["RMSNorm", "LayerNorm"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class NormSpec:
+    """What all but the module itself need to know of a norm: parameters, checkpoints, memory."""
+
+    bias: bool
+    """Beside its weight."""
+    kept_inputs: int
+    """Tensors of its input's shape and type that its module keeps for the backward pass."""
+    kept_bytes: int
+    """Bytes per token and channel that it keeps beside those, whatever the type."""
+    transformer_engine: bool = False
+    """Transformer Engine has it, alone and fused with the linear layer behind it."""
+
+
+# The bytes were counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21).
+NORMS: dict[str, NormSpec] = {
+    "RMSNorm": NormSpec(bias=False, kept_inputs=1, kept_bytes=8, transformer_engine=True),
+    "LayerNorm": NormSpec(bias=True, kept_inputs=2, kept_bytes=0, transformer_engine=True),
+}
+"""By their name in ``model.normalization``. RMSNorm: arXiv:1910.07467; LayerNorm: arXiv:1607.06450."""

@@ -1,0 +1,96 @@
+"""Forward and backward over a global batch's microbatches, by Megatron's pipeline schedules.
+
+Shapes: b samples of a microbatch, s sequence, cp context-parallel size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from data.loader import Batch
+from models.layers.documents import Documents
+from parallel.groups import Ranks
+from parallel.replicas import Chunks
+
+
+def forward_backward(
+    chunks: Chunks, microbatches: Sequence[Batch | None], ranks: Ranks, seq_length: int, micro_batch_size: int
+) -> tuple[Tensor, Callable[[], None]]:
+    """Add up the gradients of all microbatches: ``run_schedule``'s sums, and what reduces the gradients.
+
+    Megatron's schedule would reduce them as its last act (parallel/replicas.py: ``finalize``). The call is kept for the
+    step, which makes it next, so that it can be read there. With parallel.overlap_grad_reduce most of the reduction has
+    run by then, during the last microbatch's backward pass.
+    """
+    config = chunks[0].config
+    finalize, reductions = config.finalize_model_grads_func, list[Callable[[], None]]()
+    config.finalize_model_grads_func = lambda *args, **kwargs: reductions.append(partial(finalize, *args, **kwargs))
+    try:
+        sums = run_schedule(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_only=False)
+    finally:
+        config.finalize_model_grads_func = finalize
+    (reduce_gradients,) = reductions
+    return sums, reduce_gradients
+
+
+def run_schedule(
+    chunks: Chunks,
+    microbatches: Sequence[Batch | None],
+    ranks: Ranks,
+    seq_length: int,
+    micro_batch_size: int,
+    *,
+    forward_only: bool,
+) -> Tensor:
+    """Megatron's pipeline schedule over the microbatches: this rank's (sum of losses, tokens), fp64 [2].
+
+    They are zero but on the last stage. Every virtual stage of a rank walks through the same microbatches.
+    """
+    iterators = [iter(microbatches) for _ in chunks]
+    results = get_forward_backward_func(
+        pp_size=ranks.layout.pp, vp_size=ranks.layout.vpp if ranks.layout.vpp > 1 else None
+    )(
+        forward_step_func=forward_step,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=list(chunks),
+        num_microbatches=len(microbatches),
+        seq_length=seq_length,
+        micro_batch_size=micro_batch_size,
+        forward_only=forward_only,
+        pg_collection=None,
+    )
+    return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device))
+
+
+def forward_step(
+    microbatches: Iterator[Batch | None], chunk: DistributedDataParallel
+) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """What the schedule calls for each microbatch and chunk: the chunk's output, and how to make a loss of it."""
+    batch = next(microbatches)
+    if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
+        return chunk(None, None, None), partial(loss_sums, loss_mask=None)
+    documents = None
+    if batch.starts is not None:  # every chunk needs them, also where it makes nothing of the tokens
+        documents = Documents(batch.starts, chunk.config.context_parallel_size)
+    output = chunk(
+        batch.tokens,
+        batch.position_ids,
+        None,
+        labels=batch.labels,
+        loss_mask=batch.loss_mask,  # multi-token prediction makes its losses within
+        packed_seq_params=documents,
+    )
+    return output, partial(loss_sums, loss_mask=batch.loss_mask)
+
+
+def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum of unmasked losses and their number; both [b, s/cp]. Division comes after reduction over all ranks,
+    so that ranks with fewer tokens do not weigh more."""
+    assert loss_mask is not None
+    total, tokens = (losses.float() * loss_mask).sum(), loss_mask.sum()
+    return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
