@@ -1,8 +1,8 @@
 """What the documents promise: commands that run, links that lead somewhere, tables that are the source's.
 
 A block of commands without a mark is run here, with training as a dry run. A mark in the line above it says otherwise:
-``<!-- run by: tests/FILE.py::TEST -->`` names the test that runs it, ``<!-- needs: ... -->`` what no test has. Flags
-are checked in every block.
+``<!-- run by: tests/FILE.py::TEST -->`` names the test that runs the same on files of its own, ``<!-- needs: ... -->``
+what no test has. Flags are checked in every block.
 """
 
 import ast
@@ -22,6 +22,7 @@ import yaml
 from docs import generate, pictures
 from docs.metric_keys import KEYS
 from models.families import SHAPES
+from tools.from_megatron.convert import convert
 from training.cli import parse
 from training.cli.dry_run import describe
 
@@ -69,6 +70,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("slurm", "tools", "docs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/from_megatron.md").read_text(), re.DOTALL)
+    (folder / "train_llama3_8b.sh").write_text(script)
+    (folder / "llama3_8b.toml").write_text(convert(script, "a script.", {})[0])
     return folder
 
 
