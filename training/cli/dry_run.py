@@ -19,14 +19,8 @@ from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
-from training.memory.static import (
-    FP8_COPIES,
-    StageParameters,
-    bytes_per_parameter,
-    checkpoint_bytes,
-    rank_bytes,
-    stages,
-)
+from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
+from training.memory.static import FP8_COPIES, StageParameters, checkpoint_bytes, stages
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
@@ -47,7 +41,7 @@ def describe(config: RunConfig) -> str:
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
         model(config, shape),
-        table(stages(shape, config.parallel), config, layout),
+        table(config, shape, layout),
         batches(config, layout),
         compute(config, shape),
         saving(config, shape),
@@ -58,8 +52,8 @@ def describe(config: RunConfig) -> str:
 
 
 def _comment(lines: Sequence[str]) -> str:
-    """Lines as TOML comments of at most 110 columns."""
-    wrapped = (textwrap.wrap(line, 108, subsequent_indent="    ", break_long_words=False) for line in lines)
+    """Lines as TOML comments of at most 120 columns."""
+    wrapped = (textwrap.wrap(line, 118, subsequent_indent="    ", break_long_words=False) for line in lines)
     return "".join(f"# {line}\n" for lines in wrapped for line in lines)
 
 
@@ -82,7 +76,7 @@ def missing(config: RunConfig) -> list[str]:
         counted = "Counted with the published vocabulary of model.shape"
         found.append(f"data.tokenizer: no file {config.data.tokenizer} on this machine. {counted}.")
     if config.data.paths:
-        from data import inputs  # imports numpy, which most dry runs need not wait for
+        from data import inputs
 
         try:
             inputs.resolve(config.data.paths)
@@ -167,31 +161,35 @@ def _parameters(shape: GPTShape) -> str:
     return f"{total}, {active_parameters(shape):,} active for a token" if shape.num_moe_experts else total
 
 
-def table(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> list[str]:
+def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """One row a stage: ranks of the first replica, layers of each chunk, parameters and bytes of one rank."""
-    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in found]
+    found, modules = stages(shape, config.parallel), planned_modules(config)
+    held = of_stages(config, layout.world_size, shape, modules, range(len(found)))
     unit, scale = ("GiB", 2**30) if max(part.total for part in held) >= 2**30 else ("MiB", 2**20)
-    rows = [
-        ("stage", "ranks of dp 0", "layers", "parameters", "on a rank", "weights", "gradients", "optimizer", "total")
-    ]
+    sizes = ("weights", "gradients", "optimizer", "activations", "total")
+    rows: list[tuple[str, ...]] = [("stage", "ranks of dp 0", "layers", "parameters", "on a rank", *sizes)]
     for number, (stage, part) in enumerate(zip(found, held, strict=True)):
         first = layout.rank(Coordinates(dp=0, pp=number, cp=0, tp=0))
         ranks = _span(range(first, first + layout.tp * layout.cp))
         layers = _some([_span(chunk) for chunk in stage.layers])
-        weights, gradients, optimizer, total = (
-            f"{size / scale:.2f}" for size in (part.weights, part.gradients, part.optimizer, part.total)
-        )
         parameters = f"{stage.parameters:,}", f"{stage.parameters_per_rank:,}"
-        rows.append((str(number), ranks, layers, *parameters, weights, gradients, optimizer, total))
+        rows.append(
+            (str(number), ranks, layers, *parameters, *(f"{getattr(part, name) / scale:.2f}" for name in sizes))
+        )
     lines = _columns(rows)
     if len(found) > MOST_ROWS:
         lines[1 + MOST_ROWS // 2 : -MOST_ROWS // 2] = [f"  ... {len(found) - MOST_ROWS} more stages ..."]
-    return [*lines, f"  in {unit} on a rank: {_each(found, config, layout)}"]
+    beside = "the process and its libraries come on top"
+    if modules.cuda:
+        more = f"{held[0].workspace / scale:.2f}"
+        beside = f"total has {more} more, for CUDA's context, libraries, NCCL's buffers and fragmentation"
+    said = f"  in {unit} on a rank: {_each(found, config, layout)}"
+    return [*lines, said, f"  activations at the peak of a step; {beside}"]
 
 
 def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
     """What the bytes of a rank are made of."""
-    each = bytes_per_parameter(config.precision, config.parallel, shards=1)
+    each = bytes_per_parameter(config, layout.world_size, sum(len(chunk) for stage in found for chunk in stage.layers))
     split = config.parallel.use_distributed_optimizer
     shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
     experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
@@ -200,7 +198,6 @@ def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -
         f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
         + (f" / {shards}" if shards > 1 else "")
         + (experts if shards != expert_shards else "")
-        + ". Not included: activations, communication buffers, libraries."
     )
 
 

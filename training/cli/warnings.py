@@ -11,7 +11,8 @@ from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.run_config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
-from training.memory.static import checkpoint_bytes, rank_bytes, stages
+from training.memory.predicted import Planned, Predicted, fullest, planned_modules
+from training.memory.static import checkpoint_bytes
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9
@@ -32,7 +33,9 @@ def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     found += _experts(config, shape, layout)
     found += _learning_rate(config.optimizer, config.checkpoint)
     if size >= LARGE:
-        found += [*_memory(config, shape, layout), *_activations(config, shape, layout)]
+        planned = [Planned(config=config, world_size=layout.world_size)]
+        (held,) = fullest(planned, shape, planned_modules(config))
+        found += [*_memory(config, shape, held), *_activations(config, held)]
         found += _saving(config, shape, layout)
     return found
 
@@ -122,40 +125,25 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
         )
 
 
-def _memory(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
-    held = [rank_bytes(stage, config.precision, config.parallel, layout) for stage in stages(shape, config.parallel)]
-    largest = max(part.total for part in held)
-    if largest > H100_BYTES:
+def _memory(config: RunConfig, shape: GPTShape, held: Predicted) -> Iterator[str]:
+    states = held.weights + held.gradients + held.optimizer
+    if states > H100_BYTES:
         split = "" if config.parallel.use_distributed_optimizer else ", or parallel.use_distributed_optimizer"
         yield (
-            f"weights, gradients and optimizer take {largest / 2**30:.0f} GiB on a rank, before activations; "
+            f"weights, gradients and optimizer take {states / 2**30:.0f} GiB on a rank, before activations; "
             f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}"
             + (", or parallel.expert_model_parallel_size." if shape.num_moe_experts else ".")
         )
 
 
-def _activations(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:
+def _activations(config: RunConfig, held: Predicted) -> Iterator[str]:
     if config.model.seq_length < 8192 or config.train.recompute_granularity is not None:
         return
-    largest = first_stage_activations(config, shape, layout)
     yield (
-        f"no recomputation at seq_length {config.model.seq_length}: about {largest / 2**30:.0f} GiB of activations "
-        "on a rank of the first stage (34 s b h bytes a layer, arXiv:2205.05198, section 4). If that does not fit, "
-        "set train.recompute_granularity, or raise parallel.context_parallel_size."
+        f"no recomputation at seq_length {config.model.seq_length}: about {held.activations / 2**30:.0f} GiB of "
+        f"activations on a rank of stage {held.stage}, {held.total / 2**30:.0f} GiB in all. If that does not fit, set "
+        "train.recompute_granularity, or raise parallel.context_parallel_size."
     )
-
-
-def first_stage_activations(config: RunConfig, shape: GPTShape, layout: Layout) -> float:
-    """Bytes of 16-bit activations on a rank of the first stage, which holds up to PP microbatches.
-
-    arXiv:2205.05198, equations 1, 2 and 4, without the attention scores, which flash attention never stores.
-    Made for a four-fold MLP without gate.
-    """
-    microbatches = config.train.global_batch_size // (config.train.micro_batch_size * layout.dp)
-    layers = sum(map(len, stages(shape, config.parallel)[0].layers))
-    sbh = config.model.seq_length / layout.cp * config.train.micro_batch_size * shape.hidden_size
-    per_layer = sbh * (34 / layout.tp if config.parallel.sequence_parallel else 10 + 24 / layout.tp)
-    return per_layer * layers * min(layout.pp, microbatches)
 
 
 def _saving(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]:

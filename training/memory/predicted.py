@@ -17,7 +17,8 @@ from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
-from training.memory.states import BlockStack
+from training.memory.states import BlockStack, HeldParameters, States, states
+from training.memory.static import FP8_COPIES
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
 
@@ -73,11 +74,36 @@ def fullest(planned: Sequence[Planned], shape: GPTShape, modules: Modules) -> li
 
 def of_stage(config: RunConfig, world_size: int, shape: GPTShape, modules: Modules, stage: int) -> Predicted:
     """A rank of one pipeline stage."""
-    planned = [Planned(config=config, world_size=world_size)]
-    layouts = [candidate(config, world_size, shape.num_layers)]
-    found = stage_memory(_columns(planned, layouts, shape, modules), [BlockStack(shape)], layouts, [stage])
+    return of_stages(config, world_size, shape, modules, [stage])[0]
+
+
+def of_stages(
+    config: RunConfig, world_size: int, shape: GPTShape, modules: Modules, stages: Sequence[int]
+) -> list[Predicted]:
+    """A rank of each of these pipeline stages."""
+    planned = [Planned(config=config, world_size=world_size)] * len(stages)
+    layouts = [candidate(config, world_size, shape.num_layers)] * len(stages)
+    stack = [BlockStack(shape)] * len(stages)
+    found = stage_memory(_columns(planned, layouts, shape, modules), stack, layouts, stages)
     found.activations = _some_recomputed(planned, layouts, shape, modules, found)
-    return _predicted(found, 0, modules)
+    return [_predicted(found, number, modules) for number in range(len(stages))]
+
+
+def planned_modules(config: RunConfig) -> Modules:
+    """Of a run that is planned on another machine: on GPUs Transformer Engine's, but for ``device = "cpu"``."""
+    gpu = config.device != "cpu"
+    return Modules(cuda=gpu, transformer_engine=gpu)
+
+
+def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> States:
+    """What one parameter takes on its ranks together: weights and gradients on each, optimizer state in all.
+
+    The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients, 8 + 8/d
+    for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps.
+    """
+    layout, software = candidate(config, world_size, num_layers), program(config, planned_modules(config))
+    own = states(HeldParameters(1, 0), replace(layout, zero=0), software.main_gradient_bytes)
+    return own._replace(weights=own.weights + (FP8_COPIES if config.precision.fp8 else 0))
 
 
 def _columns(

@@ -172,7 +172,7 @@ def states(
 
     copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
 
-    Weights and gradients as ``training.memory.static`` counts them; ZeRO-2 and -3, which today's program does not run,
+    ZeRO-2 and -3, which today's program does not run,
     shard gradients, and weights, as well (arXiv:1910.02054, section 5).
     """
     everywhere = layout.dp * layout.cp

@@ -1,4 +1,4 @@
-"""Parameters and bytes of every pipeline stage: what a rank holds before it sees a token."""
+"""Parameters of every pipeline stage, one by one, and the size of a checkpoint."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from models.parameters import (
 )
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.layout import Layout, expert_tensor_parallel_size
+from parallel.layout import expert_tensor_parallel_size
 from parallel.stages import layers_per_chunk
 
 SPLIT_BY_TP = (
@@ -88,50 +88,6 @@ FP8_COPIES = 2
 """Bytes a parameter that Transformer Engine keeps beside a 16-bit weight under fp8: in fp8, and so transposed, made
 again in each step's first microbatch and kept for the others. Counted for every parameter, for nearly all are in
 matrices that are multiplied in fp8; embeddings, norms and the output layer are not."""
-
-
-@dataclass(slots=True, frozen=True)
-class Bytes:
-    """Bytes that a rank holds throughout a step: for one parameter, or for all of its own."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer
-
-
-def bytes_per_parameter(precision: PrecisionConfig, parallel: ParallelConfig, shards: int) -> Bytes:
-    """Weights, main gradients, and AdamW's fp32 state, which the distributed optimizer splits over ``shards`` ranks.
-
-    The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients,
-    8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps. Under fp8 weights have
-    their copies (``FP8_COPIES``).
-    """
-    weights = (4 if precision.dtype == "fp32" else 2) + (FP8_COPIES if precision.fp8 else 0)
-    gradients = 4 if precision.dtype == "fp32" or precision.grad_reduce_in_fp32 else 2
-    main_weights = 0 if precision.dtype == "fp32" else 4
-    main_gradients = 0 if gradients == 4 else 4
-    divisor = shards if parallel.use_distributed_optimizer else 1
-    return Bytes(weights, gradients, (main_weights + main_gradients + 8) / divisor)
-
-
-def rank_bytes(stage: StageParameters, precision: PrecisionConfig, parallel: ParallelConfig, layout: Layout) -> Bytes:
-    """What a rank of ``stage`` holds. Optimizer state is split over the ranks that hold the same parameters.
-
-    These are DP x CP; of experts, what EP x ETP leaves of TP x CP x DP.
-    """
-    rest = bytes_per_parameter(precision, parallel, layout.dp * layout.cp)
-    expert = bytes_per_parameter(precision, parallel, layout.edp)
-    experts = stage.expert_parameters_per_rank
-    others = stage.parameters_per_rank - experts
-    return Bytes(
-        weights=others * rest.weights + experts * expert.weights,
-        gradients=others * rest.gradients + experts * expert.gradients,
-        optimizer=others * rest.optimizer + experts * expert.optimizer,
-    )
 
 
 def checkpoint_bytes(parameters: int, precision: PrecisionConfig) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from models.families import named
+from tests.training.memory.by_hand import rank_bytes
 from tools.plan.flags import Flags
 from tools.plan.pricing import PricedLayout, price, program
 from tools.plan.recipe import configuration
@@ -17,7 +18,7 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.software import OURS
-from training.memory.static import rank_bytes, stages
+from training.memory.static import stages
 
 RECIPE = """
 [model]
@@ -78,7 +79,7 @@ def test_the_dry_run_names_fp8s_copies(tmp_path: Path) -> None:
         ("bf16", "2 + 4 b"),
     ):
         config = configuration(own, layout(precision), base)
-        lines = table(stages(own.shape, config.parallel), config, config.layout(64))
+        lines = table(config, own.shape, config.layout(64))
         assert words in " ".join(" ".join(lines).split())
 
 

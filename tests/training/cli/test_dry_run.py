@@ -20,7 +20,8 @@ from training.cli.dry_run import describe, grid
 from training.cli.parse import parse_config
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.static import bytes_per_parameter, stages
+from training.memory.predicted import Modules, Planned, bytes_per_parameter, fullest
+from training.memory.static import stages
 
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"
 LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.train_iters 1000000
@@ -141,19 +142,29 @@ def test_a_rank_holds_what_the_plan_says(flags: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "shards", "expected"),
+    ("flags", "expected"),
     [
-        ("", 4, (2, 4, 12 / 4)),  # megatron-core's table: 6 + 12/d
-        ("--precision.dtype fp32", 4, (4, 4, 8 / 4)),  # 8 + 8/d
-        ("--precision.dtype fp16 --precision.grad_reduce_in_fp32 False", 2, (2, 2, 16 / 2)),  # 4 + 16/d
-        ("--parallel.use_distributed_optimizer False", 4, (2, 4, 12)),  # 18
+        ("", (2, 4, 12)),  # megatron-core's table: 6 + 12/d
+        ("--precision.dtype fp32", (4, 4, 8)),  # 8 + 8/d
+        ("--precision.dtype fp16 --precision.grad_reduce_in_fp32 False", (2, 2, 16)),  # 4 + 16/d
+        ("--precision.fp8 hybrid", (4, 4, 12)),
     ],
 )
-def test_bytes_per_parameter(flags: str, shards: int, expected: tuple[float, float, float]) -> None:
-    config = parse_config(flags.split())
-    each = bytes_per_parameter(config.precision, config.parallel, shards)
-    assert (each.weights, each.gradients, each.optimizer) == expected
-    assert each.total == sum(expected)
+def test_bytes_per_parameter(flags: str, expected: tuple[float, float, float]) -> None:
+    config = parse_config(["--train.global_batch_size", "8", *flags.split()])
+    assert bytes_per_parameter(config, 4, num_layers=4) == expected
+
+
+def test_the_plan_predicts_what_a_run_does() -> None:
+    """The same bytes as the run's own line about memory, and the planner's table."""
+    config = parse_config([*LARGE.split(), "--world_size", "16384"])
+    shape = resolve(config.model, None)
+    planned = Planned(config=config, world_size=16384)
+    (held,) = fullest([planned], shape, Modules(cuda=True, transformer_engine=True))
+    row = plan(*LARGE.split(), "--world_size", "16384").partition("# ")[2]
+    totals = [float(line.split()[-1]) for line in row.splitlines() if re.match(r"#\s+\d+\s+\d+-\d+ ", line)]
+    assert max(totals) == pytest.approx(held.total / 2**30, abs=0.005)
+    assert totals.index(max(totals)) == held.stage
 
 
 def test_the_bubble_is_narayanans() -> None:

@@ -11,11 +11,12 @@ from models.config import ModelConfig
 from models.families import SHAPES
 from models.resolve import resolve
 from parallel.config import PrecisionConfig
+from tests.training.memory.by_hand import rank_bytes
 from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
 from training.memory.predicted import Modules, Planned, Predicted, fullest, of_stage
-from training.memory.static import rank_bytes, stages
+from training.memory.static import stages
 
 CPU = Modules(cuda=False, transformer_engine=False)
 GPU = Modules(cuda=True, transformer_engine=True)
