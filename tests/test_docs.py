@@ -27,7 +27,12 @@ from training.cli import parse
 from training.cli.dry_run import describe
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+]
 NEEDS = {"SLURM", "a GPU", "the network", "your files", "minutes"}
 """minutes: longer than a test may take."""
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
