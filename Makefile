@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | bench | bench-checkpoint | bench-data | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 ifeq ($(VENV),system)
@@ -11,7 +11,7 @@ endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint bench bench-checkpoint prove-gpu faults bench-data clean
+.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu faults bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -24,6 +24,11 @@ lint: setup
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(PYTHON) tests/house/wording.py
+
+# A site in build/site; its packages (pyproject.toml's extra "docs") need neither torch nor the rest.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	@echo "build/site/index.html"
 
 bench: setup
 	$(PYTHON) -m tools.benchmark step
@@ -49,6 +54,13 @@ faults: setup
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
+.venv-docs/.ready: pyproject.toml constraints.txt
+	@test -n "$(BASE_PYTHON)" || { echo "Triplane needs Python 3.12 (python3.12 on the PATH, or pyenv's 3.12): none was found." >&2; exit 1; }
+	$(BASE_PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		$$($(BASE_PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
 # Nothing of the container's is replaced: every version that it has (as far as it is a PEP 440 one) is a constraint.
 # `pip list`, since `pip freeze` names what was installed from a local wheel (NVIDIA's torch) by file, not by version.
 PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check
@@ -63,4 +75,4 @@ PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]
 	touch $@
 
 clean:
-	rm -rf .venv .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache

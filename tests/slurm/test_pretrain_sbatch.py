@@ -149,7 +149,7 @@ def test_jobs(name: str, played: together.Played) -> None:
 
 
 def test_every_variable_is_explained() -> None:
-    text = (REPO / "slurm/README.md").read_text()
+    text = (REPO / "docs/slurm.md").read_text()
     named = SCRIPT.read_text().split("explains the variables\n# ")[1].split(".\n")[0]
     for name in named.replace("#", "").replace("\n", " ").split(","):
         assert f"`{name.strip()}`" in text

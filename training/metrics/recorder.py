@@ -18,7 +18,7 @@ from training.step import StepResult
 
 
 class Recorder(Callback):
-    """Writes one set of numbers per ``log_interval`` iterations, with the names of design.md's ``metrics.jsonl``."""
+    """Writes one set of numbers per ``log_interval`` iterations, with the keys of docs/metrics.md."""
 
     def __init__(
         self,

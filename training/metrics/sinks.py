@@ -18,7 +18,7 @@ class Sink(Protocol):
     """Somewhere a logged iteration's numbers go."""
 
     def write(self, iteration: int, values: Values) -> None:
-        """Take the numbers of ``iteration``, by their key in metrics.jsonl (design.md, "A run's folder")."""
+        """Take the numbers of ``iteration``, by their key in metrics.jsonl (docs/metrics.md)."""
         ...
 
     def close(self) -> None:

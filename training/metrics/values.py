@@ -6,7 +6,7 @@ Number = float | int
 Value = Number | Sequence[Number] | Mapping[str, Sequence[Number]]
 """A number, one for each MTP depth, or one for each expert of each block."""
 Values = Mapping[str, Value]
-"""By key of metrics.jsonl (design.md, "A run's folder")."""
+"""By key of metrics.jsonl (docs/metrics.md)."""
 
 PARTS = {"mtp_loss": "depth", "expert_load": "expert"}
 """Key of metrics.jsonl -> what the entries of its sequences are."""

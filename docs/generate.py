@@ -1,0 +1,169 @@
+"""Write the tables of docs/ that come from the source: fields of a recipe, flags of Megatron-LM, keys of metrics.
+
+    python -m docs.generate          write them into their pages
+    python -m docs.generate --check  exit code 1 where a page is not what would be written
+
+A table stands between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``; the text around it is written by hand.
+"""
+
+import dataclasses
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from docs.metric_keys import KEYS
+from tools.from_megatron import flags_translated as translated
+from tools.from_megatron.flags import known
+from training.cli.help import field_docs
+from training.config.recipe import sections
+from training.config.run_config import RunConfig
+from training.metrics.console import SHOWN
+
+DOCS = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    """Write the pages, or compare them: the exit code."""
+    check, stale = "--check" in sys.argv[1:], []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        new = with_tables(text)
+        if new != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(new)
+    print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+    return 1 if check and stale else 0
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables as they should be. Raises KeyError for a name that no table has."""
+    pattern = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}\n{lines(found[2])}\n\n{found[3]}", text)
+
+
+def lines(name: str) -> str:
+    """A table by its name."""
+    return "\n".join(TABLES[name]()).strip("\n")
+
+
+def row(*cells: str) -> str:
+    """A line of a table; | would end a cell."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def head(*names: str) -> list[str]:
+    """The first two lines of a table."""
+    return [row(*names), "|" + "---|" * len(names)]
+
+
+def configuration() -> Iterator[str]:
+    """Every field of a recipe, section by section."""
+    own = {name for name in typing.get_type_hints(RunConfig) if name not in sections()}
+    yield from section_table("", "Outside of the sections, before the first of them.", RunConfig, own)
+    for name, kind in sections().items():
+        yield from section_table(name, (kind.__doc__ or "").split("\n\n")[0], kind, set(typing.get_type_hints(kind)))
+
+
+def section_table(name: str, about: str, kind: type, fields: set[str]) -> Iterator[str]:
+    """One section: its fields in the order of the source."""
+    texts, hints = field_docs(kind), typing.get_type_hints(kind)
+    yield from ("", f"## {f'[{name}]' if name else 'The run'}", "", " ".join(about.split()), "")
+    yield from head("Field", "Type", "Default", "Meaning")
+    for field in dataclasses.fields(kind):
+        if field.name in fields:
+            yield row(f"`{field.name}`", spelled(hints[field.name]), default(field, name), texts.get(field.name, ""))
+
+
+def default(field: "dataclasses.Field[Any]", section: str) -> str:
+    """A field's default as TOML has it; in [model], what is not set is the shape's."""
+    value = field.default if field.default is not dataclasses.MISSING else None
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    if value is None:
+        return "the shape's" if section == "model" and field.name != "vocab_size" else ""
+    return f"`{toml(value)}`"
+
+
+def toml(value: Any) -> str:
+    """A value as a recipe spells it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f'"{key}" = {toml(one)}' for key, one in value.items()) + "}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def spelled(kind: Any) -> str:
+    """A type in few words: ``whole number``, ``"a"`` or ``"b"``, ``list of strings``."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return spelled(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(spelled(one) for one in arguments if one is not types.NoneType)
+    if origin is typing.Literal:
+        return ", ".join(f"`{toml(one)}`" for one in arguments)
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"list of {spelled(arguments[0])}"
+        return f"list of {len(arguments)}: {', '.join(map(spelled, arguments))}"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"table of {spelled(arguments[1])}"
+    return {int: "integer", float: "number", str: "string", bool: "true or false"}.get(
+        kind, getattr(kind, "__name__", "")
+    )
+
+
+def flags_to_fields() -> Iterator[str]:
+    """Flags of Megatron-LM that are one field, or one of megatron-core's through model.megatron."""
+    yield from head("Megatron-LM", "Recipe", "Megatron-LM's default")
+    one = translated.FIELDS | translated.EXPERT_FIELDS | translated.LATENT_FIELDS | translated.PREDICTION_FIELDS
+    for flag, (field, value) in one.items():
+        yield row(f"`--{flag}`", f"`{field}`", "" if value is None else f"`{value}`")
+    for flag, (field, switched) in (translated.SWITCHES | translated.EXPERT_SWITCHES).items():
+        yield row(f"`--{flag}`", f"`{field} = {toml(switched)}`", f"`{toml(not switched)}`")
+    for entry, field in translated.HATCH.items():
+        yield row(f"`--{entry.partition('=')[0]}`", f'`model.megatron = ["{field}{"" if "=" in field else "=…"}"]`', "")
+
+
+def flags_by_rules() -> Iterator[str]:
+    """Flags that several together, or a default of Megatron-LM's, make a field of."""
+    yield ", ".join(f"`--{entry.partition('=')[0]}`" for entry in translated.RULES.split())
+
+
+def flags_by_reason(fate: str) -> Iterator[str]:
+    """Flags that are not translated, by the reason that a recipe's head gives."""
+    reasons: dict[str, list[str]] = {}
+    for flag in known().values():
+        if flag.fate == fate:
+            harmless = f" (but for `{flag.harmless}`)" if fate == "unsupported" and flag.harmless else ""
+            reasons.setdefault(flag.reason, []).append(f"`--{flag.name}`{harmless}")
+    yield from head("Why", "Flags")
+    for reason, flags in reasons.items():
+        yield row(reason, " ".join(flags))
+
+
+def metrics() -> Iterator[str]:
+    """Every key of metrics.jsonl."""
+    yield from head("Key", "Unit", "Meaning", "Console")
+    for key, (unit, meaning) in KEYS.items():
+        yield row(f"`{key}`", unit, meaning, "yes" if key in SHOWN else "")
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "configuration": configuration,
+    "flags-to-fields": flags_to_fields,
+    "flags-by-rules": flags_by_rules,
+    "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
+    "flags-unsupported": lambda: flags_by_reason("unsupported"),
+    "metrics": metrics,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
