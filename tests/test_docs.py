@@ -229,7 +229,7 @@ def test_every_metric_is_explained() -> None:
     for package in ("parallel", "models", "data", "training"):
         texts = [path.read_text() for path in (ROOT / package).rglob("*.py") if path.name != "metrics.py"]
         written |= {name for text in texts for name in re.findall(r"metrics\.record\(\s*\"([^\"]+)\"", text)}
-    for name in ("recorder", "rates", "experts", "depths"):
+    for name in ("recorder", "rates", "meters"):
         tree = ast.parse((ROOT / f"training/metrics/{name}.py").read_text())
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for node in (node for function in functions for node in ast.walk(function)):

@@ -38,12 +38,12 @@ TORCH = """
     models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
     data: loader prefetch
     training: batches evaluation forward_backward generate loop loss_scale optimizer parts step train
-    training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_clock
-    save_interval saving storage stream_position    training.checkpoint.background: copying saver
-    training.health: checksums finite_check health memory_growth names nonfinite nonfinite_probe overflows replay
-    replicas skipped_batches stopwatch stragglers update_policy    training.memory: counted measured out_of_memory
-    training.metrics: depths experts log_disk meters recorder    training.run_dir: contents resume_report shared_check
-    training.watchdog: heartbeat_callback hosts stop_callback
+    training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_interval saving
+    storage stream_position    training.checkpoint.background: copying saver
+    training.health: finite_check health memory_growth names nonfinite nonfinite_probe replay
+    replicas skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
+    training.metrics: log_disk meters recorder    training.run_dir: contents resume_report shared_check
+    training.watchdog: callbacks
     tools.benchmark.step: one_rank reference tokens    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare probe    tools.reshard: megatron_blobs

@@ -19,8 +19,7 @@ from parallel.precision import params_dtype
 from parallel.replicas import Chunks
 from training import loop, optimizer
 from training.batches import Stream
-from training.checkpoint.save_clock import SaveClock
-from training.checkpoint.save_interval import SaveInterval
+from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.run_config import RunConfig, learning_schedule
 from training.generate import continuation
 from training.health.health import watch
@@ -33,9 +32,8 @@ from training.run_dir import contents, fingerprint
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
+from training.watchdog.callbacks import HeartbeatCallback, StopCallback
 from training.watchdog.heartbeat import Heartbeat
-from training.watchdog.heartbeat_callback import HeartbeatCallback
-from training.watchdog.stop_callback import StopCallback
 from training.watchdog.stop_signal import StopSignal
 
 PROMPT = "def read(self, path):\n"

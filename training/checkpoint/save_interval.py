@@ -1,4 +1,4 @@
-"""Tells a run once how often it had better save, by what its saves cost it."""
+"""When to save: by the clock (``checkpoint.save_interval_minutes``), and how often it pays."""
 
 import time
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from training.checkpoint.young_daly import advice, mtbf_s
 from training.config.fault_config import FaultConfig
 from training.loop import Callback
 from training.progress import Progress
+from training.step import StepRequests
 
 SETTLED_S = 600.0
 """Before it the intervals are those of somebody trying things out."""
@@ -54,3 +55,18 @@ class SaveInterval(Callback):
         )
         if text is not None:
             self.say(text)
+
+
+class SaveClock(Callback):
+    """Requests a checkpoint when ``minutes`` have passed since the last one. Only rank 0's clock counts."""
+
+    def __init__(self, minutes: float | None, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.rank, self.clock = None if minutes is None else minutes * 60, rank, clock
+        self.last_s = clock()
+
+    def requests(self) -> StepRequests:
+        due = self.seconds is not None and self.rank == 0 and self.clock() - self.last_s >= self.seconds
+        return StepRequests(save=due)
+
+    def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
+        self.last_s = self.clock()

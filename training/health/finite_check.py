@@ -13,9 +13,8 @@ from parallel.groups import Ranks
 from parallel.launch import node_name
 from parallel.replicas import Chunks
 from training.checkpoint.optimizer_state import allocate, held_slices
-from training.health.names import parameter_names
+from training.health.names import host_of, parameter_names
 from training.progress import Progress
-from training.watchdog.hosts import host_of
 
 
 def check_finite(progress: Progress, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:

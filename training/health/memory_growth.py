@@ -12,11 +12,11 @@ import torch
 
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
+from training.health.names import host_of
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.progress import Progress
 from training.step import StepResult
-from training.watchdog.hosts import host_of
 
 LOOKS = 10
 """A rise must have gone on over so many looks."""

@@ -1,10 +1,14 @@
-"""Canonical names of what lies in this rank's memory: of its parameters, and of the modules that hold them."""
+"""Names that a finding carries: of parameters and the modules that hold them, and of another rank's node."""
 
+import os
 from collections.abc import Sequence
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.names import canonical
+from parallel.groups import Ranks
+from parallel.launch import node_name
 from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Region
 from training.checkpoint.model_state import regions
@@ -56,3 +60,11 @@ def _module_name(path: str, module: nn.Module, parameters: dict[Tensor, str], la
 def non_finite(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
     """The names of those that hold a NaN or Inf. Waits for the device."""
     return [name for name, tensor in tensors if not bool(tensor.isfinite().all())]
+
+
+def host_of(rank: int, ranks: Ranks) -> str:
+    """The node of ``rank``, see ``launch.node_name``, on every rank. Collective."""
+    name = [node_name(os.environ) if rank == ranks.rank else None]
+    dist.broadcast_object_list(name, src=rank, device=ranks.device)
+    assert name[0] is not None
+    return name[0]

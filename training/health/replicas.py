@@ -6,7 +6,7 @@ A rank whose weights have drifted from its replicas' trains on, silently, into s
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +19,8 @@ from parallel.groups import Ranks
 from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Region
 from training.checkpoint.model_state import regions
-from training.health.checksums import checksum, combined
-from training.health.names import name_of
+from training.health.names import host_of, name_of
 from training.progress import Progress
-from training.watchdog.hosts import host_of
 
 NOTHING = torch.iinfo(torch.int64).min
 """What a rank says of tensors that it does not hold: any checksum is larger."""
@@ -214,3 +212,30 @@ def _digest(facts: Mapping[str, Any], ranks: Ranks) -> Tensor:
 
 def _number(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "big")
+
+
+COLUMNS = 256
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def checksum(tensor: Tensor) -> Tensor:
+    """int64 [2]: the sum of the elements' bits, and the same weighted by position modulo COLUMNS; both modulo 2^64.
+
+    One element more or less by any bit changes the first; elements of other columns that changed places, the second.
+    Costs one pass over the memory. Any dtype of 1 to 8 bytes, contiguous.
+    """
+    bits = tensor.detach().view(-1).view(INTEGERS[tensor.element_size()])
+    whole = bits.numel() // COLUMNS * COLUMNS
+    columns = bits[:whole].view(-1, COLUMNS).sum(0, dtype=torch.int64)
+    rest = bits[whole:]
+    columns[: rest.numel()] += rest
+    weights = torch.arange(1, 2 * COLUMNS, 2, dtype=torch.int64, device=bits.device)
+    return torch.stack([columns.sum(), (columns * weights).sum()])
+
+
+def combined(checksums: Iterable[Tensor]) -> Tensor:
+    """One checksum of several, int64 [2]: each weighted by its place among them."""
+    stacked = torch.stack(list(checksums))
+    weights = torch.arange(1, 2 * len(stacked), 2, dtype=torch.int64, device=stacked.device)
+    return (stacked * weights[:, None]).sum(0)

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from parallel.groups import Ranks
 from parallel.layout import Layout
+from training.health.names import host_of
 from training.health.stopwatch import Stopwatch
 from training.loop import Callback
 from training.progress import Progress
 from training.step import StepResult
-from training.watchdog.hosts import host_of
 
 RECOVERED = 1.1
 """A named rank that is no slower than this is as fast as its peers again, and can be named again."""

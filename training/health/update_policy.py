@@ -1,5 +1,7 @@
-"""What stands between gradients and the update: numbers that are none, jumps, and replicas that differ."""
+"""What stands between gradients and the update: NaN and Inf, jumps, overflows, and replicas that differ."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,10 +12,8 @@ from parallel.groups import Ranks
 from parallel.schema import Count, structured
 from training.config.fault_config import FaultConfig
 from training.health.nonfinite import NonFinite
-from training.health.overflows import Overflows
 from training.health.replicas import Replicas
 from training.health.skipped_batches import SkippedBatches
-from training.health.spikes import Spikes
 from training.loop import Callback
 from training.progress import Progress
 from training.step import GradientResult, StepResult, UpdateDecision, UpdatePolicy, skip_overflows
@@ -131,3 +131,80 @@ class HealthPolicy(Callback, UpdatePolicy):
 
     def _now(self) -> str:
         return f"iteration {self.progress.iteration + 1}"
+
+
+MOST_OVERFLOWS = 10
+"""In a row, at the lowest loss scale, after which no further one will do."""
+
+
+class Overflows:
+    """Counts them. The same on every rank, as the loss scale is."""
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+
+    def hopeless(self, gradients: GradientResult, progress: Progress) -> str | None:
+        """In words, why training cannot go on with what overflows; None while the loss scale may still help."""
+        self.in_a_row = self.in_a_row + 1 if gradients.overflowed and gradients.scale_is_lowest else 0
+        if self.in_a_row < MOST_OVERFLOWS:
+            return None
+        return (
+            f"iteration {progress.iteration + 1}: fp16 gradients have overflowed in {self.in_a_row} iterations in a "
+            f"row, while the loss ({gradients.loss:g}) is finite, at loss scale {gradients.loss_scale:g}, which goes "
+            "no lower (precision.min_loss_scale, or a fixed precision.loss_scale). No weight was changed in any of "
+            'them. precision.dtype = "bf16" does not overflow; or lower optimizer.lr, which may have led here'
+        )
+
+
+FLOOR = 1e-3
+"""Least standard deviation, as a share of the mean."""
+
+
+class Spikes:
+    """Whether an iteration's loss or gradient norm jumps. The same numbers give the same answers after a resume.
+
+    The rule is that of OLMo-core's SkipStepOptimizer (src/olmo_core/optim/skip_step_optimizer.py): 6 standard
+    deviations from the mean of 128 iterations, once half of them are known; what jumped enters the window too, so that
+    a new level is soon no jump. Different here: only upwards, and a deviation counts as at least FLOOR of the mean,
+    lest a loss that stands still should jump by its last digit.
+    """
+
+    def __init__(self, window: int, sigma: float) -> None:
+        self.sigma = sigma
+        self.losses: deque[float] = deque(maxlen=window)
+        self.norms: deque[float] = deque(maxlen=window)
+        self.quiet = True
+        """The last iteration was no jump: of several in a row, one is reported."""
+
+    def jump(self, loss: float, norm: float) -> str | None:
+        """What jumped, in words, or None; both enter the window. Finite numbers only."""
+        found = [
+            text
+            for name, value, before in (("loss", loss, self.losses), ("gradient norm", norm, self.norms))
+            if (text := self._jump(name, value, before))
+        ]
+        self.losses.append(loss)
+        self.norms.append(norm)
+        return " and ".join(found) or None
+
+    def _jump(self, name: str, value: float, before: deque[float]) -> str | None:
+        if len(before) < (before.maxlen or 0) // 2:
+            return None
+        mean = math.fsum(before) / len(before)
+        spread = math.sqrt(math.fsum((one - mean) ** 2 for one in before) / (len(before) - 1))
+        deviation = max(spread, FLOOR * abs(mean))
+        if value <= mean + self.sigma * deviation:
+            return None
+        return (
+            f"{name} {value:.4g} is {(value - mean) / deviation:.1f} sigma above {mean:.4g}, its mean of {len(before)}"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: floats keep every bit in JSON."""
+        return {"losses": list(self.losses), "norms": list(self.norms), "quiet": self.quiet}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``; of a longer window, the newest part."""
+        self.losses.extend(state["losses"])
+        self.norms.extend(state["norms"])
+        self.quiet = state["quiet"]

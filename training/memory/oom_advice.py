@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from models.shapes import GPTShape
 from parallel.launch import Identity
 from training.config.run_config import RunConfig
-from training.memory.format import largest_first, size
 from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
 from training.memory.peak import SAFE_SHARE
-from training.memory.predicted import Modules, Planned, Predicted, fullest
+from training.memory.predicted import Modules, Planned, Predicted, fullest, largest_first, size
 
 SHOWN = 3
 LESS = 0.9

@@ -21,7 +21,7 @@ from tests.training.health.injected import Rank, inject, run, tensors, to_nan
 from training import train
 from training.checkpoint import folders
 from training.config.run_config import RunConfig
-from training.health import nonfinite, overflows
+from training.health import nonfinite, update_policy
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
 from training.loss_scale import LossScale
 from training.metrics.jsonl import read_jsonl
@@ -217,7 +217,7 @@ class Overflow(Rank):
 def test_what_overflows_at_the_lowest_loss_scale_ends(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(overflows, "MOST_OVERFLOWS", 2)
+    monkeypatch.setattr(update_policy, "MOST_OVERFLOWS", 2)
     inject(monkeypatch, Overflow)
     code, failure = run(prepared, tmp_path, 1, *ITERS, *FP16, "2", "--precision.min_loss_scale", "1")
     assert code == 1

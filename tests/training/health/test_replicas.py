@@ -9,8 +9,7 @@ import torch
 from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
-from training.health.checksums import checksum, combined
-from training.health.replicas import sides_of
+from training.health.replicas import checksum, combined, sides_of
 from training.progress import Progress
 from training.step import StepResult
 

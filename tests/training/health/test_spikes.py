@@ -11,7 +11,7 @@ from data.prepared import Prepared
 from tests.training.health.injected import Rank, inject, run, tensors
 from training.checkpoint import folders
 from training.config.fault_config import FaultConfig
-from training.health.spikes import Spikes
+from training.health.update_policy import Spikes
 from training.metrics.jsonl import read_jsonl
 
 WINDOW = ("--fault.spike_window", "8", "--train.train_iters", "8", "--train.global_batch_size", "2",

@@ -6,9 +6,8 @@ from tests.tools.plan.test_layouts import question
 from tools.plan.cases import PricedColumns
 from tools.plan.enumeration import candidates
 from tools.plan.pricing import planned_cases, price
-from training.memory.peak import stage_memory
+from training.memory.peak import crowding, stage_memory
 from training.memory.states import BlockStack
-from training.memory.uneven import crowding
 
 
 def counted(sizes: tuple[int, ...], stage: int, pp: int, microbatches: int) -> tuple[int, int, int]:

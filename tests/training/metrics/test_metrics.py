@@ -19,9 +19,8 @@ from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.rates import Rates
-from training.metrics.redact import REDACTED, redacted
 from training.metrics.sinks import open_sinks
-from training.metrics.wandb import stable_id
+from training.metrics.wandb import REDACTED, redacted, stable_id
 
 REPO = Path(__file__).parents[3]
 CANARY = "canary0123456789abcdef0123456789abcdef01"

@@ -23,10 +23,8 @@ from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation import evaluate
 from training.metrics.console import ConsoleSink
-from training.metrics.depths import DepthMeter
-from training.metrics.experts import ExpertMeter
 from training.metrics.jsonl import JsonlSink, read_jsonl
-from training.metrics.meters import model_meters
+from training.metrics.meters import DepthMeter, ExpertMeter, model_meters
 from training.metrics.values import curves
 from training.parts import open_source
 from training.progress import Progress
