@@ -41,10 +41,10 @@ bench-data: setup
 	$(PYTHON) -m tools.benchmark data $(if $(MEGATRON_LM),--megatron_lm $(MEGATRON_LM))
 
 prove-gpu: setup
-	$(PYTHON) -m tools.prove_gpu
+	$(PYTHON) -m tests.gpu
 
 faults: setup
-	$(PYTHON) -m tools.faults
+	$(PYTHON) -m tests.faults
 
 # Versions come from constraints.txt, packages from pyproject.toml; the editable install makes `python tools/x.py` work.
 .venv/.ready: pyproject.toml constraints.txt

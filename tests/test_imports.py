@@ -51,7 +51,6 @@ TORCH = """
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers
 on a login node, or before torch has loaded."""
-CAMPAIGNS = ("tools.faults", "tools.prove_gpu")
 STANDARD_LIBRARY_ONLY = "parallel.config models.config data.config training.config.run_config"
 
 
@@ -164,7 +163,7 @@ def test_torch_is_imported_where_it_is_listed_and_nowhere_else() -> None:
     found = {"torch", "megatron", "transformer_engine"}
     while more := {name for name, modules in needs.items() if modules & found} - found:
         found |= more
-    found = {name for name in found if "." in name and not name.startswith(CAMPAIGNS)}
+    found = {name for name in found if "." in name}
     assert not found - listed, f"{found - listed} must not import torch, or belong into TORCH"
     assert not listed - found, f"{listed - found} import no torch: remove them from TORCH"
 

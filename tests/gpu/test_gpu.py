@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel.launch import count_gpus
-from tools.prove_gpu import machine, specs, subjects
+from tests.gpu import machine, specs, subjects
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import together
-from tools.faults.private_cluster import PrivateCluster, missing_programs, running_cluster
+from tests.faults.private_cluster import PrivateCluster, missing_programs, running_cluster
 
 MISSING = missing_programs()
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tools.faults.private_cluster import Job, PrivateCluster
+from tests.faults.private_cluster import Job, PrivateCluster
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/pretrain.sbatch"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.private_cluster import PrivateCluster
 from tests.slurm.submission import NO_GPUS, TWO_BY_TWO
 from tools import clusters
-from tools.faults.private_cluster import PrivateCluster
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "slurm/calibrate.sbatch"

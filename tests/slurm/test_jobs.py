@@ -9,9 +9,9 @@ import pytest
 
 import runs
 from data.prepared import Prepared
-from tools.faults import jobs
-from tools.faults.job_scene import FLAGS, ITERATIONS, Scene, Undisturbed, digests
-from tools.faults.private_cluster import PrivateCluster
+from tests.faults import jobs
+from tests.faults.job_scene import FLAGS, ITERATIONS, Scene, Undisturbed, digests
+from tests.faults.private_cluster import PrivateCluster
 from training.checkpoint import folders
 
 SAMPLE = "transient: kill -9 of rank 1|step 6"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.faults.private_cluster import PrivateCluster
+from tests.faults.private_cluster import PrivateCluster
 from tools.preprocess.__main__ import main
 
 REPO = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import together
+from tests.faults.private_cluster import PrivateCluster
 from tests.slurm.submission import REPO, SCRIPT, TWO_BY_TWO, checkout, run_job
-from tools.faults.private_cluster import PrivateCluster
 
 PLACE = """
 import json, os, sys

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import together
+from tests.faults.private_cluster import PrivateCluster, ranks_left
 from tests.slurm.submission import checkout, run_job, submit
-from tools.faults.private_cluster import PrivateCluster, ranks_left
 
 TRAINER = """
 import os, signal, sys, time

@@ -11,8 +11,8 @@ import pytest
 
 import together
 from doctor_nodes import QUICK, can_mount, examine, free_port, left_out, srun, start
+from tests.faults.private_links import links_possible
 from tools.doctor.__main__ import main
-from tools.faults.private_links import links_possible
 
 
 def needs_mounts() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.faults import jobs
-from tools.faults.results import CaseResult
+from tests.faults import jobs
+from tests.faults.results import CaseResult
 from tools.goodput import __main__ as goodput
 from tools.goodput.model import CAUSES, FaultTimes, closed_form
 from tools.goodput.simulation import simulate

@@ -75,7 +75,7 @@ class Goodput:
     """A run whose measured stall is taken for stall_s: the median of checkpoint_stall_s in its metrics.jsonl."""
 
     faults: Path | None = None
-    """A docs/faults.md whose measured medians are taken for verdict_s and restart_s, as `python -m tools.faults
+    """A docs/faults.md whose measured medians are taken for verdict_s and restart_s, as `python -m tests.faults
     --only jobs` writes it. The one that comes with Triplane is of a small model on two nodes of one machine: a bound
     from below."""
 

@@ -8,7 +8,7 @@ from parallel.untrusted import read_text
 from training.metrics.jsonl import read_jsonl
 
 VERDICT, AGAIN = "To verdict, s", "To training, s"
-"""Columns of docs/faults.md, as tools/faults/jobs.py writes them."""
+"""Columns of docs/faults.md, as tests/faults/jobs.py writes them."""
 
 
 def stall_s(run_dir: Path) -> float:
@@ -41,7 +41,7 @@ def faults(document: Path) -> tuple[float, float]:
         numbers = [float(text) for text in found if text.replace(".", "", 1).isdigit()]
         if not numbers:
             raise UserError(
-                f'--faults {document}: no transient fault with "{name}". python -m tools.faults --only jobs writes it.'
+                f'--faults {document}: no transient fault with "{name}". python -m tests.faults --only jobs writes it.'
             )
         medians.append(statistics.median(numbers))
     return medians[0], medians[1]

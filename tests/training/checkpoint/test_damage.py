@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: ranks are forked from this process)
-from tools.faults import damages, injection
-from tools.faults.results import Store
+from tests.faults import damages, injection
+from tests.faults.results import Store
 from training.checkpoint import folders
 from training.checkpoint.committing import commit
 from training.checkpoint.format.pieces import TensorGroup

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: ranks are forked from this process)
-from tools.faults import disk
-from tools.faults.results import Store
+from tests.faults import disk
+from tests.faults.results import Store
 from training.checkpoint import room
 
 SAMPLE = (

@@ -8,7 +8,7 @@ import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: runs are forked from this process)
 from data.prepared import Prepared
-from tools.faults import kills, program
+from tests.faults import kills, program
 
 SEED = 5
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once: ranks are forked from this process)
-from tools.faults import matrix
-from tools.faults.results import Store
+from tests.faults import matrix
+from tests.faults.results import Store
 
 SAMPLE = (
     "experts: TP2 EP2 -> PP2 VPP2",

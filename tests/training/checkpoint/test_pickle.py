@@ -19,7 +19,7 @@ from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from ranks import run_ranks
-from tools.faults.trainer import TINY, FaultTrainer, configuration, own_digest, started
+from tests.faults.trainer import TINY, FaultTrainer, configuration, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
 from training.checkpoint.format.verify import Depth, damages

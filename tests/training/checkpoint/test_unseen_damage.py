@@ -9,8 +9,8 @@ import xxhash
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
 from ranks import run_ranks
-from tools.faults.damages import Heard
-from tools.faults.trainer import TINY, configuration, own_digest, started
+from tests.faults.damages import Heard
+from tests.faults.trainer import TINY, configuration, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import read_manifest, write_manifest
 from training.checkpoint.format.reader import FileReader

@@ -7,7 +7,7 @@ from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import layout_of
-from tools.prove_gpu.specs import Outputs, outputs
+from tests.gpu.specs import Outputs, outputs
 
 
 def measure(identity: Identity, device: Literal["cpu", "cuda"]) -> Outputs:

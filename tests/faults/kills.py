@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tools.faults import program
-from tools.faults.processes import Family, Process, all_gone, family, kill
-from tools.faults.results import CaseResult, Store
+from tests.faults import program
+from tests.faults.processes import Family, Process, all_gone, family, kill
+from tests.faults.results import CaseResult, Store
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest
 from training.checkpoint.format.tables import INDEX

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.faults.hostile_mutations import Mutation
-from tools.faults.hostile_process import EndedProgram
-from tools.faults.hostile_targets import Target
+from tests.faults.hostile_mutations import Mutation
+from tests.faults.hostile_process import EndedProgram
+from tests.faults.hostile_targets import Target
 from training.checkpoint.format.verify import damages
 
 CLASSES = ("handled", "poor", "traceback", "silent", "hang", "loss")

@@ -5,10 +5,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tools.faults.job_program import Fault
-from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
-from tools.faults.job_transient import wait_for_idle
-from tools.faults.processes import WRITER, command_of
+from tests.faults.job_program import Fault
+from tests.faults.job_scene import JobCaseFailed, JobObservation, Scene
+from tests.faults.job_transient import wait_for_idle
+from tests.faults.processes import WRITER, command_of
 from training.checkpoint import folders
 
 

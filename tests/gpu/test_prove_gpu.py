@@ -10,10 +10,10 @@ import torch
 
 from parallel.launch import Identity
 from ranks import run_ranks
-from tools.prove_gpu import __main__ as prove_gpu
-from tools.prove_gpu import machine, observe, specs, subjects, throughput
-from tools.prove_gpu.machine import GpuMachine
-from tools.prove_gpu.subjects import Attempt, SubjectOutcome, UnrunError
+from tests.gpu import __main__ as prove_gpu
+from tests.gpu import machine, observe, specs, subjects, throughput
+from tests.gpu.machine import GpuMachine
+from tests.gpu.subjects import Attempt, SubjectOutcome, UnrunError
 
 TINY = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
@@ -180,5 +180,5 @@ def test_no_gpu_is_one_line_and_exit_code_2(
     assert prove_gpu.main([]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("tools.prove_gpu: no GPU was found here")
+    assert said.err.startswith("tests.gpu: no GPU was found here")
     assert said.err.count("\n") == 1

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tools.faults.hostile_files import PRECIOUS
-from tools.faults.hostile_process import SCRIPT, forked
+from tests.faults.hostile_files import PRECIOUS
+from tests.faults.hostile_process import SCRIPT, forked
 from training.run_lock import lock
 from training.run_lock.heartbeat import file_of
 from training.run_lock.record import OWNER, encode, myself, successor

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from random import Random
 
-from tools.faults.hostile_judge import CaseVerdict, ugliness
-from tools.faults.hostile_process import SCRIPT, forked, in_surroundings
-from tools.faults.hostile_targets import digest
+from tests.faults.hostile_judge import CaseVerdict, ugliness
+from tests.faults.hostile_process import SCRIPT, forked, in_surroundings
+from tests.faults.hostile_targets import digest
 from training.checkpoint import folders
 from training.checkpoint.format.verify import damages
 from training.metrics.jsonl import read_jsonl

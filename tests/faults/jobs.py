@@ -11,8 +11,8 @@ from pathlib import Path
 
 from data.config import DataConfig
 from data.prepare import prepare
-from tools.faults import job_degraded, job_operator, job_transient
-from tools.faults.job_scene import (
+from tests.faults import job_degraded, job_operator, job_transient
+from tests.faults.job_scene import (
     FLAGS,
     START_TIMEOUT_S,
     STEP_TIMEOUT_S,
@@ -23,10 +23,10 @@ from tools.faults.job_scene import (
     digests,
     facts,
 )
-from tools.faults.job_transient import LINKS
-from tools.faults.private_cluster import PrivateCluster, running_cluster
-from tools.faults.private_links import links_possible
-from tools.faults.results import CaseResult, Store
+from tests.faults.job_transient import LINKS
+from tests.faults.private_cluster import PrivateCluster, running_cluster
+from tests.faults.private_links import links_possible
+from tests.faults.results import CaseResult, Store
 from training.checkpoint import folders
 
 CAMPAIGN = "jobs"

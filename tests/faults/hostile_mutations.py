@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tools.faults.hostile_values import json_text
+from tests.faults.hostile_values import json_text
 
 MARK = "\ue000hostile\ue000"
 """Stands for the value that is put in place until the rest is written."""

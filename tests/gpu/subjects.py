@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.machine import MULTI_RANK_NCCL, GpuMachine
 from tools.benchmark.circumstances import ROOT
-from tools.prove_gpu.machine import MULTI_RANK_NCCL, GpuMachine
 
 SPEC_BOUNDS = {
     "fp32": {"logits": 1e-4, "gradient": 1e-3},
@@ -77,7 +77,7 @@ def ranks_of(
     with tempfile.TemporaryDirectory(prefix="triplane-gpu-") as folder:
         task = Path(folder, "task.json")
         task.write_text(json.dumps({"measurement": measurement, "world_size": world_size, "arguments": arguments}))
-        run([sys.executable, "-m", "tools.prove_gpu.rank", str(task)], environ or {}, limit_s)
+        run([sys.executable, "-m", "tests.gpu.rank", str(task)], environ or {}, limit_s)
         notes = [Path(folder, f"{rank}.pt") for rank in range(world_size)]
         return [torch.load(note, map_location="cpu", weights_only=False) for note in notes]
 
@@ -197,8 +197,8 @@ def layouts(machine: GpuMachine) -> SubjectOutcome:
 
 def try_layouts(attempt: Attempt, outcome: SubjectOutcome) -> SubjectOutcome:
     """Every layout of an attempt. Raises RuntimeError where ranks fail."""
+    from tests.gpu.observe import configuration
     from tools.parity.compare import Observed, assemble, furthest, worst_gradient
-    from tools.prove_gpu.observe import configuration
 
     environ = FP32 | (SHARED_GPU if attempt.shared else {})
 
@@ -229,7 +229,7 @@ def try_layouts(attempt: Attempt, outcome: SubjectOutcome) -> SubjectOutcome:
 
 def throughput(machine: GpuMachine) -> SubjectOutcome:
     """Each row of the table, data-parallel over all GPUs; a row that fails (memory, say) is a problem."""
-    from tools.prove_gpu.throughput import ROWS
+    from tests.gpu.throughput import ROWS
 
     outcome = SubjectOutcome(
         lines=[f"{'':16} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'peak GiB':>8}"], numbers={}

@@ -1,4 +1,4 @@
-"""python -m tools.prove_gpu.rank TASK.json: the ranks of one measurement.
+"""python -m tests.gpu.rank TASK.json: the ranks of one measurement.
 
 Without a launcher's environment it starts the task's ranks; each of those measures and leaves ``<rank>.pt``.
 """
@@ -19,14 +19,12 @@ def main(path: str) -> int:
     task = read_json(Path(path))
     identity = launch.detect(os.environ)
     if identity is None and task["world_size"] > 1:
-        return local_ranks.spawn_ranks(
-            task["world_size"], [sys.executable, "-m", "tools.prove_gpu.rank", path], os.environ
-        )
+        return local_ranks.spawn_ranks(task["world_size"], [sys.executable, "-m", "tests.gpu.rank", path], os.environ)
     identity = identity or launch.Identity()
     assert task["measurement"] in MEASUREMENTS, task["measurement"]
     import torch
 
-    module = importlib.import_module(f"tools.prove_gpu.{task['measurement']}")
+    module = importlib.import_module(f"tests.gpu.{task['measurement']}")
     found = module.measure(identity, **task["arguments"])
     torch.save(found, Path(path).parent / f"{identity.rank}.pt")
     return 0

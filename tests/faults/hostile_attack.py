@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from tools.faults import hostile_values
-from tools.faults.hostile_files import replace
-from tools.faults.hostile_mutations import Mutation, at, mutate, places, put
-from tools.faults.hostile_targets import Target
+from tests.faults import hostile_values
+from tests.faults.hostile_files import replace
+from tests.faults.hostile_mutations import Mutation, at, mutate, places, put
+from tests.faults.hostile_targets import Target
 from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_manifest
 
 

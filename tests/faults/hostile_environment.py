@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from tools.faults import hostile_signals
-from tools.faults.hostile_files import REPLACEMENTS
-from tools.faults.hostile_judge import CaseVerdict, ugliness
-from tools.faults.hostile_process import SCRIPT, EndedProgram, forked, in_surroundings
-from tools.faults.hostile_values import word
-from tools.faults.results import CaseResult
+from tests.faults import hostile_signals
+from tests.faults.hostile_files import REPLACEMENTS
+from tests.faults.hostile_judge import CaseVerdict, ugliness
+from tests.faults.hostile_process import SCRIPT, EndedProgram, forked, in_surroundings
+from tests.faults.hostile_values import word
+from tests.faults.results import CaseResult
 from training.checkpoint import folders
 from training.checkpoint.format.verify import damages
 

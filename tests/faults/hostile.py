@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from tools.faults import hostile_environment, hostile_signals, hostile_values
-from tools.faults.hostile_attack import attack, hostile_words
-from tools.faults.hostile_judge import CLASSES, CaseVerdict, Reference, contents, judge
-from tools.faults.hostile_mutations import Mutation
-from tools.faults.hostile_process import EndedProgram, forked
-from tools.faults.hostile_scenes import MAKERS, make
-from tools.faults.hostile_targets import BY_NAME, TARGETS, Target
-from tools.faults.results import CaseResult, Store
+from tests.faults import hostile_environment, hostile_signals, hostile_values
+from tests.faults.hostile_attack import attack, hostile_words
+from tests.faults.hostile_judge import CLASSES, CaseVerdict, Reference, contents, judge
+from tests.faults.hostile_mutations import Mutation
+from tests.faults.hostile_process import EndedProgram, forked
+from tests.faults.hostile_scenes import MAKERS, make
+from tests.faults.hostile_targets import BY_NAME, TARGETS, Target
+from tests.faults.results import CaseResult, Store
 
 CAMPAIGN = "hostile"
 TITLE = "Hostile files, flags and surroundings"

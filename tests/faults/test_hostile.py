@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from programs import Program
-from tools.faults import hostile_values
-from tools.faults.hostile_judge import MOST_LINES, Reference, judge
-from tools.faults.hostile_mutations import Mutation, mutate
-from tools.faults.hostile_process import EndedProgram
-from tools.faults.hostile_scenes import RECIPE
-from tools.faults.hostile_targets import Target, ignored, recipe_in_force
+from tests.faults import hostile_values
+from tests.faults.hostile_judge import MOST_LINES, Reference, judge
+from tests.faults.hostile_mutations import Mutation, mutate
+from tests.faults.hostile_process import EndedProgram
+from tests.faults.hostile_scenes import RECIPE
+from tests.faults.hostile_targets import Target, ignored, recipe_in_force
 
 MUTATION = Mutation(kind="JSON: other value", file="state.json", text="", names=("progress", "iteration"))
 BEFORE = {"run/state.json": b"{}", "run/other.bin": b"tensors", "run/metrics.jsonl": b'{"iteration": 1}\n'}
@@ -127,7 +127,7 @@ def test_values_of_hypothesis_follow_from_a_number() -> None:
 
 def test_a_hundred_cases_and_ten_surroundings(tmp_path: Path) -> None:
     flags = ["--only", "hostile", "--count", "110", "--seed", "1", "--results", str(tmp_path / "results.jsonl")]
-    command = Program([*flags, "--output", str(tmp_path / "faults.md")], tmp_path / "said", module="tools.faults")
+    command = Program([*flags, "--output", str(tmp_path / "faults.md")], tmp_path / "said", module="tests.faults")
     said, errors = command.communicate(timeout=230)
     assert command.returncode == 0, errors
     assert "hostile: 110 cases, 0 not as they must be" in said

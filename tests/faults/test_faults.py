@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from programs import Program
-from tools.faults import document
-from tools.faults.results import CaseResult, Store
+from tests.faults import document
+from tests.faults.results import CaseResult, Store
 
 
 def result(case: str, problem: str = "", seconds: float = 1.0) -> CaseResult:
@@ -59,11 +59,11 @@ def test_the_command_writes_the_document_and_goes_on_where_it_was(tmp_path: Path
     results, output = tmp_path / "results.jsonl", tmp_path / "faults.md"
     flags = ["--only", "damages", "--count", "2", "--results", str(results), "--output", str(output)]
     for _ in range(2):
-        command = Program(flags, tmp_path / "said", module="tools.faults")
+        command = Program(flags, tmp_path / "said", module="tests.faults")
         said, errors = command.communicate()
         assert command.returncode == 0, errors
         assert "damages: 2 cases, 0 not as they must be" in said
         assert len(results.read_text().splitlines()) == 2
     cases = [json.loads(line)["case"] for line in results.read_text().splitlines()]
     assert sorted(cases) == ["1 rank(s), damage 0", "2 rank(s), damage 0"]
-    assert "`python -m tools.faults --only damages --count 2 --seed 0`" in output.read_text()
+    assert "`python -m tests.faults --only damages --count 2 --seed 0`" in output.read_text()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from tools.faults.hostile_mutations import Mutation
+from tests.faults.hostile_mutations import Mutation
 
 PRECIOUS = "precious.txt"
 """Lies beside what a command works on, and links lead to it: nothing may change it."""

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
-from tools.faults.damages import Heard
-from tools.faults.results import CaseResult, Store
-from tools.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, started
+from tests.faults.damages import Heard
+from tests.faults.results import CaseResult, Store
+from tests.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, started
 from training import checkpoint
 from training.checkpoint import folders
 from training.checkpoint.background.saver import BackgroundWriter

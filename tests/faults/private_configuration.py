@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.faults.private_links import Links
+from tests.faults.private_links import Links
 
 CONFIG = """\
 ClusterName=private

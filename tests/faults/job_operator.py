@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.faults.job_degraded import fill
-from tools.faults.job_program import Fault
-from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
+from tests.faults.job_degraded import fill
+from tests.faults.job_program import Fault
+from tests.faults.job_scene import JobCaseFailed, JobObservation, Scene
 from training.checkpoint import folders
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")

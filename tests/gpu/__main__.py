@@ -1,6 +1,6 @@
 """Prove on a machine with one or more GPUs what no CPU can show, and write it to one JSON.
 
-python -m tools.prove_gpu [--subjects specs fp8 tests layouts throughput]
+python -m tests.gpu [--subjects specs fp8 tests layouts throughput]
 """
 
 import json
@@ -35,11 +35,11 @@ class ProveGpu:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every subject passed or cannot be tried here; 1: one failed; 2: no GPU."""
-    job = tyro.cli(ProveGpu, args=argv, use_underscores=True, prog="python -m tools.prove_gpu", description=__doc__)
+    job = tyro.cli(ProveGpu, args=argv, use_underscores=True, prog="python -m tests.gpu", description=__doc__)
     try:
         require_gpu()
     except UserError as error:
-        print(f"tools.prove_gpu: {error}", file=sys.stderr)
+        print(f"tests.gpu: {error}", file=sys.stderr)
         return 2
     return prove(job)
 
@@ -53,7 +53,7 @@ def require_gpu() -> None:
 
 def prove(job: ProveGpu) -> int:
     """Every subject in turn; the JSON is written after each, so that nothing is lost."""
-    from tools.prove_gpu import machine, subjects
+    from tests.gpu import machine, subjects
 
     found = machine.look()
     print("\n".join(found.lines()), flush=True)
@@ -77,4 +77,4 @@ def prove(job: ProveGpu) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(command.run("tools.prove_gpu", main))
+    raise SystemExit(command.run("tests.gpu", main))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults import job_program
+from tests.faults.job_program import Fault
+from tests.faults.private_cluster import FINAL_STATES, Job, PrivateCluster, ranks_left, until
 from tools.benchmark.circumstances import ROOT
-from tools.faults import job_program
-from tools.faults.job_program import Fault
-from tools.faults.private_cluster import FINAL_STATES, Job, PrivateCluster, ranks_left, until
 from training.checkpoint import folders
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.rng import PREFIX as GENERATORS
@@ -105,7 +105,7 @@ class Scene:
         """A folder to submit from: the program with a fault in pretrain_gpt.py's place."""
         self.folder.mkdir(parents=True, exist_ok=True)
         program = (
-            f"from pathlib import Path\nfrom tools.faults import job_program\njob_program.main(Path({str(ROOT)!r}))\n"
+            f"from pathlib import Path\nfrom tests.faults import job_program\njob_program.main(Path({str(ROOT)!r}))\n"
         )
         (self.folder / "pretrain_gpt.py").write_text(program)
         python = self.folder / ".venv/bin/python"

@@ -1,8 +1,16 @@
 """Inject faults and write what came of them to docs/faults.md.
 
-    python -m tools.faults [--only damages kills matrix disk jobs hostile] [--count N] [--seed N]
+    python -m tests.faults [--only damages kills matrix disk jobs hostile] [--count N] [--seed N]
 
-Interrupted, it goes on where it was: give it the same seed and the same commit.
+    damages   files of a checkpoint changed in every way, on ranks that then load it
+    kills     processes of a real run killed around saving, and the run started again
+    matrix    saved in one layout, loaded in every other
+    disk      full, out of inodes, read-only, gone
+    jobs      under a private SLURM: killed and hung ranks, signals, lost nodes
+    hostile   files, flags and environments made to break things
+
+A campaign is a list of seeded cases; each leaves one result. The suite runs a few cases of each through the same
+functions. Interrupted, it goes on where it was: give it the same seed and the same commit.
 """
 
 import importlib
@@ -20,9 +28,9 @@ from typing import Literal
 import tyro
 
 from parallel import command, launch, output
+from tests.faults import document
+from tests.faults.results import Store
 from tools.benchmark.circumstances import ROOT, commit, now
-from tools.faults import document
-from tools.faults.results import Store
 
 Campaign = Literal["damages", "kills", "matrix", "disk", "jobs", "hostile"]
 COUNTS: dict[Campaign, int] = {
@@ -87,7 +95,7 @@ class CampaignProgress:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: everything was survived; 1: something was not, see the document."""
-    job = tyro.cli(Faults, args=argv, use_underscores=True, prog="python -m tools.faults", description=__doc__)
+    job = tyro.cli(Faults, args=argv, use_underscores=True, prog="python -m tests.faults", description=__doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10], mend=job.mend)
@@ -97,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(prefix="triplane-faults-", dir=job.folder) as scratch:
                 wrong += campaign(name, job, store, Path(scratch))
     except KeyboardInterrupt:
-        print("tools.faults: interrupted; the same command goes on where it was", file=sys.stderr)
+        print("tests.faults: interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
     return 1 if wrong else 0
 
@@ -106,7 +114,7 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
     """Do the rest of a campaign and write its section: how many cases were not as they must be."""
     (scratch / "logs").mkdir()
     with output.own_output(scratch / "logs", launch.Identity(), every_rank=False) as console:  # torch loads noisily
-        module: ModuleType = importlib.import_module(f"tools.faults.{name}")
+        module: ModuleType = importlib.import_module(f"tests.faults.{name}")
         count = job.count or COUNTS[name]
         cases = module.cases(count)
         todo = store.left(name, cases)
@@ -120,7 +128,7 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
         print(f"{name}: {result.case}: {result.kind}: {result.problem}", file=sys.stderr)
     print(f"{name}: {len(results)} cases, {len(wrong)} not as they must be; {job.output}", flush=True)
     chosen = f" --count {len(cases)}" if len(cases) < COUNTS[name] and COUNTS[name] != 1000 else ""
-    command = f"python -m tools.faults --only {name}{chosen} --seed {job.seed}{' --mend' * job.mend}"
+    command = f"python -m tests.faults --only {name}{chosen} --seed {job.seed}{' --mend' * job.mend}"
     machine = f"{os.cpu_count()} cores, no GPU"
     table = module.table(results) if hasattr(module, "table") else ()
     section = document.section(module.TITLE, module.TEXT, command, machine, results, table)
@@ -129,4 +137,4 @@ def campaign(name: Campaign, job: Faults, store: Store, scratch: Path) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(command.run("tools.faults", main))
+    raise SystemExit(command.run("tests.faults", main))

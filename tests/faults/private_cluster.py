@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faults.private_configuration import Sizes, write_configuration
-from tools.faults.private_links import Links
+from tests.faults.private_configuration import Sizes, write_configuration
+from tests.faults.private_links import Links
 
 PROGRAMS = (
     "munged",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.faults import hostile_scenes
-from tools.faults.hostile_process import SCRIPT
+from tests.faults import hostile_scenes
+from tests.faults.hostile_process import SCRIPT
 
 Results = Callable[[Path, str], Mapping[str, object]]
 """(the folder behind the command, what it said) -> what must be as in an untouched folder."""

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
-from tools.faults.injection import Injection, fresh_copy, inject
-from tools.faults.results import CaseResult, Store
-from tools.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, own_digest, started
+from tests.faults.injection import Injection, fresh_copy, inject
+from tests.faults.results import CaseResult, Store
+from tests.faults.trainer import TINY, FaultTrainer, configuration, on_ranks, own_digest, started
 from training import checkpoint
 from training.checkpoint.format.manifest import MANIFEST
 from training.config.run_config import CheckpointConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
-from tools.faults.results import CaseResult, Store
-from tools.faults.trainer import DENSE, EXPERTS, FaultTrainer, configuration, global_digests, on_ranks, started
+from tests.faults.results import CaseResult, Store
+from tests.faults.trainer import DENSE, EXPERTS, FaultTrainer, configuration, global_digests, on_ranks, started
 from training import checkpoint
 from training.config.run_config import CheckpointConfig, RunConfig
 

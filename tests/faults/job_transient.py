@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tools.faults.job_program import Fault, Place
-from tools.faults.job_scene import JobCaseFailed, JobObservation, Scene
-from tools.faults.private_cluster import until
+from tests.faults.job_program import Fault, Place
+from tests.faults.job_scene import JobCaseFailed, JobObservation, Scene
+from tests.faults.private_cluster import until
 from training.checkpoint import folders
 from training.checkpoint.format.writer import DATA
 from training.run_lock.record import OWNER
