@@ -117,7 +117,7 @@ def start(
 def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
     """One rank of a job whose other ranks do not exist: collectives return at once, with whatever was in the buffer.
 
-    For counting what a rank holds and sends (tools.plan --trace), on a CPU or with "meta" tensors.
+    For counting what a rank holds and sends (tools.plan trace), on a CPU or with "meta" tensors.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -101,7 +101,7 @@ class Cluster:
     env: dict[str, str] = field(default_factory=dict)
     """Variables for NCCL, torch and the network's libraries."""
     measured: dict[str, Any] = field(default_factory=dict)
-    """What ``tools.plan --calibrate`` found, with versions, for people to read; ``constants`` in it, numbers by name,
+    """What ``tools.plan calibrate`` found, with versions, for people to read; ``constants`` in it, numbers by name,
     take the place of the planner's own (tools/plan/cost/constants.py)."""
 
     def problems(self) -> list[str]:
@@ -121,7 +121,7 @@ class Cluster:
             if name not in DTYPES
         ]
         if not fits(self.measured.get("constants", {}), dict[str, float]):
-            found.append("measured.constants: expected a table of numbers. --calibrate writes it.")
+            found.append("measured.constants: expected a table of numbers. calibrate writes it.")
         domain, gpus = self.fabric.scale_up_domain, self.node.gpus_per_node
         if not found and domain % gpus and gpus % domain:
             found.append(

@@ -20,7 +20,7 @@ def let_go_after_use(chunk: torch.nn.Module) -> None:
 
     They hold on to the graph that made them, beyond its backward pass, and where a block or its experts are recomputed,
     that graph to its input and the gradient of that: 88 of 1181 MiB of activations of a stage of 12 blocks
-    (qwen3_30b_a3b, PP 4, EP 8, 2048 tokens, fully recomputed; tools.plan --trace). Not after the layer's forward: mcore
+    (qwen3_30b_a3b, PP 4, EP 8, 2048 tokens, fully recomputed; tools.plan trace). Not after the layer's forward: mcore
     recomputes, and captures as graphs, parts of it.
     """
     for module in chunk.modules():

@@ -37,7 +37,7 @@ are checkpoints whose manifest fits the changed file. A wait of 60 s for an unkn
 LIMIT_S = 30.0
 WORKERS = 2
 PROGRAMS = (
-    "tools.clusters", "tools.convert.__main__", "tools.from_megatron.__main__", "tools.goodput.__main__",
+    "tools.clusters", "tools.convert.__main__", "tools.from_megatron.__main__", "tools.plan.goodput.command",
     "tools.inspect_checkpoint.__main__", "tools.plan.__main__", "tools.preprocess.__main__", "tools.reshard.__main__",
     "tools.supervise.decide", "training.cli.dry_run", "training.train",
 )  # fmt: skip

@@ -261,14 +261,14 @@ TARGETS: Sequence[Target] = (
         name="flags of the tools", scene="files", words=(
             ("tools.plan", "--model", "llama3_8b", "--cluster", "h100_ib", "--num_gpus", "8",
              "--global_batch_size", "64", "--seq_length", "4096", "--mbs", "1", "--tp", "2"),
-            ("tools.goodput", "--num_gpus", "1024", "--days", "10", "--failures_per_gpu_hour", "2e-5", "--stall_s", "5",
-             "--seed", "1"),
+            ("tools.plan", "goodput", "--num_gpus", "1024", "--days", "10", "--failures_per_gpu_hour", "2e-5",
+             "--stall_s", "5", "--seed", "1"),
             ("tools.supervise.decide", "--run_dir", "run", "--exit_code", "1", "--max_attempts", "5"),
         ), fine=(0, 1), weight=6,
     ),
     Target(
         name="goodput's measurements", scene="files", victims=("faults.md",), reads_all=False,
-        words=(("tools.goodput", "--num_gpus", "1024", "--days", "10", "--faults", "faults.md"),), weight=2,
+        words=(("tools.plan", "goodput", "--num_gpus", "1024", "--days", "10", "--faults", "faults.md"),), weight=2,
     ),
 )  # fmt: skip
 BY_NAME = {target.name: target for target in TARGETS}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from parallel.local_ranks import STOPPED
-from tools.goodput.__main__ import main as goodput
+from tools.plan.__main__ import main as plan
 from tools.supervise.__main__ import run_dir_of, split
 from tools.supervise.rule import BAD_INPUT
 
@@ -75,8 +75,8 @@ def test_commands_on_the_page_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_simulation_on_the_planners_page_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    (simulated,) = re.findall(r"^python -m tools\.goodput (.*)$", PLANNER, re.MULTILINE)
-    assert goodput(shlex.split(simulated)) == 0
+    (simulated,) = re.findall(r"^python -m tools\.plan (goodput .*)$", PLANNER, re.MULTILINE)
+    assert plan(shlex.split(simulated)) == 0
     (shown,) = re.findall(r"```\n(16,384 GPUs.*?)```", PLANNER, re.DOTALL)
     assert shown in capsys.readouterr().out
 

@@ -1,36 +1,83 @@
 """Which TP x PP x DP, how fast, how much memory, how sure: in seconds, without a GPU.
 
     python -m tools.plan --model llama3_70b --cluster h100_ib --num_gpus 512 --global_batch_size 1024 --seq_length 8192
-    python -m tools.plan --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64 --explain TP=4,PP=2
-    python -m tools.plan --backtest tools/plan/backtest/published.csv
+    python -m tools.plan explain TP=4,PP=2 --recipe slurm/recipes/llama3_8b.toml --cluster h100_ib --num_gpus 64
+
+    search     price every legal layout and show the best (what is done without a subcommand)
+    explain    one layout against the best of all, or why it is rejected
+    size       how many GPUs, and of which cluster; memory by number format and ZeRO stage
+    trace      bytes and collectives of the best layouts, by running the program with tensors without values
+    calibrate  measure this machine into a cluster file
+    compare    predicted against measured steps on this machine
+    backtest   the planner against published runs, or yours
+    goodput    the share of time that is training, between failures
 
 Legal layouts are priced from physics: matrix products, attention, memory traffic, links, the pipeline. Left out are
 those that only cost: without sequence parallelism or overlap, unless a flag asks. The interval is what published runs,
-held against the same prices, were off by. Exit code 0: answered; 2: bad input.
+held against the same prices, were off by. Exit code 0: answered; 2: bad input. Each subcommand has a --help.
 """
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
 from parallel import command, output
 from parallel.errors import UserError
-from tools.plan.flags import Flags
-from tools.plan.run import run
+from tools.plan import flags, run
+from tools.plan.goodput.command import Goodput, goodput
+
+SUBCOMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
+    "search": (flags.SearchFlags, run.search),
+    "explain": (flags.ExplainFlags, run.explain),
+    "size": (flags.SizeFlags, run.size),
+    "trace": (flags.TraceFlags, run.trace),
+    "calibrate": (flags.CalibrateFlags, run.calibrate),
+    "compare": (flags.CompareFlags, run.compare),
+    "backtest": (flags.BacktestFlags, run.backtest),
+    "goodput": (Goodput, goodput),
+}
+MOVED = {
+    "--explain": "explain TP=8,PP=4", "--why": "explain TP=8,PP=4", "--memory": "size --show memory",
+    "--smallest": "size --show smallest", "--sizing": "size --show clusters", "--trace": "trace --layouts 3",
+    "--calibrate": "calibrate FILE.toml", "--compare": "compare",
+}  # fmt: skip
+"""Flags before 0.2.0, and the subcommand that does the same."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: answered; 2: bad input, in one message."""
-    flags = tyro.cli(Flags, args=argv, use_underscores=True, prog="python -m tools.plan", description=__doc__)
+    name, rest = _subcommand(list(sys.argv[1:] if argv is None else argv))
+    kind, act = SUBCOMMANDS[name]
+    if name != "backtest" and (moved := [flag for flag in rest if flag in MOVED]):
+        print(f"{moved[0]} is a subcommand now: python -m tools.plan {MOVED[moved[0]]} ...", file=sys.stderr)
+        return 2
+    program = "python -m tools.plan" if name == "search" else f"python -m tools.plan {name}"
+    given: Any = tyro.cli(kind, args=rest, use_underscores=True, prog=program, description=_description(name))
     try:
         with output.for_a_reader():
-            run(flags)
+            act(given)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _subcommand(argv: list[str]) -> tuple[str, list[str]]:
+    """Its name and what follows. The old spelling ``--backtest CSV`` stands for the subcommand."""
+    if argv and argv[0] in SUBCOMMANDS:
+        return argv[0], argv[1:]
+    if "--backtest" in argv:
+        at = argv.index("--backtest")
+        return "backtest", [*argv[at + 1 : at + 2], *argv[:at], *argv[at + 2 :]]
+    return "search", argv
+
+
+def _description(name: str) -> str | None:
+    """Of this program for the search, else of the subcommand's flags."""
+    return __doc__ if name == "search" else SUBCOMMANDS[name][0].__doc__
 
 
 if __name__ == "__main__":

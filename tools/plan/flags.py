@@ -1,12 +1,24 @@
-"""The flags of tools.plan."""
+"""The flags of each subcommand of tools.plan."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from parallel.launch import MOST_RANKS
+from tools.plan.request import AXES
+
+LARGEST = {"num_gpus": MOST_RANKS, "global_batch_size": (1 << 31) - 1, "seq_length": 1 << 27, "mbs": 1 << 24}
+"""Of the axes of a layout, MOST_RANKS: what is beyond is a typing mistake, and would be counted through for hours."""
+Figure = Literal["memory", "smallest", "clusters"]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Flags:
-    """Plan a run."""
+class RequestFlags:
+    """What is planned: model, cluster, GPUs, batch, and sizes that are decided already."""
 
     model: str | None = None
     """Architecture by name, such as llama3_70b (models/families.py)."""
@@ -66,51 +78,99 @@ class Flags:
     precision: str | None = None
     """bf16, fp16, fp32 or fp8, as the card has them. None: bf16 and fp8; fp16 or fp32 on cards without bf16."""
 
+    def problems(self) -> Iterator[str]:
+        """Values that no flag has."""
+        for name in {**LARGEST, **dict.fromkeys(AXES)}:
+            most, size = LARGEST.get(name, MOST_RANKS), getattr(self, name)
+            if isinstance(size, int) and size > most:
+                yield f"--{name} must be at most {most:,}, found {size if size < 10**30 else 'a larger number'}."
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SearchFlags(RequestFlags):
+    """Price every legal layout; show the best."""
+
     top: int = 10
     """Layouts to show."""
 
-    explain: str | None = None
-    """Explain a layout, or its rejection: TP=8,PP=4."""
-
     write: Path | None = None
-    """Write the best layout (or that of --explain) as a recipe here."""
+    """Write the chosen layout as a recipe here."""
 
     tokens: float | None = None
     """Tokens to train on: days and cost of that; with --write, train_iters and save_interval of the recipe."""
 
-    smallest: bool = False
-    """The fewest GPUs of this cluster, and of each other, that hold the model."""
-
-    sizing: bool = False
-    """The same run on every other cluster for no more money per hour: fewer, larger cards or many small ones."""
-
-    memory: bool = False
-    """Table of weights, gradients and optimizer by number format and ZeRO stage; checkpoint size and interval."""
-
     report: Path | None = None
     """Write everything as one HTML file with pictures."""
 
-    trace: int = 0
-    """Run the real program of the best so many layouts, with tensors without values, for exact memory. Needs torch."""
+    def problems(self) -> Iterator[str]:
+        """Values that no flag has."""
+        yield from RequestFlags.problems(self)
+        if self.top < 1:
+            yield f"--top must be 1 or more, found {self.top}."
+        if self.tokens is not None and not 0 < self.tokens < math.inf:
+            yield f"--tokens must be above 0, and finite, found {self.tokens:g}."
 
-    calibrate: Path | None = None
-    """Measure this machine's matrix products, memory and collectives into a cluster file; under srun or torchrun, over
-    all its ranks (slurm/calibrate.sbatch). Needs torch."""
 
-    compare: bool = False
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ExplainFlags(SearchFlags):
+    """Explain one layout, against the best of all, or why it is rejected."""
+
+    layout: tyro.conf.Positional[str]
+    """Sizes of the layout: TP=8,PP=4. The planner chooses the rest."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SizeFlags(RequestFlags):
+    """How many GPUs, and of which cluster."""
+
+    show: tuple[Figure, ...] = ("memory", "smallest", "clusters")
+    """memory: a table of weights, gradients and optimizer by number format and ZeRO stage, checkpoint size and
+    interval; smallest: the fewest GPUs of this cluster, and of each other, that hold the model; clusters: the same run
+    on every other cluster for no more money per hour: fewer, larger cards or many small ones."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TraceFlags(RequestFlags):
+    """Count the bytes and collectives of the best layouts exactly. Needs torch."""
+
+    layouts: int = 3
+    """Run the real program of so many of the best layouts, with tensors without values."""
+
+    def problems(self) -> Iterator[str]:
+        """Values that no flag has."""
+        yield from RequestFlags.problems(self)
+        if self.layouts < 1:
+            yield f"--layouts must be 1 or more, found {self.layouts}."
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class CalibrateFlags:
+    """Measure this machine's matrix products, memory and collectives. Needs torch."""
+
+    output: tyro.conf.Positional[Path]
+    """The cluster file to write; under srun or torchrun, from measurements over all ranks (slurm/calibrate.sbatch)."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class CompareFlags(RequestFlags):
     """Run pretrain_gpt.py here in a few layouts (one rank, then all DP, TP or PP) of --num_gpus ranks, for 12 steps
-    each, and print predicted against measured time. --cluster: a file that --calibrate wrote here; without --model,
+    each, and print predicted against measured time. --cluster: a file that ``calibrate`` wrote here; without --model,
     the demo's."""
 
-    backtest: Path | None = None
-    """CSV of published runs to hold the planner against: tools/plan/backtest/published.csv, or one of yours with the
-    same columns, or Megatron's names for them. What is empty comes from the model's name."""
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class BacktestFlags:
+    """Hold the planner against published runs."""
+
+    runs: tyro.conf.Positional[Path] = Path(__file__).parent / "backtest/published.csv"
+    """CSV with the columns of published.csv, or Megatron's names for them. What is empty comes from the model's
+    name."""
 
     output: Path | None = None
-    """With --backtest: write a prediction for every row here."""
+    """Write a prediction for every row here."""
 
     cross_validate: bool = False
-    """With --backtest: also predict each layout, and each cluster, by constants fitted without it (minutes)."""
+    """Also predict each layout, and each cluster, by constants fitted without it (minutes)."""
 
     refit: bool = False
-    """With --backtest: fit the constants again and keep them."""
+    """Fit the constants again and keep them."""

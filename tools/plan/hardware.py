@@ -126,7 +126,7 @@ def card_age(gpu_name: str, year: float) -> float:
 
 
 def on_cpu(cluster: Cluster) -> bool:
-    """Whether its ranks compute on CPUs: a file that ``--calibrate`` wrote on a machine without GPUs."""
+    """Whether its ranks compute on CPUs: a file that ``calibrate`` wrote on a machine without GPUs."""
     return cluster.gpu.name.split(" ")[0] == "CPU"
 
 

@@ -180,7 +180,7 @@ def constants(cluster: Cluster) -> Constants:
     if unknown := sorted(own.keys() - set(names)):
         raise UserError(
             f"cluster {cluster.name}: measured.constants.{unknown[0]}: no constant of the planner. Known: "
-            f"{', '.join(names)}. Take it out, or run --calibrate again."
+            f"{', '.join(names)}. Take it out, or run calibrate again."
         )
     begun = {"collective_s": 0.0} if cluster.measured.get("collectives") else {}  # in the measured hops
     return replace(fitted(), **begun | own)

@@ -108,7 +108,7 @@ def write(
         raise UserError(
             f"{plan.layout}: pretrain_gpt.py would refuse this layout, so no recipe is written:\n  "
             + "\n  ".join(refused)
-            + "\nAsk without --explain for one that it accepts, or change the recipe that this one is made from."
+            + "\nSearch for one that it accepts, or change the recipe that this one is made from."
         )
     if path.exists():
         raise UserError(f"{path}: exists already. Choose another name, or remove it.")

@@ -1,4 +1,4 @@
-"""From flags to answers. --trace and --calibrate import torch themselves."""
+"""From flags to answers, a function for each subcommand. trace and calibrate import torch themselves."""
 
 import dataclasses
 import difflib
@@ -6,16 +6,26 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from models.config import ModelConfig
 from models.families import named
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import combinations, recipe, rejections, report, results, sizing
+from tools.plan import recipe, rejections, report, results, sizing
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
-from tools.plan.flags import Flags
+from tools.plan.flags import (
+    BacktestFlags,
+    CalibrateFlags,
+    CompareFlags,
+    ExplainFlags,
+    RequestFlags,
+    SearchFlags,
+    SizeFlags,
+    TraceFlags,
+)
 from tools.plan.hardware import computable
 from tools.plan.pricing import PricedLayout, price
 from tools.plan.ranking import distinct
@@ -29,55 +39,104 @@ from training.config.run_config import RunConfig
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
 
-def run(flags: Flags) -> None:
-    """Answers; raises UserError for what cannot be answered."""
-    if found := combinations.problems(flags):
+def search(flags: SearchFlags) -> None:
+    """The table of layouts, and what is made of the best. Raises UserError for what cannot be answered."""
+    base, question = _request(flags)
+    _writable(flags.report, flags.write)
+    plans, rows = planned(question, flags.top, base)
+    chosen = offered(plans)
+    print("\n".join(report.details(chosen)))
+    _finish(flags, question, question, plans, rows, chosen, base)
+
+
+def explain(flags: ExplainFlags) -> None:
+    """The same of one layout. Raises UserError where nothing allows it."""
+    rejections.constraint(flags.layout)  # before anything is printed
+    base, question = _request(flags)
+    _writable(flags.report, flags.write)
+    narrowed = _narrowed(question, flags.layout)
+    plans, rows = planned(question, flags.top, base)
+    chosen = explained(flags.layout, narrowed, plans, base)
+    _finish(flags, question, narrowed, plans, rows, chosen, base)
+
+
+def size(flags: SizeFlags) -> None:
+    """What is answered without the layouts of the question."""
+    base, question = _request(flags)
+    for name in flags.show:
+        lines = {
+            "memory": lambda: results.memory_table(question),
+            "smallest": lambda: sizing.smallest(question, base),
+            "clusters": lambda: sizing.sizing(question, base),
+        }[name]()
+        print("\n".join(lines))
+
+
+def trace(flags: TraceFlags) -> None:
+    """The best layouts, run with tensors without values."""
+    from tools.plan.trace import command
+
+    base, question = _request(flags)
+    plans, _ = planned(question, flags.layouts, base)
+    command.trace(question, [plan for plan in distinct(plans) if plan.runs_today][: flags.layouts], base)
+
+
+def compare(flags: CompareFlags) -> None:
+    """Predicted against measured steps on this machine."""
+    from tools.plan.calibrate import compare as calibrated
+
+    _refuse(flags)
+    base = load(flags.recipe) if flags.recipe is not None else None
+    calibrated.compare(asked(calibrated.filled(flags), base), base)
+
+
+def backtest(flags: BacktestFlags) -> None:
+    """The planner against a table of runs."""
+    from tools.plan.backtest import command
+
+    _writable(flags.output)
+    command.backtest(flags)
+
+
+def calibrate(flags: CalibrateFlags) -> None:
+    """This machine as a cluster file."""
+    from tools.plan.calibrate import command
+
+    command.calibrate(flags.output)
+
+
+def _refuse(flags: RequestFlags) -> None:
+    if found := list(flags.problems()):
         raise UserError("\n".join(found))
-    for path in (flags.report, flags.write, flags.output):
+
+
+def _request(flags: RequestFlags) -> tuple[RunConfig | None, PlanRequest]:
+    """The recipe, if one was named, and the question; warns of links that were never measured."""
+    _refuse(flags)
+    base = load(flags.recipe) if flags.recipe is not None else None
+    question = asked(flags, base)
+    if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
+        print(warning, file=sys.stderr)
+    return base, question
+
+
+def _writable(*paths: Path | None) -> None:
+    for path in paths:
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
             what = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
             raise UserError(f"{path}: cannot be written: {what}. Name a file in a folder that is there.")
-    if flags.backtest is not None:
-        from tools.plan.backtest.command import backtest
-
-        backtest(flags)
-        return
-    if flags.calibrate is not None:
-        from tools.plan.calibrate.command import calibrate
-
-        calibrate(flags.calibrate)
-        return
-    base = load(flags.recipe) if flags.recipe is not None else None
-    if flags.compare:
-        from tools.plan.calibrate.compare import compare, filled
-
-        compare(asked(filled(flags), base), base)
-        return
-    question = asked(flags, base)
-    narrowed = _narrowed(question, flags.explain)
-    if question.num_gpus > 1 and (warning := made_up_links(question.cluster)):
-        print(warning, file=sys.stderr)
-    _figures(flags, question, base)
-    if combinations.wants_layouts(flags):
-        _layouts(flags, question, narrowed, base)
 
 
-def _figures(flags: Flags, question: PlanRequest, base: RunConfig | None) -> None:
-    """What is answered without the layouts of the question."""
-    if flags.memory:
-        print("\n".join(results.memory_table(question)))
-    if flags.smallest:
-        print("\n".join(sizing.smallest(question, base)))
-    if flags.sizing:
-        print("\n".join(sizing.sizing(question, base)))
-
-
-def _layouts(flags: Flags, question: PlanRequest, narrowed: PlanRequest, base: RunConfig | None) -> None:
-    """The table, and what is made of the chosen layout. narrowed: with what --explain asks about decided."""
-    plans, rows = planned(question, flags.top, base)
-    chosen = explain(flags, narrowed, plans, base) if flags.explain is not None else offered(plans)
-    if flags.explain is None:
-        print("\n".join(report.details(chosen)))
+def _finish(
+    flags: SearchFlags,
+    question: PlanRequest,
+    narrowed: PlanRequest,
+    plans: list[PricedLayout],
+    rows: list[PricedLayout],
+    chosen: PricedLayout,
+    base: RunConfig | None,
+) -> None:
+    """What is made of the chosen layout. narrowed: with the sizes decided that were asked about."""
     if flags.tokens is not None:
         print("\n".join(results.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
@@ -85,10 +144,6 @@ def _layouts(flags: Flags, question: PlanRequest, narrowed: PlanRequest, base: R
         print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
         if not chosen.fits:
             print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
-    if flags.trace:
-        from tools.plan.trace.command import trace
-
-        trace(question, [plan for plan in distinct(plans) if plan.runs_today][: flags.trace], base)
     if flags.report is not None:
         from tools.plan.page.page import write_page
 
@@ -103,7 +158,7 @@ def _length(question: PlanRequest, chosen: PricedLayout, tokens: float) -> recip
     )
 
 
-def asked(flags: Flags, base: RunConfig | None) -> PlanRequest:
+def asked(flags: RequestFlags, base: RunConfig | None) -> PlanRequest:
     """The question, every part of it checked. Raises UserError."""
     if flags.num_gpus is None or (flags.model is None and base is None):
         raise UserError("--num_gpus and --model (or --recipe) are needed, such as --model llama3_70b --num_gpus 64.")
@@ -126,7 +181,7 @@ def asked(flags: Flags, base: RunConfig | None) -> PlanRequest:
     return question
 
 
-def _model(flags: Flags, base: RunConfig | None) -> ModelConfig:
+def _model(flags: RequestFlags, base: RunConfig | None) -> ModelConfig:
     if flags.model is not None:
         named(flags.model)  # raises with the nearest names
     model = base.model if base is not None else _unrecorded(flags.model or "")
@@ -204,29 +259,26 @@ def shown(plans: Sequence[PricedLayout], top: int) -> list[PricedLayout]:
     return [plan for plan in plans if id(plan) in kept]
 
 
-def _narrowed(question: PlanRequest, why: str | None) -> PlanRequest:
-    """With what --explain asks about decided, too. Raises UserError for what no question has."""
-    more = rejections.constraint(why) if why is not None else {}
-    narrowed = dataclasses.replace(question, fixed=question.fixed | more)
+def _narrowed(question: PlanRequest, sizes: str) -> PlanRequest:
+    """With the sizes decided that are asked about. Raises UserError for what no question has."""
+    narrowed = dataclasses.replace(question, fixed=question.fixed | rejections.constraint(sizes))
     _check(narrowed)
     return narrowed
 
 
-def explain(
-    flags: Flags, narrowed: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig | None = None
+def explained(
+    sizes: str, narrowed: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig | None = None
 ) -> PricedLayout:
-    """--explain: the best layout of these sizes against the best of all, or what forbids them."""
+    """The best layout of these sizes against the best of all, or what forbids them."""
     layouts = candidates(narrowed)
     if not layouts:
         refused = rejections.refusals(narrowed)
         raise UserError(
-            "\n".join(
-                [f"{flags.explain} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))]
-            )
+            "\n".join([f"{sizes} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
         )
     fit = fitting(narrowed, layouts, base)
     chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
-    lines = [f"{flags.explain}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
+    lines = [f"{sizes}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
     lines += [*report.against(chosen, offered(plans)), *report.details(chosen)]
     print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen, base))]))
     return chosen

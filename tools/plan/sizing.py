@@ -62,7 +62,7 @@ def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
     if not rows:
         raise UserError(
             f"{question.model.shape} fits on nothing that {budget:,.4g} USD an hour, the price of {asked}, buys. Ask "
-            "for more GPUs (--smallest says how many hold it), or lift constraints."
+            "for more GPUs (size --show smallest says how many hold it), or lift constraints."
         )
     head = (
         f"what {budget:,.4g} USD an hour, the price of {asked}, buys, most tokens per dollar first; of other clusters "
@@ -77,7 +77,7 @@ def _that_runs_today(question: PlanRequest) -> PlanRequest:
     if zero > 1:
         raise UserError(
             f"--zero {zero}: today's program does not shard weights or gradients, and what runs today is all that "
-            "--smallest and --sizing look for. Leave it out, or take --zero 1."
+            "size looks for. Leave it out, or take --zero 1."
         )
     return dataclasses.replace(question, fixed=question.fixed | {"zero": zero})
 

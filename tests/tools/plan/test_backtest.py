@@ -127,7 +127,7 @@ def test_a_table_that_is_none_is_refused(
 ) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    assert main(["--backtest", str(path)]) == 2
+    assert main(["backtest", str(path)]) == 2
     stated = capsys.readouterr().err
     assert all(word in stated for word in [*words, "bad.csv"]), stated
 

@@ -1,4 +1,4 @@
-"""--calibrate writes a cluster file of these ranks that the planner reads; --compare holds it against real runs."""
+"""calibrate writes a cluster file of these ranks that the planner reads; compare holds it against real runs."""
 
 import dataclasses
 import os
@@ -35,7 +35,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cluster file that torchrun's two ranks write."""
     path = tmp_path_factory.mktemp("calibrated") / "here.toml"
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, *TOOL, "--calibrate", str(path)]
+    command = [sys.executable, *torchrun, *TOOL, "calibrate", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "reduce_scatter" in done.stdout and f"written: {path}" in done.stdout
@@ -60,20 +60,20 @@ def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixtu
 
 def test_a_run_is_held_against_its_prediction(two_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One layout of those that are compared without --tp."""
-    assert main(f"--compare --cluster {two_ranks} --model debug --seq_length 64 --tp 2".split()) == 0
+    assert main(f"compare --cluster {two_ranks} --model debug --seq_length 64 --tp 2".split()) == 0
     said = capsys.readouterr().out
     row = re.search(r"2 +TP2 PP1 DP1 MBS1, fp32 +.+? +([\d.]+) +([\d.]+) +([\d.]+)\n", said)
     assert row, said
     predicted, measured, ratio = map(float, row.groups())
     assert measured > 0 and predicted > 0 and ratio == pytest.approx(predicted / measured, abs=0.02)
     assert "median ratio" in said
-    assert main(f"--compare --cluster {two_ranks} --global_batch_size 3 --pp 7".split()) == 2
+    assert main(f"compare --cluster {two_ranks} --global_batch_size 3 --pp 7".split()) == 2
     assert "the constraints leave none" in capsys.readouterr().err
 
 
 def test_one_rank_alone(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
-    command = [sys.executable, *TOOL, "--calibrate", str(path)]
+    command = [sys.executable, *TOOL, "calibrate", str(path)]
     first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     assert "no link was measured" in path.read_text()

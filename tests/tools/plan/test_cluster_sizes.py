@@ -27,13 +27,17 @@ def question(model: str, cluster: str, gpus: int, batch: int, seq: int, **fixed:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert main([*LLAMA, *flags]) == 0
+    assert main([*_subcommand(flags), *LLAMA, *flags]) == 0
     return capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    assert main([*LLAMA, *flags]) == 2
+    assert main([*_subcommand(flags), *LLAMA, *flags]) == 2
     return capsys.readouterr().err
+
+
+def _subcommand(flags: tuple[str, ...]) -> list[str]:
+    return ["size"] if "--show" in flags else []
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -73,12 +77,12 @@ def test_the_smallest_cluster_is_not_a_power_of_two(capsys: pytest.CaptureFixtur
     asked = question("llama3_70b", "h100_ib", 64, 1024, 8192)
     assert fewest(asked) == 24
     assert not any(fits(dataclasses.replace(asked, num_gpus=count)) for count in range(1, 24))
-    text = printed(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--smallest")
+    text = printed(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--show", "smallest")
     found = rows(text)
     assert found["h100_ib"][1] == "24" and set(found) >= set(clusters.known_clusters())
     assert "tried: parts of a node, every whole number of nodes up to 256" in text
     assert "up to 65,536 GPUs" in printed(
-        capsys, *"--num_gpus 8 --global_batch_size 8 --tp 1 --pp 1 --recompute none --smallest".split()
+        capsys, *"--num_gpus 8 --global_batch_size 8 --tp 1 --pp 1 --recompute none --show smallest".split()
     )
 
 
@@ -108,9 +112,7 @@ def test_more_samples_are_asked_for_only_where_they_must(capsys: pytest.CaptureF
 
 
 def test_the_same_money_buys_whole_nodes_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(
-        printed(capsys, "--num_gpus", "96", "--global_batch_size", "1152", "--mbs", "1", "--vpp", "1", "--sizing")
-    )
+    found = rows(printed(capsys, *"--num_gpus 96 --global_batch_size 1152 --mbs 1 --vpp 1 --show clusters".split()))
     assert found["h100_ib"][1] == "96" and float(found["h100_ib"][2]) == pytest.approx(239, abs=0.5)
     for name, row in found.items():
         cluster = clusters.load(name)
@@ -126,7 +128,18 @@ def test_a_cluster_of_ones_own_is_sized_as_well(tmp_path: Path, capsys: pytest.C
     text = re.sub(r"(?m)^source = .*$", 'source = "not known: write yours"', text)
     mine = tmp_path / "mine.toml"
     mine.write_text(re.sub(r"(?m)^usd_per_gpu_hour = .*$", "usd_per_gpu_hour = 1.0", text))
-    asked = ("--cluster", str(mine), "--num_gpus", "36", "--global_batch_size", "72", "--mbs", "1", "--sizing")
+    asked = (
+        "--cluster",
+        str(mine),
+        "--num_gpus",
+        "36",
+        "--global_batch_size",
+        "72",
+        "--mbs",
+        "1",
+        "--show",
+        "clusters",
+    )
     text = printed(capsys, *asked)
     assert rows(text)["mine"][1:3] == ["36", "36"] and "mine: its price is not known" in text
     assert "one node costs more: gb300" in text or "one node costs more: b200_ib" in text
@@ -134,9 +147,9 @@ def test_a_cluster_of_ones_own_is_sized_as_well(tmp_path: Path, capsys: pytest.C
 
 def test_money_that_buys_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     text = refused(
-        capsys, "--cluster", "t4_ethernet", "--num_gpus", "64", "--global_batch_size", "1024", "--sizing"
+        capsys, "--cluster", "t4_ethernet", "--num_gpus", "64", "--global_batch_size", "1024", "--show", "clusters"
     )  # fmt: skip
-    assert "fits on nothing that" in text and "64 GPUs of t4_ethernet" in text and "--smallest" in text
-    for flag in ("--sizing", "--smallest"):
-        text = refused(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--zero", "3", flag)
+    assert "fits on nothing that" in text and "64 GPUs of t4_ethernet" in text and "size --show smallest" in text
+    for figure in ("clusters", "smallest"):
+        text = refused(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--zero", "3", "--show", figure)
         assert "--zero 3" in text and "--zero 1" in text

@@ -106,7 +106,19 @@ def test_the_trace_counts_fp8s_copies(
 def memory(capsys: pytest.CaptureFixture[str], model: str, cluster: str) -> str:
     from tools.plan.__main__ import main
 
-    asked_for = ["--model", model, "--cluster", cluster, "--num_gpus", "64", "--global_batch_size", "256", "--memory"]
+    asked_for = [
+        "size",
+        "--show",
+        "memory",
+        "--model",
+        model,
+        "--cluster",
+        cluster,
+        "--num_gpus",
+        "64",
+        "--global_batch_size",
+        "256",
+    ]
     assert main(asked_for) == 0
     return capsys.readouterr().out
 

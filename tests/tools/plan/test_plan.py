@@ -75,20 +75,20 @@ def test_a_recipe_keeps_what_is_not_planned(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_why(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, *ASKED, "--explain", "TP=8,PP=4")
+    text = printed(capsys, "explain", "TP=8,PP=4", *ASKED)
     assert "slower than" in text and "tensor-parallel collectives" in text
-    assert "rejected" in printed(capsys, *ASKED, "--explain", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0")
-    assert "does not divide 64 GPUs" in refused(capsys, *ASKED, "--explain", "TP=3")
+    assert "rejected" in printed(capsys, "explain", "TP=1,PP=1,CP=1,mbs=4,recompute=none,zero=0", *ASKED)
+    assert "does not divide 64 GPUs" in refused(capsys, "explain", "TP=3", *ASKED)
     assert "num_attention_heads" in refused(
-        capsys, *ASKED, "--num_gpus", "66", "--global_batch_size", "66", "--explain", "TP=3"
+        capsys, "explain", "TP=3", *ASKED, "--num_gpus", "66", "--global_batch_size", "66"
     )
-    assert "planned only" in printed(capsys, *ASKED, "--explain", "zero=3")
-    assert '"PQ=3" is not one of' in refused(capsys, *ASKED, "--explain", "PQ=3")
+    assert "planned only" in printed(capsys, "explain", "zero=3", *ASKED)
+    assert '"PQ=3" is not one of' in refused(capsys, "explain", "PQ=3", *ASKED)
 
 
 def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sharded.toml"
-    assert "ZeRO-3" in refused(capsys, *ASKED, "--explain", "zero=3", "--write", str(path))
+    assert "ZeRO-3" in refused(capsys, "explain", "zero=3", *ASKED, "--write", str(path))
     assert not path.exists()
 
 
@@ -143,10 +143,11 @@ def test_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    memory = printed(capsys, *ASKED, "--memory")
+    memory = printed(capsys, "size", *ASKED, "--show", "memory")
     assert "ZeRO-3" in memory and "checkpoint: 112 GB" in memory
     smallest = printed(
         capsys,
+        "size",
         "--model",
         "llama3_8b",
         "--cluster",
@@ -155,10 +156,11 @@ def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
         "64",
         "--global_batch_size",
         "64",
-        "--smallest",
+        "--show",
+        "smallest",
     )
     assert "h100_ib" in smallest and "gb200" in smallest
-    sizing = printed(capsys, *ASKED, "--sizing")
+    sizing = printed(capsys, "size", *ASKED, "--show", "clusters")
     assert "M tokens per USD" in sizing and "a100_ib" in sizing
 
 

@@ -141,7 +141,7 @@ def test_what_is_taken_for_a_row_is_told(tmp_path: Path, capsys: pytest.CaptureF
         "d,Llama3-8B,8192,NVIDIA H100 80GB HBM3,8,1,1,8,1,128,3,1",
         header=f"{HEADER},etp",
     )
-    assert main(["--backtest", str(path)]) == 0
+    assert main(["backtest", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "2 rows' models are guessed from their size: Unheard-13B (13 B), nothing (no size given: 8 B)" in printed
     assert "2 rows' cards are not known, and priced as an H100 of 80 GB: V100, GH200" in printed
@@ -158,12 +158,12 @@ def test_what_does_not_fit_together_is_told(tmp_path: Path, capsys: pytest.Captu
         "format,Llama3-8B,8192,A100,8,1,1,8,1,128,3,fp8",
         header=f"{HEADER},precision",
     )
-    assert main(["--backtest", str(path)]) == 0
+    assert main(["backtest", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "1 row's TP x PP x CP x DP is not n_gpus: world" in printed
     assert "1 row's gbs is no multiple of mbs x DP, and rounded: batch" in printed
     assert "1 row's number formats are none of their cards', and priced in 16 bits: fp8 on NVIDIA A100" in printed
-    assert main(["--backtest", str(PUBLISHED)]) == 0
+    assert main(["backtest", str(PUBLISHED)]) == 0
     assert "TP x PP x CP x DP is not" not in (printed := capsys.readouterr().out) and "no multiple" not in printed
 
 
@@ -204,24 +204,24 @@ GOOD = "a,Llama3-8B,8192,H100,8,1,1,8,1,128"
 def test_what_no_run_can_have_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], header: str, words: list[str]
 ) -> None:
-    assert main(["--backtest", str(table(tmp_path, *lines, header=header))]) == 2
+    assert main(["backtest", str(table(tmp_path, *lines, header=header))]) == 2
     printed = capsys.readouterr().err
     assert all(word in printed for word in [*words, "runs.csv"]), printed
 
 
 def test_no_peaks_and_no_order_are_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--backtest", str(table(tmp_path, *[f"{GOOD},3"] * 4))]) == 0
+    assert main(["backtest", str(table(tmp_path, *[f"{GOOD},3"] * 4))]) == 0
     printed = capsys.readouterr().out
     assert "nan" not in printed and "memory: no published peaks" in printed
 
 
 def test_a_cell_without_an_end_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--backtest", str(table(tmp_path, f'{GOOD},"{"3" * 200_000}'))]) == 2
+    assert main(["backtest", str(table(tmp_path, f'{GOOD},"{"3" * 200_000}'))]) == 2
     assert "cannot be read as CSV" in capsys.readouterr().err
 
 
 def test_a_missing_folder_is_noticed_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--backtest", str(table(tmp_path, f"{GOOD},3")), "--output", str(tmp_path / "none" / "out.csv")]
+    asked = ["backtest", str(table(tmp_path, f"{GOOD},3")), "--output", str(tmp_path / "none" / "out.csv")]
     assert main(asked) == 2
     printed = capsys.readouterr()
     assert "there is no folder" in printed.err and not printed.out

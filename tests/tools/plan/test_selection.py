@@ -75,10 +75,11 @@ def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[
     close = [plan for plan in runnable if plan.step_s <= fastest.step_s * (1 + CLOSE)]
     assert len(close) > 2 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
     flags = "--model llama3_70b --num_gpus 256 --global_batch_size 1024 --seq_length 8192".split()
-    sizing = next(line for line in printed(capsys, *flags, "--sizing").splitlines() if " h100_ib " in line)
+    sized = printed(capsys, "size", *flags, "--show", "clusters").splitlines()
+    sizing = next(line for line in sized if " h100_ib " in line)
     assert sizing.endswith(str(own.layout))
     assert f"{own.layout}: {own.step_s:.4g} s a step" in printed(capsys, *flags)
-    assert "This is the layout that is offered first" in printed(capsys, *flags, "--explain", f"tp={own.layout.tp}")
+    assert "This is the layout that is offered first" in printed(capsys, "explain", f"tp={own.layout.tp}", *flags)
 
 
 def test_one_row_for_layouts_that_differ_in_their_stages_alone(plan: PricedLayout) -> None:
@@ -160,17 +161,17 @@ def test_switches_go_with_the_rest_of_the_recipe_too(tmp_path: Path, capsys: pyt
     path.write_text(
         '[model]\nshape = "llama3_8b"\n[train]\nglobal_batch_size = 512\nrampup_batch_size = [16, 16, 1000000]\n'
     )
-    flags = ["--recipe", str(path), "--num_gpus", "64", "--explain", "TP=1,PP=1,CP=1,mbs=1,recompute=none,zero=0"]
+    flags = ["explain", "TP=1,PP=1,CP=1,mbs=1,recompute=none,zero=0", "--recipe", str(path), "--num_gpus", "64"]
     rows = printed(capsys, *flags).partition("the same with one switch the other way:\n")[2]
     assert next(line for line in rows.splitlines() if "ZeRO-1" in line).endswith("refused")
     alone = "--model llama3_8b --global_batch_size 512 --seq_length 4096".split()
-    assert "refused" not in printed(capsys, *alone, *flags[2:])
+    assert "refused" not in printed(capsys, *flags[:2], *alone, *flags[4:])
 
 
 def test_what_does_not_fit_is_written_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "large.toml"
     flags = "--model llama3_70b --num_gpus 64 --global_batch_size 64 --seq_length 8192".split()
-    assert main([*flags, "--explain", "TP=8,PP=1,recompute=none,mbs=2,zero=1", "--write", str(path)]) == 0
+    assert main(["explain", "TP=8,PP=1,recompute=none,mbs=2,zero=1", *flags, "--write", str(path)]) == 0
     said = capsys.readouterr()
     assert "rejected:" in said.out and "does not fit" in said.err
     assert "may run out of memory" in path.read_text().partition("device")[0] and load(path).problems(64) == []

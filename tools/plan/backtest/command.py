@@ -1,4 +1,4 @@
-"""--backtest: the planner against a CSV of published runs."""
+"""backtest: the planner against a CSV of published runs."""
 
 import csv
 import sys
@@ -19,17 +19,16 @@ from tools.plan.backtest.rows import GIB, PublishedRun, read
 from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
-from tools.plan.flags import Flags
+from tools.plan.flags import BacktestFlags
 from training.memory.cases import Column
 from training.memory.peak import SAFE_SHARE
 
 
-def backtest(flags: Flags) -> None:
+def backtest(flags: BacktestFlags) -> None:
     """Prints the tables; writes a prediction for every row where --output asks for it."""
-    assert flags.backtest is not None
-    rows = read(flags.backtest)
+    rows = read(flags.runs)
     if not rows:
-        raise UserError(f"{flags.backtest}: no rows below the header.")
+        raise UserError(f"{flags.runs}: no rows below the header.")
     if flags.refit:
         refit.refit(rows, note)
     predicted = validation.predicted_s(rows, fitted())

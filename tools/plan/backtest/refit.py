@@ -25,7 +25,7 @@ def refit(rows: Sequence[PublishedRun], note: Callable[[str], None]) -> None:
     kinds = {"dense": [not row.experts for row in stated], "experts": [row.experts for row in stated]}
     unseen = {"layout": validation.by_layout(stated, note), "cluster": validation.by_cluster(stated, note)}
     lines = [
-        "# Written by: python -m tools.plan --backtest tools/plan/backtest/published.csv --refit",
+        "# Written by: python -m tools.plan backtest tools/plan/backtest/published.csv --refit",
         f"# From {len(stated)} published runs; cost/constants.py says what each constant means.",
         "[constants]",
         *(f"{name} = {_short(value)}" for name, value in asdict(found).items()),

@@ -1,1 +1,1 @@
-"""--calibrate: this machine's own curves, into a cluster file."""
+"""calibrate: this machine's own curves, into a cluster file."""

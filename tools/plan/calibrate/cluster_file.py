@@ -18,7 +18,7 @@ from tools.plan.cost.products import SUSTAINED_MEMORY
 from tools.plan.hardware import NVLINK_SHARE, generation
 
 HEAD = """\
-# Written by python -m tools.plan --calibrate; [measured] says when, by which versions, and holds the curves.
+# Written by python -m tools.plan calibrate; [measured] says when, by which versions, and holds the curves.
 # What the planner computes with is [gpu], [node], [fabric] and measured.constants: datasheet figures under which its
 # own formulas give what was measured, so they are above it. The curves themselves are for people.
 """
@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Curves:
-    """What one run of ``--calibrate`` measured."""
+    """What one run of ``calibrate`` measured."""
 
     products: Sequence[Product]
     copy_gb_per_s: float

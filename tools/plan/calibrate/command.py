@@ -1,4 +1,4 @@
-"""--calibrate FILE.toml: measures these ranks' cards and links, and writes them as a cluster file.
+"""calibrate FILE.toml: measures these ranks' cards and links, and writes them as a cluster file.
 
 Alone it measures one card (or CPU); under srun or torchrun the links between its ranks too, within a node and, where
 there are several nodes, between them.

@@ -1,9 +1,9 @@
-"""--compare: runs pretrain_gpt.py in a handful of layouts on this machine, and holds the planner against it.
+"""compare: runs pretrain_gpt.py in a handful of layouts on this machine, and holds the planner against it.
 
-The cluster is one that --calibrate wrote here; ranks are started as pretrain_gpt.py starts local ones.
+The cluster is one that calibrate wrote here; ranks are started as pretrain_gpt.py starts local ones.
 
-    torchrun --nproc-per-node 2 -m tools.plan --calibrate here.toml
-    python -m tools.plan --compare --cluster ./here.toml
+    torchrun --nproc-per-node 2 -m tools.plan calibrate here.toml
+    python -m tools.plan compare --cluster ./here.toml
 
 2026-11-21, 2 virtual CPUs of an x86_64 machine that others used at the same time (load 5 to 6, so that both sides moved
 by a factor of two and more from minute to minute), the demo's model: predicted over measured 1.12 on one rank, DP2
@@ -23,7 +23,7 @@ from parallel.errors import UserError
 from tools import clusters
 from tools.plan.aligned import aligned
 from tools.plan.calibrate.one_rank import made_up_links
-from tools.plan.flags import Flags
+from tools.plan.flags import CompareFlags
 from tools.plan.hardware import on_cpu, precisions
 from tools.plan.pricing import PricedLayout, price
 from tools.plan.recipe import configuration, problems
@@ -39,8 +39,8 @@ STEPS, WARM_UP = 12, 3
 BATCH, SEQ_LENGTH = 8, 128
 
 
-def filled(flags: Flags) -> Flags:
-    """With what --compare takes where nothing is said: the demo's model, and all ranks of a node of the cluster."""
+def filled(flags: CompareFlags) -> CompareFlags:
+    """With what compare takes where nothing is said: the demo's model, and all ranks of a node of the cluster."""
     whole = clusters.load(flags.cluster).node.gpus_per_node
     if flags.recipe is not None:
         return dataclasses.replace(flags, num_gpus=flags.num_gpus or whole)
@@ -61,7 +61,7 @@ def compare(question: PlanRequest, base: RunConfig | None) -> None:
     plans = [plan for count in sorted({1, ranks}) for plan in _plans(question, count)]
     if not plans:
         raise UserError(
-            f"--compare: no layout of 1 or {ranks} ranks that is all DP, all TP or all PP divides this model and "
+            f"compare: no layout of 1 or {ranks} ranks that is all DP, all TP or all PP divides this model and "
             "batch, or the constraints leave none. Choose another batch or --num_gpus, or lift constraints."
         )
     rows: list[tuple[str, ...]] = [("ranks", "layout", "limited by", "predicted s", "measured s", "ratio")]

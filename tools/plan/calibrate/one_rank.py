@@ -1,4 +1,4 @@
-"""A cluster file that --calibrate wrote from one rank, and so without having seen a link."""
+"""A cluster file that calibrate wrote from one rank, and so without having seen a link."""
 
 from tools.clusters import Cluster
 
@@ -10,6 +10,6 @@ def made_up_links(cluster: Cluster) -> str | None:
         return None
     return (
         f"warning: {cluster.name} was measured on one rank: its [fabric] is made up (1 GB/s), and so is all time that "
-        "more than one rank spends on communication. Run --calibrate under torchrun or srun with as many ranks as you "
+        "more than one rank spends on communication. Run calibrate under torchrun or srun with as many ranks as you "
         "have, or write your links into [fabric]."
     )

@@ -1,4 +1,4 @@
-"""What physics leaves open: efficiencies that published runs, or ``--calibrate``, tell.
+"""What physics leaves open: efficiencies that published runs, or ``calibrate``, tell.
 
 Each begins at what its own measurements in public say (the prior), and is moved by the runs of
 ``backtest/published.csv`` only as far as they insist; ``fitted.toml`` holds the result.

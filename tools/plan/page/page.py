@@ -49,7 +49,7 @@ def render(
     chosen: PricedLayout,
     base: RunConfig | None = None,
 ) -> str:
-    """One self-contained page. The chosen plan comes last where --explain has asked for one that the table has not."""
+    """One self-contained page. The chosen plan comes last where explain has asked for one that the table has not."""
     if all(plan.layout != chosen.layout for plan in shown):
         shown = [*shown, chosen]
     title = f"{question.model.shape} on {question.num_gpus:,} × {question.cluster.gpu.name}"

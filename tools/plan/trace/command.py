@@ -1,6 +1,6 @@
-"""--trace: the first, a middle and the last stage of the best layouts, one process for each layout.
+"""trace: the first, a middle and the last stage of the best layouts, one process for each layout.
 
-2026-11-22, 2 virtual CPUs, the column "CPU s" of --trace: a first stage of llama3_8b TP2 1 s, of llama3_70b TP8 PP4 1 s
+2026-11-22, 2 virtual CPUs, the column "CPU s" of trace: a first stage of llama3_8b TP2 1 s, of llama3_70b TP8 PP4 1 s
 (VPP5 2 s), of mixtral_8x7b TP2 PP4 VPP8 EP8 1 s, of qwen3_30b_a3b PP2 with 16 experts a rank 2 s; with 64 experts a
 rank, VPP4 and full recomputation 9 s: 12 layers, 8 microbatches, expert by expert. 0.5 GB resident. Importing torch
 and megatron takes another 3 s, once for each layout.

@@ -3,7 +3,7 @@
 import math
 import random
 
-from tools.goodput.model import CAUSES, FaultTimes, Shares
+from tools.plan.goodput.model import CAUSES, FaultTimes, Shares
 
 
 def simulate(times: FaultTimes, duration_s: float, seed: int) -> Shares:

@@ -1,27 +1,14 @@
-"""Expected share of effective training time (goodput), at one size or several.
-
-    python -m tools.goodput [--num_gpus 1024 16384] [--save_interval_s S] [--run_dir DIR] [--faults FILE] [...]
-
-For each size: the interval between saves that is advised (Young, Daly), the share in closed form and by simulation,
-and where the rest goes. Every time is an argument, or comes from where it was measured: a run, docs/faults.md.
-
-Exit code 0: printed; 2: bad input.
-"""
+"""Expected share of effective training time (goodput), at one size or several."""
 
 import math
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import tyro
-
-from parallel import command, output
 from parallel.errors import UserError
 from parallel.schema import shown
-from tools.goodput import measured
-from tools.goodput.model import CAUSES, FaultTimes, Shares, closed_form, times
-from tools.goodput.simulation import simulate
+from tools.plan.goodput import measured
+from tools.plan.goodput.model import CAUSES, FaultTimes, Shares, closed_form, times
+from tools.plan.goodput.simulation import simulate
 from training.checkpoint.young_daly import advised_interval_s, mtbf_s
 from training.config.fault_config import FAILURES_PER_GPU_HOUR
 
@@ -38,7 +25,12 @@ MOST_FAILURES = 20_000_000
 
 @dataclass(kw_only=True)
 class Goodput:
-    """Expected share of effective training time."""
+    """Expected share of effective training time (goodput), at one size or several.
+
+    For each size: the interval between saves that is advised (Young, Daly), the share in closed form and by
+    simulation, and where the rest goes. Every time is an argument, or comes from where it was measured: a run,
+    docs/faults.md.
+    """
 
     num_gpus: tuple[int, ...] = (1024, 16384)
     """GPUs of the job, each of which ends it when it fails."""
@@ -117,22 +109,15 @@ class Goodput:
         ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: printed; 2: bad input."""
-    job = tyro.cli(Goodput, args=argv, use_underscores=True, prog="python -m tools.goodput", description=__doc__)
-    try:
-        if job.run_dir is not None:
-            job.stall_s = measured.stall_s(job.run_dir)
-        if job.faults is not None:
-            job.verdict_s, job.restart_s = measured.faults(job.faults)
-        if problems := job.problems() or job.hopeless() or job.endless():
-            raise UserError("\n".join(problems))
-    except UserError as error:
-        print(f"tools.goodput: {error}", file=sys.stderr)
-        return 2
-    with output.for_a_reader():
-        answer(job)
-    return 0
+def goodput(job: Goodput) -> None:
+    """Print what is expected. Raises UserError for times that no job has."""
+    if job.run_dir is not None:
+        job.stall_s = measured.stall_s(job.run_dir)
+    if job.faults is not None:
+        job.verdict_s, job.restart_s = measured.faults(job.faults)
+    if problems := job.problems() or job.hopeless() or job.endless():
+        raise UserError("\n".join(problems))
+    answer(job)
 
 
 def answer(job: Goodput) -> None:
@@ -179,7 +164,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-if __name__ == "__main__":
-    raise SystemExit(command.run("tools.goodput", main))

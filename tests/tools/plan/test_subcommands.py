@@ -1,17 +1,18 @@
 """Flags together: each is answered, or refused before anything is printed; and what a CPU and one rank do not have."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from models.config import ModelConfig
 from tools import clusters
-from tools.plan.__main__ import main
+from tools.plan.__main__ import MOVED, SUBCOMMANDS, main
 from tools.plan.calibrate.compare import compare, filled
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
-from tools.plan.flags import Flags
+from tools.plan.flags import CompareFlags
 from tools.plan.pricing import price
 from tools.plan.request import PlanRequest
 from tools.plan.run import asked
@@ -19,48 +20,83 @@ from tools.plan.run import asked
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
 
 
-def test_figures_are_answered_together_and_before_the_layouts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASKED, *"--memory --smallest --sizing --tokens 1e12".split()]) == 0
+def test_figures_are_answered_in_the_order_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", *ASKED]) == 0
     text = capsys.readouterr().out
-    places = [
-        text.index(word) for word in ("ZeRO-3", "the fewest GPUs", "M tokens per USD", "4 of 5 runs", "1e+12 tokens")
-    ]
+    places = [text.index(word) for word in ("ZeRO-3", "the fewest GPUs", "M tokens per USD")]
     assert places == sorted(places)
-    assert main([*ASKED, "--memory"]) == 0
-    assert "4 of 5 runs" not in capsys.readouterr().out
+    assert main(["size", *ASKED, "--show", "memory"]) == 0
+    assert "the fewest GPUs" not in capsys.readouterr().out
 
 
-def test_files_are_written_beside_figures(tmp_path: Path) -> None:
-    recipe, page = tmp_path / "x.toml", tmp_path / "x.html"
-    assert main([*ASKED, "--smallest", "--write", str(recipe), "--report", str(page)]) == 0
-    assert recipe.exists() and page.exists()
+def test_every_subcommand_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in SUBCOMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0
+        assert f"python -m tools.plan{'' if name == 'search' else f' {name}'} [-h]" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(f"    {name} " in listed for name in SUBCOMMANDS)
+
+
+def test_search_is_what_is_done_without_a_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for argv in (ASKED, ["search", *ASKED]):
+        assert main(argv) == 0
+        texts.append(re.sub(r"in [0-9.]+ s", "", capsys.readouterr().out))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--backtest", "x.csv", "--memory"], ["--backtest reads only", "--model", "--memory"]),
-        (["--calibrate", "x.toml"], ["--calibrate reads no other flag", "--model"]),
-        (["--compare", "--sizing", "--report", "x.html"], ["--compare reads only", "found --sizing, --report", "two"]),
-        (["--refit"], ["--refit", "--backtest CSV"]),
-        (["--output", "x.csv", "--smallest"], ["--output", "--backtest CSV"]),
-        (["--explain", "TP8"], ['"TP8" is not one of', "TP=8,PP=4"]),
-        (["--explain", ""], ["is not one of"]),
-        (["--explain", "recompute=ful"], ["did you mean full"]),
+        (["backtest", "x.csv", "--memory"], ["--memory"]),
+        (["calibrate", "x.toml", "--model", "gpt2"], ["--model"]),
+        (["compare", "--report", "x.html"], ["--report"]),
+        (["--refit"], ["--refit"]),
+        (["size", "--show", "all"], ["--show"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_a_flag_of_another_subcommand_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    assert all(word in capsys.readouterr().err for word in words)
+
+
+@pytest.mark.parametrize("flag", sorted(MOVED))
+def test_a_flag_that_became_a_subcommand_is_named(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert main([*ASKED, flag]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and f"python -m tools.plan {MOVED[flag]}" in said.err
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["explain", "TP8"], ['"TP8" is not one of', "TP=8,PP=4"]),
+        (["explain", ""], ["is not one of"]),
+        (["explain", "recompute=ful"], ["did you mean full"]),
         (["--top", "0"], ["--top must be 1 or more, found 0"]),
         (["--top", "-2"], ["--top must be 1 or more, found -2"]),
-        (["--trace", "-1"], ["--trace", "found -1"]),
+        (["trace", "--layouts", "-1"], ["--layouts", "found -1"]),
         (["--mbs", "9" * 400], ["--mbs must be at most", "found a larger number"]),
         (["--tp", str(10**9)], ["--tp must be at most", "found 1000000000"]),
         (["--tokens", "0"], ["--tokens must be above 0"]),
         (["--tokens", "inf"], ["--tokens must be above 0, and finite"]),
     ],
     ids=lambda value: " ".join(value)[:40],
-)  # fmt: skip
-def test_what_cannot_be_answered_is_told_before_anything_is_printed(
+)
+def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     capsys: pytest.CaptureFixture[str], flags: list[str], words: list[str]
 ) -> None:
-    assert main([*ASKED, *flags]) == 2
+    named = flags[:2] if flags[0] == "explain" else flags[:1] if flags[0] == "trace" else []
+    assert main([*named, *ASKED, *flags[len(named) :]]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and all(word in printed.err for word in words), printed.err
 
@@ -76,7 +112,7 @@ def test_numbers_are_sorted_as_numbers(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Path:
-    """As --calibrate writes it on a CPU, from one rank."""
+    """As calibrate writes it on a CPU, from one rank."""
     path = tmp_path / "here.toml"
     path.write_text(
         '[gpu]\nname = "CPU x86_64"\nmemory_gib = 8.0\nmemory_gb_per_s = 10.0\npeak_tflops = {fp32 = 0.1}\n'
@@ -107,7 +143,7 @@ def test_links_that_one_rank_has_made_up_are_warned_of(
     assert main(two) == 0
     assert "warning: here was measured on one rank: its [fabric] is made up" in capsys.readouterr().err
     monkeypatch.setattr("tools.plan.calibrate.compare.measured_s", lambda *_: 1.0)
-    compare(asked(filled(Flags(compare=True, cluster=str(one_rank))), None), None)
+    compare(asked(filled(CompareFlags(cluster=str(one_rank))), None), None)
     assert "its [fabric] is made up" in capsys.readouterr().err
     known = clusters.load(str(one_rank))
     fabric = dataclasses.replace(known.fabric, scale_up_gb_per_s=12.0, nic_gb_per_s=3.0)

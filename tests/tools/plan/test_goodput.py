@@ -10,9 +10,9 @@ import pytest
 
 from tests.faults import jobs
 from tests.faults.results import CaseResult
-from tools.goodput import __main__ as goodput
-from tools.goodput.model import CAUSES, FaultTimes, closed_form
-from tools.goodput.simulation import simulate
+from tools.plan.__main__ import main
+from tools.plan.goodput.model import CAUSES, FaultTimes, closed_form
+from tools.plan.goodput.simulation import simulate
 from training.checkpoint.young_daly import advised_interval_s
 
 HOUR_S = 3600.0
@@ -71,15 +71,15 @@ def test_a_short_simulation_without_a_failure_is_whole() -> None:
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert goodput.main(["--days", "100"]) == 0
+    assert main(["goodput", "--days", "100"]) == 0
     printed = capsys.readouterr().out
     assert "1,024 GPUs: a failure every 2.0 days, a save every 22.0 minutes\n" in printed
     assert "16,384 GPUs: a failure every 3.1 hours, a save every 5.5 minutes\n" in printed
     assert "effective training time 93.9% expected" in printed
     assert "97 %    9,600 GPUs" in printed
-    assert goodput.main(["--days", "100"]) == 0
+    assert main(["goodput", "--days", "100"]) == 0
     assert capsys.readouterr().out == printed  # the same seed
-    assert goodput.main(["--num_gpus", "64", "--save_interval_s", "7200", "--days", "10"]) == 0
+    assert main(["goodput", "--num_gpus", "64", "--save_interval_s", "7200", "--days", "10"]) == 0
     assert (
         "64 GPUs: a failure every 32.6 days, a save every 2.0 hours (advised: 88.3 minutes)" in capsys.readouterr().out
     )
@@ -89,7 +89,7 @@ def test_a_runs_own_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     stalls = enumerate((9.0, 0.25, 0.2), start=1)
     lines = [json.dumps({"iteration": number, "loss": 1.0, "checkpoint_stall_s": stall}) for number, stall in stalls]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert goodput.main(["--run_dir", str(tmp_path), "--days", "1"]) == 0
+    assert main(["goodput", "--run_dir", str(tmp_path), "--days", "1"]) == 0
     assert capsys.readouterr().out.startswith("a save stops training for 0.25 s")
 
 
@@ -106,10 +106,10 @@ def test_times_of_faults_come_from_the_campaign_s_own_table(tmp_path: Path, caps
         row("operator: bad recipe", verdict_s="99.0", again_s="–"),
     ]
     (tmp_path / "faults.md").write_text("# Faults\n\n| a | b |\n|---|---|\n\n" + "\n".join(jobs.table(results)) + "\n")
-    assert goodput.main(["--faults", str(tmp_path / "faults.md"), "--days", "1"]) == 0
+    assert main(["goodput", "--faults", str(tmp_path / "faults.md"), "--days", "1"]) == 0
     assert "; verdict 1 s, queueing 60 s, restart 25.5 s; " in capsys.readouterr().out
     (tmp_path / "faults.md").write_text("# Faults\n\n| Injected | Phase |\n|---|---|\n| transient: x | y |\n")
-    assert goodput.main(["--faults", str(tmp_path / "faults.md")]) == 2
+    assert main(["goodput", "--faults", str(tmp_path / "faults.md")]) == 2
     assert 'no transient fault with "To verdict, s"' in capsys.readouterr().err
 
 
@@ -128,12 +128,12 @@ def test_times_of_faults_come_from_the_campaign_s_own_table(tmp_path: Path, caps
     ],
 )
 def test_mistakes(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert goodput.main(flags) == 2
+    assert main(["goodput", *flags]) == 2
     assert says in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
-    command = [sys.executable, "-m", "tools.goodput", "--days", "1"]
+    command = [sys.executable, "-m", "tools.plan", "goodput", "--days", "1"]
     root = Path(__file__).resolve().parent.parent.parent
     run = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None
@@ -144,7 +144,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, tools.goodput.__main__, tools.supervise.__main__, tools.supervise.decide\n"
+        "import sys, tools.plan.goodput.command, tools.supervise.__main__, tools.supervise.decide\n"
         "import training.watchdog.exit_code_file\n"
         "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules)"
     )

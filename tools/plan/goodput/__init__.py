@@ -1,0 +1,1 @@
+"""Share of effective training time of a job: times, closed form, simulation."""
