@@ -128,18 +128,7 @@ def test_a_cluster_of_ones_own_is_sized_as_well(tmp_path: Path, capsys: pytest.C
     text = re.sub(r"(?m)^source = .*$", 'source = "not known: write yours"', text)
     mine = tmp_path / "mine.toml"
     mine.write_text(re.sub(r"(?m)^usd_per_gpu_hour = .*$", "usd_per_gpu_hour = 1.0", text))
-    asked = (
-        "--cluster",
-        str(mine),
-        "--num_gpus",
-        "36",
-        "--global_batch_size",
-        "72",
-        "--mbs",
-        "1",
-        "--show",
-        "clusters",
-    )
+    asked = ("--cluster", str(mine), *"--num_gpus 36 --global_batch_size 72 --mbs 1 --show clusters".split())
     text = printed(capsys, *asked)
     assert rows(text)["mine"][1:3] == ["36", "36"] and "mine: its price is not known" in text
     assert "one node costs more: gb300" in text or "one node costs more: b200_ib" in text

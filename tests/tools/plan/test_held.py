@@ -7,7 +7,7 @@ import pytest
 
 from models.families import named
 from tests.training.memory.by_hand import rank_bytes
-from tools.plan.flags import Flags
+from tools.plan.flags import RequestFlags
 from tools.plan.pricing import PricedLayout, price, program
 from tools.plan.recipe import configuration
 from tools.plan.request import PlanRequest
@@ -36,7 +36,7 @@ def question(folder: Path, *, wide: bool, cluster: str = "h100_ib") -> tuple[Pla
     path = folder / "recipe.toml"
     path.write_text(RECIPE.format(wide=str(wide).lower()))
     base = load(path)
-    return asked(Flags(recipe=path, cluster=cluster, num_gpus=64), base), base
+    return asked(RequestFlags(recipe=path, cluster=cluster, num_gpus=64), base), base
 
 
 def layout(precision: str) -> Candidate:
@@ -106,20 +106,8 @@ def test_the_trace_counts_fp8s_copies(
 def memory(capsys: pytest.CaptureFixture[str], model: str, cluster: str) -> str:
     from tools.plan.__main__ import main
 
-    asked_for = [
-        "size",
-        "--show",
-        "memory",
-        "--model",
-        model,
-        "--cluster",
-        cluster,
-        "--num_gpus",
-        "64",
-        "--global_batch_size",
-        "256",
-    ]
-    assert main(asked_for) == 0
+    flags = ["--model", model, "--cluster", cluster, *"--num_gpus 64 --global_batch_size 256".split()]
+    assert main(["size", "--show", "memory", *flags]) == 0
     return capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Flags together: each is answered, or refused before anything is printed; and what a CPU and one rank do not have."""
+"""Subcommands: answered, or refused before anything is printed; and what a CPU and one rank do not have."""
 
 import dataclasses
 import re
