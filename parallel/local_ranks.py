@@ -5,7 +5,6 @@ time of one import. GPU ranks are new processes, since a forked child cannot use
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import mmap
@@ -26,6 +25,7 @@ from typing import NamedTuple
 
 from parallel.errors import SharedFault, SharedMistake, UserError
 from parallel.launch import Identity, node_name
+from parallel.processes import die_with_parent
 from parallel.schema import Text
 from parallel.untrusted import read_json
 
@@ -187,14 +187,6 @@ def _run_forked(
     except SystemExit:
         stopped[0] = 1
         raise
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when its parent dies, so that no rank is ever left running."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class _Forwarding:

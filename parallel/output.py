@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from parallel.errors import UserError
@@ -63,3 +63,18 @@ def make_run_dir(run_dir: Path) -> None:
         raise UserError(
             f"run_dir {run_dir}: cannot be written: {error.strerror}. Choose another with --run_dir."
         ) from None
+
+
+def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (), indent: str = "  ") -> list[str]:
+    """Rows of cells as lines, two spaces between columns: numbers to the right, the columns ``left`` to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        (
+            indent
+            + "  ".join(
+                cell.ljust(width) if place in left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        ).rstrip()
+        for row in rows
+    ]

@@ -23,7 +23,7 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.hatch parallel.launch
-    parallel.local_ranks parallel.output
+    parallel.local_ranks parallel.output parallel.processes
     models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule

@@ -11,6 +11,7 @@ from pathlib import Path
 from parallel import launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.layout import smallest_world
+from parallel.processes import die_with_parent
 from training.cli import parse
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig
@@ -56,7 +57,7 @@ def _identity_if_known(environ: Mapping[str, str]) -> launch.Identity | None:
 def start(config: RunConfig) -> int:
     """Find out who starts the ranks, check the configuration, take the run's folder, and train."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
-        local_ranks.die_with_parent(os.getppid())
+        die_with_parent(os.getppid())
     identity = launch.detect(os.environ)
     request = StopSignal(speaks=identity is None or identity.rank == 0)
     request.listen()

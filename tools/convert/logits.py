@@ -20,11 +20,12 @@ import numpy as np
 
 from models.resolve import resolve
 from parallel.errors import UserError
+from parallel.processes import die_with_parent
 from tools.convert.checking import architecture
 from tools.convert.cut import available_bytes, cut_of, write_cut
 from tools.convert.exporting import read_config, vocabulary
 from tools.convert.importing import import_folder
-from tools.convert.resumable import Rejected, die_with
+from tools.convert.resumable import Rejected
 from tools.convert.source import HfFolder
 
 if TYPE_CHECKING:
@@ -189,6 +190,6 @@ def _round(model: "nn.Module", dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    die_with(os.getppid())
+    die_with_parent(os.getppid())
     write = {"hf_folder": theirs_to_file, "checkpoint": ours_to_file}[sys.argv[1]]
     write(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

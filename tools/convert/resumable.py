@@ -1,13 +1,11 @@
 """Work that may be killed and started again: an unfinished folder, workers, progress by bytes."""
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import Synchronized
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from parallel.errors import UserError
+from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
 from tools.convert.checked import WAY_OUT
 from training.checkpoint.format.manifest import DamagedError
@@ -133,7 +132,7 @@ def _run_workers(job: ConversionJob, workers: int, bar: tqdm) -> None:
     ]
     start = bar.n
     try:
-        with _ctrl_c_later():
+        with ctrl_c_later():
             for process in processes:
                 process.start()
         while any(process.is_alive() for process in processes):
@@ -151,27 +150,9 @@ def _run_workers(job: ConversionJob, workers: int, bar: tqdm) -> None:
             process.join()
 
 
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Processes started within never hear Ctrl-C, which a terminal sends to all of them; this one hears it at the end.
-
-    Blocked, which they inherit. A handler, since another thread (tqdm's) may still take the signal for this process.
-    """
-    heard: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if heard:
-        raise KeyboardInterrupt
-
-
 def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
     """A worker's process."""
-    die_with(parent)
+    die_with_parent(parent)
 
     def report(count: int) -> None:
         with counter.get_lock():
@@ -188,13 +169,6 @@ def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[
     except OSError as error:
         said.put(f"{error.filename or 'a file'}: {error.strerror or error}.")
         os._exit(2)
-
-
-def die_with(parent: int) -> None:
-    """Let this process not outlive the one that started it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _remove(folder: Path) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from parallel import launch
+from parallel import launch, processes
 from parallel.errors import UserError
 from tools.clusters import Cluster
-from training.run_lock import processes
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

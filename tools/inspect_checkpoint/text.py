@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from parallel import output
+
 
 def size(count: float) -> str:
     """Bytes in the largest binary unit that leaves a number above 1: ``2.7 MiB``."""
@@ -30,14 +32,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[st
     """Rows of cells as lines; the columns ``right`` are flush right. Rows may be shorter than the longest."""
     width = max(map(len, rows), default=0)
     padded = [[*row, *[""] * (width - len(row))] for row in rows]
-    widths = [max(len(row[column]) for row in padded) for column in range(width)]
-    return [
-        "  ".join(
-            cell.rjust(widths[column]) if column in right else cell.ljust(widths[column])
-            for column, cell in enumerate(row)
-        ).rstrip()
-        for row in padded
-    ]
+    return output.columns(padded, left=[column for column in range(width) if column not in right], indent="")
 
 
 def some(names: Sequence[str], most: int = 3) -> str:

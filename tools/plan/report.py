@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tools.plan.aligned import aligned
+from parallel.output import columns
 from tools.plan.pricing import SPENT, PricedLayout
 from tools.plan.request import PlanRequest
 
@@ -45,7 +45,7 @@ def table(plans: Sequence[PricedLayout]) -> list[str]:
             f"{plan.tokens_per_s_per_gpu:,.0f}", f"{plan.mfu:.1%}", f"{plan.total_bytes / 2**30:.0f}",
             f"{plan.bubble:.1%}", *(f"{plan.spent_s[name] / plan.step_s:.1%}" for name in EXPOSED), plan.limit,
         ))  # fmt: skip
-    lines = aligned(rows, left=(1, len(head) - 1))
+    lines = columns(rows, left=(1, len(head) - 1))
     if not all(plan.runs_today for plan in plans):
         lines.append("  * today's program does not run it (ZeRO-2 and -3); no recipe is written")
     return lines
@@ -65,12 +65,12 @@ def details(plan: PricedLayout) -> list[str]:
         for name in spent
         if plan.spent_s[name] > 0
     ]
-    lines += aligned(rows, left=(2, 3))
+    lines += columns(rows, left=(2, 3))
     lines.append(
         f"memory of the fullest rank (stage {plan.fullest_stage}): {plan.total_bytes / 2**30:.1f} GiB of "
         f"{plan.memory_bytes / 2**30:.0f}, of which"
     )
-    return lines + aligned([(f"{size / 2**30:.1f} GiB", name) for name, size in plan.held_bytes.items()], left=(1,))
+    return lines + columns([(f"{size / 2**30:.1f} GiB", name) for name, size in plan.held_bytes.items()], left=(1,))
 
 
 def against(plan: PricedLayout, best: PricedLayout) -> list[str]:
@@ -97,7 +97,7 @@ def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]
         found += [] if other.runs_today else ["not run today"]
         found += [] if accepted or not other.runs_today else ["refused"]
         rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
-    return ["the same with one switch the other way:", *aligned(rows, left=(0, 4))]
+    return ["the same with one switch the other way:", *columns(rows, left=(0, 4))]
 
 
 def verdict(plan: PricedLayout) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Literal, cast
 
 from models.parameters import block_parameters, num_parameters
 from parallel.config import PrecisionConfig
+from parallel.output import columns
 from tools.clusters import Cluster
-from tools.plan.aligned import aligned
 from tools.plan.hardware import precisions
 from tools.plan.pricing import PricedLayout
 from tools.plan.request import PlanRequest
@@ -109,7 +109,7 @@ def memory_table(question: PlanRequest) -> list[str]:
         f"{question.model.shape}, {parameters / 1e9:,.1f} B parameters on {n:,} GPUs without {_axes(question)}: "
         "GiB per GPU of weights, gradients and optimizer."
     )
-    return [head, _divided(question), *aligned(rows, left=(0,)), *checkpoint_sizes(parameters)]
+    return [head, _divided(question), *columns(rows, left=(0,)), *checkpoint_sizes(parameters)]
 
 
 def _axes(question: PlanRequest) -> str:

@@ -7,9 +7,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from parallel.errors import UserError
+from parallel.output import columns
 from tools import clusters
 from tools.clusters import Cluster
-from tools.plan.aligned import aligned
 from tools.plan.gpu_counts import LARGEST, TRIED, fewest
 from tools.plan.pricing import PricedLayout
 from tools.plan.request import PlanRequest
@@ -44,7 +44,7 @@ def smallest(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
             held,
         ))  # fmt: skip
     head = "the fewest GPUs that hold the model and this batch, below 80 % of the card:"
-    return [head, *aligned(rows, left=(0, 2)), f"  tried: {TRIED}"]
+    return [head, *columns(rows, left=(0, 2)), f"  tried: {TRIED}"]
 
 
 def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
@@ -69,7 +69,7 @@ def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
         "whole nodes for no more than that:"
     )
     names = ("cluster", "GPUs", "USD/hour", "step s", "M tokens per USD", "layout")
-    return [head, *aligned([names, *rows], left=(0, 5)), *_remarks(offers)]
+    return [head, *columns([names, *rows], left=(0, 5)), *_remarks(offers)]
 
 
 def _that_runs_today(question: PlanRequest) -> PlanRequest:

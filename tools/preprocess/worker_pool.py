@@ -1,13 +1,12 @@
 """Tasks done by forked workers, which share nothing, and end with the process that started them."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 from tqdm import tqdm
 
 from parallel.errors import UserError
+from parallel.processes import ctrl_c_later, die_with_parent
 
 POLL_S = 0.2
-PR_SET_PDEATHSIG = 1  # prctl(2)
 Report = Callable[[int, int], None]
 """Called with the source bytes read (documents.DocumentBatch) and the tokens made since the last call."""
 Task = Callable[[int, Report], None]
@@ -71,7 +70,7 @@ def work(
             ours, theirs = context.Pipe()
             others = [ours.fileno(), *(one.fileno() for one in busy), *private]
             process = context.Process(target=_worker, args=(theirs, run_task, os.getpid(), others), daemon=True)
-            with _uninterrupted():  # a worker has it so from its first moment, until it does not listen any more
+            with ctrl_c_later():  # a worker has it so from its first moment, until it does not listen any more
                 process.start()
                 theirs.close()
                 _give(ours, left, process, busy)
@@ -99,7 +98,7 @@ def work(
                 else:
                     raise UserError(values[0])
     finally:
-        with _uninterrupted():
+        with ctrl_c_later():
             for one, _ in busy.values():
                 one.kill()
             for one, _ in busy.values():
@@ -115,20 +114,6 @@ def _give(
     task = left.pop()
     busy[worker] = process, task
     _send(worker, task)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C waits until what is within is done. A mask would be this thread's alone: any other one of the
-    process (of a library's pool) would hear it, and Python interrupt this one all the same."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if heard:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _send(worker: Connection, task: int | None) -> None:
@@ -154,9 +139,7 @@ def _worker(parent: Connection, run_task: Task, parent_pid: int, others: Iterabl
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for descriptor in others:
         os.close(descriptor)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
+    die_with_parent(parent_pid)
     try:
         while (task := _asked(parent)) is not None:
             run_task(task, lambda size, tokens: _tell(parent, "progress", size, tokens))

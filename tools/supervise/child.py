@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from parallel.local_ranks import die_with_parent
+from parallel.processes import die_with_parent
 from parallel.untrusted import read_text
 
 WRITERS_S = 30.0

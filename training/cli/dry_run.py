@@ -15,6 +15,7 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
+from parallel.output import columns
 from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
@@ -176,7 +177,7 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
         rows.append(
             (str(number), ranks, layers, *parameters, *(f"{getattr(part, name) / scale:.2f}" for name in sizes))
         )
-    lines = _columns(rows)
+    lines = columns(rows)
     if len(found) > MOST_ROWS:
         lines[1 + MOST_ROWS // 2 : -MOST_ROWS // 2] = [f"  ... {len(found) - MOST_ROWS} more stages ..."]
     beside = "the process and its libraries come on top"
@@ -280,8 +281,3 @@ def _bytes(size: float) -> str:
         if size < 1000:
             return f"{size:.3g} {unit}"
     return f"{size / 1000:.3g} TB"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

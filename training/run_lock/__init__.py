@@ -4,7 +4,6 @@
     record      ``owner.json``: which process of which job owns the folder
     liveness    whether that owner still lives
     heartbeat   a small process that counts while the owner lives, for newcomers on other hosts
-    processes   processes of this machine
 
 In a run's folder:
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from parallel.processes import is_running
 from training.run_lock import heartbeat
-from training.run_lock.processes import is_running
 from training.run_lock.record import Owner, current, describe
 
 STILL_S = 60.0  # without a heartbeat for so long, an owner that cannot be looked at is dead: 30 beats

@@ -15,9 +15,9 @@ from typing import Annotated
 
 from parallel.errors import printable
 from parallel.launch import whole_number
+from parallel.processes import machine, start_of
 from parallel.schema import JSON, Count, Range, Text
 from parallel.untrusted import InputError, open_regular, parse_json, read_json
-from training.run_lock.processes import machine, start_of
 
 Pid = Annotated[int, Range(0, 1 << 22)]
 """Linux's PID_MAX_LIMIT."""

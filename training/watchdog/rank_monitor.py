@@ -13,8 +13,8 @@ from pathlib import Path
 from parallel.errors import SharedFault, UserError
 from parallel.launch import Identity, node_name
 from parallel.local_ranks import Failure, of_all
+from parallel.processes import start_of
 from training.config.fault_config import FaultConfig
-from training.run_lock.processes import start_of
 from training.watchdog import pace, stacks, verdict_file, watchdog
 from training.watchdog.heartbeat import SUFFIX, Heartbeat, Page, RankInfo, memory_folder, remove
 from training.watchdog.process import lives

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from training.run_lock.processes import start_of
+from parallel.processes import start_of
 from training.watchdog import stacks
 from training.watchdog.heartbeat import Heartbeat, RankInfo
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel.errors import UserError
-from tools.plan.aligned import aligned
+from parallel.output import columns
 from tools.plan.backtest import refit, taken, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import as_given, peak_bytes, untold
@@ -62,7 +62,7 @@ def summary(rows: Sequence[PublishedRun], predicted: NDArray[np.float64]) -> lis
         own = [rows[number] for number in numbers]
         if any(row.measured_s for row in own):
             table.append((str(name)[:60], *_cells(errors(own, predicted[numbers])), *_order(own, predicted[numbers])))
-    return [*lines, *aligned(table, left=(0,))]
+    return [*lines, *columns(table, left=(0,))]
 
 
 def _kinds(rows: Sequence[PublishedRun]) -> dict[str, list[int]]:

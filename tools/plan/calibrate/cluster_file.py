@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import tomli_w
 
+from parallel.output import columns
 from tools.clusters import Cluster, Fabric, Gpu, NodeHardware, Price
-from tools.plan.aligned import aligned
 from tools.plan.calibrate import fit
 from tools.plan.calibrate.collectives import Collective, Over
 from tools.plan.calibrate.measure import Product
@@ -175,12 +175,12 @@ def table(curves: Curves) -> list[str]:
     lines = ["matrix products, TFLOPS:"]
     rows = [("format", "m", "n", "k", "TFLOPS")]
     rows += [(each.dtype, f"{each.m}", f"{each.n}", f"{each.k}", f"{each.tflops:.4g}") for each in curves.products]
-    lines += [*aligned(rows, left=(0,)), f"copy: {curves.copy_gb_per_s:.4g} GB/s read and written"]
+    lines += [*columns(rows, left=(0,)), f"copy: {curves.copy_gb_per_s:.4g} GB/s read and written"]
     if curves.collectives:
         lines.append("collectives, bus bandwidth of the slowest rank:")
         ran: list[tuple[str, ...]] = [("over", "operation", "ranks", "bytes", "us", "GB/s")]
         for each in curves.collectives:
             cells = (f"{each.ranks}", f"{each.bytes:,}", f"{each.us:,.0f}", f"{each.gb_per_s:.3g}")
             ran.append((each.over, each.operation, *cells))
-        lines += aligned(ran, left=(0, 1))
+        lines += columns(ran, left=(0, 1))
     return lines

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parallel.errors import UserError
+from parallel.output import columns
 from tools import clusters
-from tools.plan.aligned import aligned
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.flags import CompareFlags
 from tools.plan.hardware import on_cpu, precisions
@@ -77,7 +77,7 @@ def compare(question: PlanRequest, base: RunConfig | None) -> None:
         f"{question.global_batch_size} samples x {question.seq_length} tokens, "
         f"medians of {STEPS - WARM_UP} steps after {WARM_UP}; ratio: predicted over measured"
     )
-    print("\n".join(aligned(rows, left=(1, 2))))
+    print("\n".join(columns(rows, left=(1, 2))))
     print(f"median ratio {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from models.sizes import sizes
 from parallel.errors import UserError
 from parallel.layout import Coordinates
+from parallel.output import columns
 from parallel.untrusted import parse_json
-from tools.plan.aligned import aligned
 from tools.plan.cases import PricedCase, PricedColumns
 from tools.plan.hardware import machine
 from tools.plan.pricing import PricedLayout
@@ -61,7 +61,7 @@ def trace(question: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig 
                 (f"{stage}", *_gib(found, plan.layout), formula, f"{found['cpu_s']:.0f}", _calls(found["collectives"]))
             )
         print(f"{plan.layout}, {rounds(plan.layout)} microbatches:")
-        print("\n".join(aligned(rows, left=(len(HEAD) - 1,))), flush=True)
+        print("\n".join(columns(rows, left=(len(HEAD) - 1,))), flush=True)
 
 
 def stages_of(plan: PricedLayout) -> list[int]:

@@ -1,7 +1,11 @@
-"""Processes of this machine, identified for good: a pid alone is reused."""
+"""Processes of this machine: identified for good (a pid alone is reused), ended with their parent, safe from Ctrl-C."""
 
+import contextlib
+import ctypes
 import os
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from parallel.untrusted import read_text
@@ -49,3 +53,30 @@ def _stat(pid: int) -> list[str] | None:
         return read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies, so that none is ever left running."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, prctl(2)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """A Ctrl-C that comes within waits until the end. Processes started within never get it: they inherit the mask.
+
+    A handler beside the mask, which is this thread's alone: any other thread of the process (tqdm's, a library's pool)
+    may take the signal.
+    """
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, before)
+        if received:
+            signal.raise_signal(signal.SIGINT)
