@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.doctor_nodes import can_mount, left_out
+from tests.support.doctor_nodes import can_mount, left_out
 from tests.tools.preprocess_program import ROOT, process
 from tools.preprocess import worker_pool
 

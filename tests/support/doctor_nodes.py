@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0
 QUICK = ("--skip", "gemm", "collectives", "--device", "cpu")
 """Without the measurements, which load torch."""

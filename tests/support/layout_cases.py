@@ -9,7 +9,7 @@ from tools.parity.layouts import shrink
 from training.cli import parse
 from training.config.run_config import RunConfig
 
-RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
+RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
 MOE: dict[str, Any] = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
 MLA: dict[str, Any] = {
     "multi_latent_attention": True,

@@ -13,7 +13,7 @@ from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
 from training.run_lock.lock import RunLock
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEBUG = ROOT / "slurm/recipes/debug.toml"
 
 
