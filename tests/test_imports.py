@@ -44,7 +44,7 @@ TORCH = """
     replicas skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: log_disk meters recorder    training.run_dir: contents resume_report shared_check
     training.watchdog: callbacks
-    tools.benchmark.step: one_rank reference tokens    tools.benchmark.data: command loading
+    tools.benchmark.step: one_rank reference    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare probe    tools.reshard: megatron_blobs
     tools.plan.calibrate: cluster_file collectives command fit measure    tools.plan.trace: balance ledger meta spots

@@ -8,7 +8,7 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import PrecisionConfig
 from parallel.launch import Identity
-from tools.benchmark.step.tokens import RandomTokens
+from tools.benchmark.step.one_rank import RandomTokens
 from training import train
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
 from training.progress import Progress

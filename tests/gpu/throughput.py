@@ -13,7 +13,7 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
-from tools.benchmark.step.tokens import RandomTokens
+from tools.benchmark.step.one_rank import RandomTokens
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
 from training.progress import Progress
 from training.step import StepRequests

@@ -10,7 +10,7 @@ import pytest
 import ranks  # noqa: F401  (imports torch and megatron once)
 from tools.benchmark.step import command as benchmark
 from tools.benchmark.step import one_rank, startup
-from tools.benchmark.step.tokens import RandomTokens
+from tools.benchmark.step.one_rank import RandomTokens
 from training.cli import parse
 from training.config.run_config import TrainConfig
 

@@ -8,9 +8,8 @@ import pytest
 
 from parallel.errors import UserError
 from tools.from_megatron.__main__ import main
-from tools.from_megatron.convert import convert, find, read_back
+from tools.from_megatron.convert import convert, find, ranks, read_back
 from tools.from_megatron.gaps import readable
-from tools.from_megatron.launch import ranks
 
 RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
 RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer"

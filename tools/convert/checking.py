@@ -1,7 +1,7 @@
 """Before anything is written: each of their tensors is used, and each of our rows filled, once."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -9,8 +9,8 @@ from models.hf.shapes import read_shape
 from models.hf.tables import Entry, copies, entries, full_name, is_computed, mtp_blocks
 from models.shapes import GPTShape
 from parallel.errors import UserError
+from tools.convert.dtypes import FLOATS, FP8_BLOCK
 from tools.convert.row_blocks import BLOCK_BYTES
-from tools.convert.scales import check_scales
 from tools.convert.source import SCALE, HfFolder
 from training.checkpoint.format.coverage import covered_once
 
@@ -134,3 +134,31 @@ def _notes(source: HfFolder, model_type: str, shape: GPTShape, computed: list[st
         yield "config.json names multi-token prediction (num_nextn_predict_layers), the files have none: none imported."
     if any(place.dtype == "float8_e4m3fn" for place in source.places.values()):
         yield "fp8 matrices times the scales of their 128 x 128 blocks; exporting writes them without scales."
+
+
+def check_scales(source: HfFolder, names: Iterable[str]) -> None:
+    """names: the files' names of all tensors that are used. Raises UserError with those that cannot be scaled."""
+    if problems := [problem for name in names for problem in _problems(source, name)]:
+        more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise UserError(
+            "\n  ".join([f"{source.folder}: fp8 matrices and their scales do not fit together:", *problems[:5]])
+            + f"{more}\nDownload the files again, or those of the model in bfloat16."
+        )
+
+
+def _problems(source: HfFolder, name: str) -> Iterator[str]:
+    place, scale = source.places[name], source.places.get(name + SCALE)
+    if place.dtype != "float8_e4m3fn":
+        if scale is not None:
+            yield f"{name + SCALE}: expected scales of an fp8 matrix, but {name} is {place.dtype}, which has none"
+    elif len(place.shape) != 2:
+        yield f"{name} {list(place.shape)}: expected fp8 in matrices only"
+    else:
+        expected = [-(-size // FP8_BLOCK) for size in place.shape]
+        what = f"{expected}, one for each {FP8_BLOCK} x {FP8_BLOCK} block of {name} {list(place.shape)}"
+        if scale is None:
+            yield f"{name + SCALE}: expected scales {what}; found none"
+        elif list(scale.shape) != expected:
+            yield f"{name + SCALE}: expected scales {what}; found {list(scale.shape)}"
+        elif scale.dtype not in FLOATS:
+            yield f"{name + SCALE}: expected one of {', '.join(FLOATS)}; found {scale.dtype}"

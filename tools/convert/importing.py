@@ -1,5 +1,6 @@
 """A Hugging Face folder becomes a checkpoint: its rows into our pieces, block by block."""
 
+import dataclasses
 import itertools
 import shutil
 from collections.abc import Callable, Sequence
@@ -9,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from models.hf.files import CARRIED_BYTES
 from models.hf.tables import entries
 from models.shapes import GPTShape
+from parallel.errors import printable
 from parallel.layout import Layout
 from parallel.untrusted import read_bytes
-from tools.convert import recipe, resumable
+from tools.convert import resumable
 from tools.convert.checking import architecture, check, names_in
 from tools.convert.parts import in_parts, is_committed, is_done, part_name, write_parts
 from tools.convert.row_blocks import RowBlock, blocks, entry_dtype, most_frequent_dtype, read_block
 from tools.convert.source import HfFolder
-from tools.convert.tokenizer import Choice, check_beside, choose
+from tools.convert.tokenizer import STAND_IN, Choice, check_beside, choose
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.tables import merge, remove_tables
@@ -133,8 +136,36 @@ def commit(folder: Path, source: HfFolder, job: ImportPlan, parts: int, tokenize
         write_durably(folder / name, read_bytes(path, CARRIED_BYTES))
     dtype = job.dtype or most_frequent_dtype(job.parts(source))
     name = source.folder.resolve().name
-    text = recipe.config_toml(shape, dtype, name, tokenizer)
+    text = config_toml(shape, dtype, name, tokenizer)
     write_durably(folder / "config.toml", text.encode())
     about: dict[str, JSON] = {"source": name, "model_type": model_type}
     write_state(folder, State(progress=Progress(), layout=Layout(), device="cpu", entries={IMPORTED: about}))
     write_manifest(folder, facts, {**about, "iteration": 0, "layout": str(Layout())})
+
+
+LONGEST = 4096
+"""Tokens of a sample, where the model could see more: memory grows with it, and the user chooses."""
+
+PRECISION = {"float64": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def config_toml(shape: GPTShape, dtype: str, source: str, tokenizer: Choice) -> str:
+    """A recipe that ``pretrain_gpt.py`` reads. ``finetune``: there is no optimizer's state to continue with."""
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"seq_length": min(LONGEST, shape.max_position_embeddings), **dataclasses.asdict(shape)},
+        "precision": {"dtype": PRECISION[dtype]},
+        "data": {"tokenizer": tokenizer.name} | ({"eod_token": tokenizer.eod_token} if tokenizer.eod_token else {}),
+        "checkpoint": {"finetune": True},
+    }
+    lines = [
+        f"# Imported from {' '.join(printable(source).split())}. Train on from it:",
+        "#   python pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT --data.paths YOUR_DATA",
+        "# Every number of the model is its own; none comes from a named shape.",
+    ]
+    if tokenizer.name == STAND_IN:
+        lines += [
+            f"# None of its own tokenizer's files can be used: {' '.join(tokenizer.problem.split())}",
+            f'# "{STAND_IN}" stands in. Training these weights on raw text with it is refused: its ids are not those',
+            "# that the model has learned. Give --data.tokenizer PATH, or shards that were tokenised with its own.",
+        ]
+    return "\n".join([*lines, "", tomli_w.dumps(sections)])

@@ -1,5 +1,6 @@
 """Samples from shards against megatron-core, MosaicML Streaming and litdata; opening large corpora."""
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from data.shard_writer import ShardWriter, write_index
 from data.source import build_source
 from data.tokenizers import ByteTokenizer
 from parallel.untrusted import read_text
-from tools.benchmark.data import peers
 from tools.benchmark.data.table import MeasuredRow, cpu_s
 
 SEQ_LENGTH = 4096
@@ -58,7 +58,7 @@ def rows(folder: Path) -> Iterator[MeasuredRow]:
         name="with document boundaries, against inter_document_masking", ours=boundaries, theirs=masked,
         unit="samples/CPU s", at_least=4, is_rate=True,
     )  # fmt: skip
-    for name, measure in (("MosaicML Streaming", peers.mosaic), ("litdata", peers.litdata)):
+    for name, measure in (("MosaicML Streaming", mosaic), ("litdata", litdata)):
         rate, note = measure(source, folder, SAMPLES)
         best = max(ours.values())
         row = MeasuredRow(
@@ -192,3 +192,49 @@ def _own_memory_kib() -> int:
     """Without the pages of mapped shards, which the system takes back where it needs them (proc(5), RssAnon)."""
     status = read_text(Path("/proc/self/status"))
     return int(status.split("RssAnon:")[1].split()[0])
+
+
+Found = tuple[float | None, str]
+"""Samples for each CPU-second; or None, and why."""
+
+
+def mosaic(source: Samples, folder: Path, samples: int) -> Found:
+    """MosaicML Streaming, from local shards, sample by sample."""
+    try:
+        from streaming import MDSWriter, StreamingDataset
+    except ImportError:
+        return None, "peer missing: pip install mosaicml-streaming"
+    except Exception as error:  # it does not import with every version of what it depends on
+        return None, f"peer cannot be imported: {type(error).__name__}: {error}"
+    local = folder / "mosaic"
+    shutil.rmtree(local, ignore_errors=True)
+    tokens = source.fetch(np.arange(samples))
+    with MDSWriter(out=str(local), columns={"tokens": "ndarray:int32"}) as writer:
+        for row in tokens:
+            writer.write({"tokens": row})
+    dataset = StreamingDataset(local=str(local), shuffle=True, batch_size=8)
+    return samples / cpu_s(lambda: [dataset[index] for index in range(samples)]), ""
+
+
+def litdata(source: Samples, folder: Path, samples: int) -> Found:
+    """litdata's TokensLoader, from local chunks, sample by sample."""
+    try:
+        from litdata import StreamingDataset, TokensLoader
+        from litdata.streaming import writer as chunks
+    except ImportError:
+        return None, "peer missing: pip install litdata"
+    except Exception as error:
+        return None, f"peer cannot be imported: {type(error).__name__}: {error}"
+    import torch
+
+    local = folder / "litdata"
+    shutil.rmtree(local, ignore_errors=True)
+    length = source.seq_length + 1
+    binary = chunks.BinaryWriter(str(local), chunk_size=length * 1024, item_loader=TokensLoader(block_size=length))
+    for number, row in enumerate(source.fetch(np.arange(samples))):
+        binary[number] = torch.from_numpy(row)
+    binary.done()
+    binary.merge()
+    dataset = StreamingDataset(str(local), item_loader=TokensLoader(block_size=length), shuffle=True)
+    count = len(dataset)
+    return count / cpu_s(lambda: [None for _ in dataset]), ""
