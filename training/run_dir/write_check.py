@@ -42,11 +42,12 @@ def problem(run_dir: Path) -> str | None:
             os.close(regular_descriptor(metrics, os.O_WRONLY | os.O_APPEND))
         root = folders.checkpoints(run_dir)
         made = not root.exists()
-        found = room.save_problem(root) or _write_problem(run_dir / "logs")
-        if made:  # a start that ends before it trains leaves no folder of checkpoints
-            with contextlib.suppress(OSError):
-                root.rmdir()
-        return found
+        try:
+            return room.save_problem(root) or _write_problem(run_dir / "logs")
+        finally:
+            if made:  # a start that ends before it trains, in here by a signal, leaves no folder of checkpoints
+                with contextlib.suppress(OSError):
+                    root.rmdir()
     except OSError as error:
         return f"run_dir {run_dir}: cannot be written: {reason(error)}. Choose another with --run_dir."
 

@@ -52,7 +52,7 @@ def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixtu
     assert all(each["over"] == "node" and each["gb_per_s"] > 0 for each in found)
     assert cluster.measured["torch"] and cluster.measured["ranks"] == 2
     own = constants(cluster)
-    assert own.launch_s > fitted().launch_s, "a call from Python on a CPU takes longer than a GPU's kernel"
+    assert 0 < own.launch_s < 1e-3 and own.launch_s != fitted().launch_s, "measured here, not a GPU's"
     assert own.collective_s == 0, "what a collective takes beside its bytes was measured, and is in the hops"
     assert main(f"--model gpt2 --cluster {two_ranks} --num_gpus 2 --global_batch_size 4 --seq_length 512".split()) == 0
     assert "gpt2 on 2 x CPU" in capsys.readouterr().out
