@@ -99,3 +99,13 @@ def test_a_probe_leaves_nothing_where_it_fails(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to("nowhere/at/all")
     assert "File exists" in (room.save_problem(tmp_path / "checkpoints") or "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_a_signal_in_between_leaves_no_folder_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: Path) -> None:
+        raise SystemExit(75)  # as the handler of SIGTERM does before training
+
+    monkeypatch.setattr(write_check, "_write_problem", stopped)
+    with pytest.raises(SystemExit):
+        write_check.problem(tmp_path / "run")
+    assert not (tmp_path / "run/checkpoints").exists()
