@@ -210,7 +210,26 @@ def _checkpoint_spots() -> bool:
     )
 
 
+def _step_parts() -> bool:
+    from megatron.core.optimizer import ChainedOptimizer
+    from megatron.core.pipeline_parallel import schedules
+
+    source = inspect.getsource(ChainedOptimizer.step)
+    places = [
+        source.find(call) for call in ("self.prepare_grads()", "self.get_grad_norm()", "self.step_with_ready_grads()")
+    ]
+    return -1 < places[0] < places[1] < places[2] and all(
+        "config.finalize_model_grads_func(" in inspect.getsource(schedule)
+        for schedule in (
+            schedules.forward_backward_no_pipelining,
+            schedules.forward_backward_pipelining_with_interleaving,
+            schedules.forward_backward_pipelining_without_interleaving,
+        )
+    )
+
+
 PROBES = {
+    "ChainedOptimizer.step and the schedules' finalize_model_grads_func, as training/step.py calls them": _step_parts,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
