@@ -49,7 +49,7 @@ MOVED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: answered; 2: bad input, in one message."""
-    name, rest = _subcommand(list(sys.argv[1:] if argv is None else argv))
+    name, rest = subcommand(list(sys.argv[1:] if argv is None else argv))
     kind, act = SUBCOMMANDS[name]
     if name != "backtest" and (moved := [flag for flag in rest if flag in MOVED]):
         print(f"{moved[0]} is a subcommand now: python -m tools.plan {MOVED[moved[0]]} ...", file=sys.stderr)
@@ -65,10 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _subcommand(argv: list[str]) -> tuple[str, list[str]]:
+def subcommand(argv: list[str]) -> tuple[str, list[str]]:
     """Its name and what follows. The old spelling ``--backtest CSV`` stands for the subcommand."""
     if argv and argv[0] in SUBCOMMANDS:
         return argv[0], argv[1:]
+    argv = [part for given in argv for part in (given.split("=", 1) if given.startswith("--") else [given])]
     if "--backtest" in argv:
         at = argv.index("--backtest")
         return "backtest", [*argv[at + 1 : at + 2], *argv[:at], *argv[at + 2 :]]

@@ -134,7 +134,7 @@ def test_mistakes(flags: list[str], says: str, capsys: pytest.CaptureFixture[str
 
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
     command = [sys.executable, "-m", "tools.plan", "goodput", "--days", "1"]
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[3]
     run = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None
     run.stdout.close()
@@ -148,5 +148,5 @@ def test_it_needs_no_torch() -> None:
         "import training.watchdog.exit_code_file\n"
         "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules)"
     )
-    root = Path(__file__).resolve().parent.parent.parent
+    root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

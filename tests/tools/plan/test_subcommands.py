@@ -8,7 +8,7 @@ import pytest
 
 from models.config import ModelConfig
 from tools import clusters
-from tools.plan.__main__ import MOVED, SUBCOMMANDS, main
+from tools.plan.__main__ import MOVED, SUBCOMMANDS, main, subcommand
 from tools.plan.calibrate.compare import compare, filled
 from tools.plan.calibrate.one_rank import made_up_links
 from tools.plan.enumeration import candidates
@@ -67,6 +67,12 @@ def test_a_flag_of_another_subcommand_is_refused(
         main(flags)
     assert ended.value.code == 2
     assert all(word in capsys.readouterr().err for word in words)
+
+
+def test_the_old_spelling_of_backtest_is_accepted() -> None:
+    for argv in (["--backtest", "x.csv", "--output", "y.csv"], ["--output=y.csv", "--backtest=x.csv"]):
+        assert subcommand(argv) == ("backtest", ["x.csv", "--output", "y.csv"])
+    assert subcommand(["--model=gpt2", "--tp", "2"])[0] == "search"
 
 
 @pytest.mark.parametrize("flag", sorted(MOVED))
