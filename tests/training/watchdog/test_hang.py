@@ -67,7 +67,7 @@ def test_a_stopped_rank_is_named_and_all_end(start: Callable[..., Program], prep
     assert f"rank 1 of 2 on {os.uname().nodename} hangs in iteration {found['iteration']}, phase step, for " in said
     assert "its process is stopped (SIGSTOP)" in said
     assert "; 1 other waits in " in said
-    assert found["iteration"] > 2
+    assert found["iteration"] >= 2  # rank 0 has written iteration 2; rank 1 may be a moment behind
     stacks = next(verdict.parent.glob("stacks-*.txt")).read_text()
     assert [f"==== rank {rank} of 2" in stacks for rank in range(2)] == [True, True]
     assert stacks.count("training/loop.py") == 2  # wherever in an iteration they were
