@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that come from the source: fields of a recipe, flags of Megatron-LM, keys of metrics.
+"""Write the tables of docs/ that come from elsewhere: fields of a recipe, flags of Megatron-LM, keys of metrics, axes.
 
     python -m docs.generate          write them into their pages
     python -m docs.generate --check  exit code 1 where a page is not what would be written
@@ -156,7 +156,14 @@ def metrics() -> Iterator[str]:
         yield row(f"`{key}`", unit, meaning, "yes" if key in SHOWN else "")
 
 
+def axes() -> Iterator[str]:
+    """The README's table of parallelism, for who reads the site."""
+    text = (DOCS.parent / "README.md").read_text()
+    yield text[text.index("| axis |") :].partition("\n\n")[0]
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "axes": axes,
     "configuration": configuration,
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,

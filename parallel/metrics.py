@@ -9,7 +9,6 @@ activations), nor does a step that is replayed. Costs a small kernel per call; r
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,23 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 Reduction = Literal["mean", "sum", "max", "min"]
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class RecordedMetric:
-    """One metric's values so far: fp64 [], on their device."""
-
-    reduce: Reduction
-    total: Tensor
-    """Their sum; with max and min their largest and smallest."""
-    count: int
-
-    def merge(self, other: "RecordedMetric") -> "RecordedMetric":
-        """Both together. Raises ValueError where one name has two reductions."""
-        if self.reduce != other.reduce:
-            raise ValueError(f"a metric is recorded with reduce={self.reduce!r} and with reduce={other.reduce!r}")
-        both = {"max": torch.maximum, "min": torch.minimum}.get(self.reduce, torch.add)
-        return replace(self, total=both(self.total, other.total), count=self.count + other.count)
+Metric = tuple[str, Reduction]
+Kept = tuple[Tensor, int]
+"""Sum of the values, or with max and min the largest and smallest, fp64 []; and their number."""
 
 
 class MetricCollector:
@@ -41,38 +26,36 @@ class MetricCollector:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.step: dict[str, RecordedMetric] = {}
+        self.step: dict[Metric, Kept] = {}
         """Of the step that runs, which may be replayed."""
-        self.steps: dict[str, RecordedMetric] = {}
-        self.known: list[tuple[str, Reduction]] = []
+        self.steps: dict[Metric, Kept] = {}
+        self.known: list[Metric] = []
         """On every rank the same."""
-
-    def add(self, name: str, metric: RecordedMetric) -> None:
-        """A value of the step that runs."""
-        self.step[name] = self.step[name].merge(metric) if name in self.step else metric
 
     def commit(self) -> None:
         """The step that ran counts."""
-        for name, metric in self.step.items():
-            self.steps[name] = self.steps[name].merge(metric) if name in self.steps else metric
+        for metric, kept in self.step.items():
+            _merge(self.steps, metric, kept)
         self.step = {}
 
     def report(self) -> dict[str, float]:
         """Each metric since the last report, over all ranks; one that no rank has recorded since is left out.
 
-        Collective: a reduction of one number, two of a few more once there are metrics, a gather for new names.
+        Collective: a reduction of one number, two of a few more once there are metrics, a gather for new names. Raises
+        ValueError, on every rank, for a name with two reductions.
         """
         self.commit()
-        mine = [(name, metric.reduce) for name, metric in self.steps.items()]
-        fresh = torch.tensor(float(not {*mine} <= {*self.known}), device=self.device)
+        fresh = torch.tensor(float(not self.steps.keys() <= {*self.known}), device=self.device)
         dist.all_reduce(fresh)
         if fresh:
-            everyones: list[list[tuple[str, Reduction]]] = [[] for _ in range(dist.get_world_size())]
-            dist.all_gather_object(everyones, mine)
-            self.known = sorted({*self.known, *(entry for entries in everyones for entry in entries)})
+            everyones: list[list[Metric]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(everyones, list(self.steps))
+            self.known = sorted({*self.known, *(metric for metrics in everyones for metric in metrics)})
+            if len(dict(self.known)) < len(self.known):
+                raise ValueError(f"metrics.record: a name has two reductions: {self.known}")
         if not self.known:
             return {}
-        packed = torch.stack([self._packed(name, reduce) for name, reduce in self.known])
+        packed = torch.stack([self._packed(metric) for metric in self.known])
         sums, extremes = packed[:, :2].contiguous(), packed[:, 2].contiguous()
         dist.all_reduce(sums)
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
@@ -80,17 +63,23 @@ class MetricCollector:
         values = {}
         for (name, reduce), (total, count), extreme in zip(self.known, sums.tolist(), extremes.tolist(), strict=True):
             if count:
-                found = {"mean": total / count, "sum": total, "max": extreme, "min": -extreme}
-                values[name] = found[reduce]
+                values[name] = {"mean": total / count, "sum": total, "max": extreme, "min": -extreme}[reduce]
         return values
 
-    def _packed(self, name: str, reduce: Reduction) -> Tensor:
+    def _packed(self, metric: Metric) -> Tensor:
         """fp64 [3]: total and count, which are summed over ranks, and what the largest is taken of."""
-        metric = self.steps.get(name)
-        if metric is None:
+        if metric not in self.steps:
             return torch.tensor([0.0, 0.0, -torch.inf], dtype=torch.float64, device=self.device)
-        total = metric.total.to(self.device)
-        return torch.stack([total, torch.full_like(total, metric.count), -total if reduce == "min" else total])
+        total, count = self.steps[metric]
+        total = total.to(self.device)
+        return torch.stack([total, torch.full_like(total, count), -total if metric[1] == "min" else total])
+
+
+def _merge(into: dict[Metric, Kept], metric: Metric, kept: Kept) -> None:
+    if metric in into:
+        both = {"max": torch.maximum, "min": torch.minimum}.get(metric[1], torch.add)
+        kept = both(into[metric][0], kept[0]), into[metric][1] + kept[1]
+    into[metric] = kept
 
 
 _collector: MetricCollector | None = None
@@ -112,8 +101,7 @@ def record(name: str, value: Tensor | float, reduce: Reduction = "mean") -> None
     """Keep a value, of one element, for the metric ``name``. mean: over all ranks' calls, each weighing the same."""
     if _collector is None or not torch.is_grad_enabled():
         return
-    total = torch.as_tensor(value).detach().to(torch.float64).reshape(())
-    _collector.add(name, RecordedMetric(reduce=reduce, total=total, count=1))
+    _merge(_collector.step, (name, reduce), (torch.as_tensor(value).detach().to(torch.float64).reshape(()), 1))
 
 
 def begin_step() -> None:

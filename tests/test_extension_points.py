@@ -1,11 +1,16 @@
 """What adding a norm, an activation, a schedule or a metric takes, done here with toy ones through the same points."""
 
+import itertools
+import math
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor, nn
 
@@ -15,10 +20,15 @@ from models import gpt
 from models.activations import ACTIVATIONS, Activation
 from models.config import ModelConfig
 from models.layers import norm
+from models.layers.spec import stack_spec
 from models.norms import NORMS, NormSpec
 from models.parameters import num_parameters
 from models.resolve import resolve
-from parallel import metrics
+from parallel import groups, metrics
+from parallel.errors import SharedMistake
+from parallel.launch import Identity
+from parallel.layout import Layout
+from ranks import run_ranks
 from training import train
 from training.config.lr_schedule import DECAYS
 from training.config.run_config import OptimizerConfig, RunConfig, learning_schedule
@@ -70,6 +80,14 @@ def test_a_norm_takes_an_entry_and_a_module(
     assert counts[0] == counts[1]
 
 
+def test_a_norm_that_transformer_engine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NORMS, "MeanNorm", NormSpec(bias=False, kept_inputs=1, kept_bytes=0))
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    config.normalization = "MeanNorm"
+    with pytest.raises(SharedMistake, match=r"MeanNorm: Transformer Engine has no such norm\. Use RMSNorm"):
+        stack_spec(config, LocalSpecProvider())  # not ours, as Transformer Engine's is not
+
+
 def test_an_activation_takes_an_entry(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ACTIVATIONS, "reglu", Activation(function=lambda: torch.relu, gated=True))
     allow(monkeypatch, ModelConfig, "activation", "reglu")
@@ -88,8 +106,14 @@ def test_a_schedule_takes_an_entry(prepared: Prepared, tmp_path: Path, monkeypat
     assert learning_schedule(config.optimizer, config.train).describe().endswith("weight decay 0.1")
 
 
-def _with_metrics(prepared: Prepared, config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Train a model whose MLPs record: their output's largest element, and a 1 for each token."""
+def _with_metrics(
+    prepared: Prepared, config: RunConfig, ranks: int, monkeypatch: pytest.MonkeyPatch, broken: int | None = None
+) -> Any:
+    """Train a model whose MLPs record: their output's largest element and mean, and its tokens.
+
+    broken: the microbatch, counted over the run, whose first MLP gives NaN, and in which a second run gives none.
+    """
+    calls = itertools.count()
     build = train.build_parts
 
     def recording(*args: Any) -> Any:
@@ -100,10 +124,13 @@ def _with_metrics(prepared: Prepared, config: RunConfig, ranks: int, monkeypatch
                     module.register_forward_hook(record)
         return chunks, optimizer
 
-    def record(_module: nn.Module, _inputs: object, output: tuple[Tensor, ...]) -> None:
+    def record(_module: nn.Module, _inputs: object, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if next(calls) == broken:
+            output = (output[0] * math.nan, *output[1:])
         metrics.record("toy/largest", output[0].abs().max(), reduce="max")
         metrics.record("toy/tokens", output[0].shape[0] * output[0].shape[1], reduce="sum")
         metrics.record("toy/mean", output[0].abs().mean())
+        return output
 
     with monkeypatch.context() as patched:
         patched.setattr(train, "build_parts", recording)
@@ -131,3 +158,36 @@ def test_a_metric_takes_a_line(flags: str, prepared: Prepared, tmp_path: Path, m
         assert 0 < first["toy/mean"] < first["toy/largest"]
         for name in ("toy/mean", "toy/largest"):
             assert second[name] == pytest.approx(first[name], rel=1e-4)
+
+
+def test_a_replayed_step_counts_once(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path / "run", "--fault.nonfinite", "skip")
+    blocks = resolve(config.model, 257).num_layers
+    lines = _with_metrics(prepared, config, 1, monkeypatch, broken=4 * blocks)  # the second step's first
+    assert "a passing fault of the hardware" in capfd.readouterr().out
+    assert [line["toy/tokens"] for line in lines] == [4 * config.model.seq_length * blocks] * 3
+    assert all(math.isfinite(line["toy/mean"]) for line in lines)
+
+
+def _reported(identity: Identity, recorded: Callable[[int], None]) -> None:
+    start = groups.start(Layout(dp=2), identity, device="cpu", seed=1, timeout_minutes=1)
+    with start as ranks, metrics.collecting(ranks.device) as collector:
+        recorded(ranks.rank)
+        collector.report()
+
+
+def test_a_name_has_one_reduction_on_all_ranks() -> None:
+    with pytest.raises(AssertionError, match="a name has two reductions"):
+        run_ranks(2, _reported, lambda rank: metrics.record("x", 1.0, reduce="max" if rank else "sum"))
+    run_ranks(2, _reported, lambda rank: metrics.record("x", 1.0))
+
+
+def test_a_recorded_name_is_none_of_the_others(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = train.train_step
+    monkeypatch.setattr(train, "train_step", lambda *a, **k: (metrics.record("loss", 1.0), step(*a, **k))[1])
+    code, failure = runs.train_or_fail(prepared, configured(tmp_path / "run"), 1)
+    assert code == 1 and failure is not None and "metrics.record: loss: every line has a number" in failure.text

@@ -9,10 +9,15 @@ class LossScale:
     """Kept while an iteration decides which of several attempts counts. 1.0, and nothing to keep, but with fp16."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
-        self.value = float(optimizer.get_loss_scale())
+        self._scale = optimizer.get_loss_scale()  # mcore replaces its tensors, and fills none
         parts = getattr(optimizer, "chained_optimizers", [optimizer])
         scalers = [scaler for part in parts if (scaler := getattr(part, "grad_scaler", None)) is not None]
-        self.kept = [(scaler, dict(vars(scaler))) for scaler in scalers]  # mcore replaces its tensors, and fills none
+        self.kept = [(scaler, dict(vars(scaler))) for scaler in scalers]
+
+    @property
+    def value(self) -> float:
+        """As it was found. Waits for the device."""
+        return float(self._scale)
 
     @property
     def is_lowest(self) -> bool:

@@ -39,6 +39,7 @@ from models.layers.attention import SDPAttention
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
 from models.norms import NORMS
+from parallel.errors import SharedMistake
 
 # On-disk names of a norm that stands alone -> of one fused into the linear layer behind it (Transformer Engine's).
 FUSED_ATTENTION = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
@@ -104,7 +105,10 @@ class LayerStack(HybridStack):
 def stack_spec(config: TransformerConfig, backend: BackendSpecProvider) -> ModuleSpec:
     """The specification of a stack of attention, latent attention, MLP and expert layers for mcore's HybridModel."""
     if not (isinstance(backend, PortableProvider) or NORMS[config.normalization].transformer_engine):
-        raise NotImplementedError(f"model.normalization {config.normalization}: Transformer Engine has no such norm")
+        raise SharedMistake(
+            f"model.normalization {config.normalization}: Transformer Engine has no such norm. Use RMSNorm or "
+            "LayerNorm, or ranks without Transformer Engine."
+        )
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
     submodules = HybridStackSubmodules(
         attention_layer=_attention_layer(config, backend, norm),

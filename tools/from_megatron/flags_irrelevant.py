@@ -36,6 +36,9 @@ IRRELEVANT: dict[str, str] = {
     "Triplane's optimizer is AdamW": """
         optimizer=1|adam
     """,
+    "every run saves and stops on SIGTERM, SIGINT, SIGHUP and SIGUSR2": """
+        exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
+    """,
     "Triplane reads samples in one seeded order, as this does": """
         dataloader-type=1|single
     """,

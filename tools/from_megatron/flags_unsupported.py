@@ -128,9 +128,8 @@ UNSUPPORTED: dict[str, str] = {
     "stops after a number of minutes: let the scheduler end the job, and start it again": """
         exit-duration-in-mins=1
     """,
-    "saves and stops on a signal, which is not built yet: use checkpoint.save_interval_minutes": """
-        exit-signal-handler exit-signal-handler-for-dataloader exit-signal-handler-for-training
-        exit-signal=1
+    "which signal saves and stops: SIGTERM, SIGINT, SIGHUP and SIGUSR2 always do, others never": """
+        exit-signal=1|SIGTERM
     """,
     "which checkpoints are written, kept or read: see checkpoint.save_interval, .keep and .load": """
         save-params-interval=1 non-persistent-save-interval=1 non-persistent-ckpt-type=1

@@ -17,6 +17,7 @@ those that only cost: without sequence parallelism or overlap, unless a flag ask
 held against the same prices, were off by. Exit code 0: answered; 2: bad input. Each subcommand has a --help.
 """
 
+import difflib
 import gc
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,11 @@ MOVED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: answered; 2: bad input, in one message."""
     name, rest = subcommand(list(sys.argv[1:] if argv is None else argv))
+    if name == "search" and rest and not rest[0].startswith("-"):
+        near = difflib.get_close_matches(rest[0], SUBCOMMANDS, n=1)
+        meant = f' Did you mean "{near[0]}"?' if near else ""
+        print(f'"{rest[0]}": expected a flag or one of {", ".join(SUBCOMMANDS)}.{meant}', file=sys.stderr)
+        return 2
     kind, act = SUBCOMMANDS[name]
     if name != "backtest" and (moved := [flag for flag in rest if flag in MOVED]):
         print(f"{moved[0]} is a subcommand now: python -m tools.plan {MOVED[moved[0]]} ...", file=sys.stderr)

@@ -162,9 +162,9 @@ class CompareFlags(RequestFlags):
 class BacktestFlags:
     """Hold the planner against published runs."""
 
-    runs: tyro.conf.Positional[Path] = Path(__file__).parent / "backtest/published.csv"
-    """CSV with the columns of published.csv, or Megatron's names for them. What is empty comes from the model's
-    name."""
+    runs: tyro.conf.Positional[Path | None] = None
+    """CSV with the columns of tools/plan/backtest/published.csv (None: that one), or Megatron's names for them. What is
+    empty comes from the model's name."""
 
     output: Path | None = None
     """Write a prediction for every row here."""

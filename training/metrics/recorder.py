@@ -64,7 +64,10 @@ class Recorder(Callback):
         for meter in self.meters:
             measured |= meter.report()
         if self.sinks is not None:
-            self.sinks.write(progress.iteration, self._values(progress, result) | measured)
+            own = self._values(progress, result)
+            if taken := own.keys() & measured.keys():
+                raise ValueError(f"metrics.record: {', '.join(sorted(taken))}: every line has a number of that name")
+            self.sinks.write(progress.iteration, own | measured)
         self.waited_s, self.stalled_s, self.skipped, self.unwritten = 0.0, 0.0, 0, None
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:

@@ -75,6 +75,11 @@ def test_the_old_spelling_of_backtest_is_accepted() -> None:
     assert subcommand(["--model=gpt2", "--tp", "2"])[0] == "search"
 
 
+def test_a_mistyped_subcommand_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explian", "TP=8", *ASKED]) == 2
+    assert 'Did you mean "explain"?' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", sorted(MOVED))
 def test_a_flag_that_became_a_subcommand_is_named(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert main([*ASKED, flag]) == 2

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from data.loader import Batch, to_batch
 from models.config import ModelConfig
 from models.init import global_tensors
 from models.names import canonical
@@ -21,20 +20,18 @@ from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
-from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.layout import Layout
-from parallel.replicas import Chunks, unwrap
+from parallel.replicas import unwrap
 from ranks import run_ranks
+from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer
 from training import checkpoint, train
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
 from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
 from training.progress import Progress
-from training.step import StepRequests, train_step
 
-VOCABULARY, SEQ_LENGTH, GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 257, 16, 8, 2
 SAVED_AT, UNTIL = 2, 4
 OWN = CheckpointConfig()
 
@@ -58,50 +55,18 @@ def sizes(tp: int = 1, pp: int = 1, vpp: int | None = None, **more: Any) -> Para
 
 
 @dataclasses.dataclass
-class Parts:
+class Parts(FaultTrainer):
     """A rank's model and optimizer, and how far they have come."""
 
-    ranks: Ranks
-    chunks: Chunks
-    optimizer: Any
-    progress: Progress = dataclasses.field(default_factory=Progress)
-
-    def train(self, until: int) -> list[float]:
-        losses = []
-        while self.progress.iteration < until:
-            result = train_step(
-                self.chunks,
-                self.optimizer,
-                batches(self.progress.iteration, self.ranks),
-                self.ranks,
-                seq_length=SEQ_LENGTH,
-                micro_batch_size=MICRO_BATCH_SIZE,
-                learning_rate=3e-3,
-                weight_decay=0.1,
-                requests=StepRequests(),
-            )
-            iteration = self.progress.iteration + 1
-            self.progress = Progress(iteration=iteration, consumed_samples=iteration * GLOBAL_BATCH_SIZE)
-            losses.append(result.loss)
-        return losses
-
-    def save(self, root: Path, **more: Any) -> Path:
-        contents = checkpoint.Contents(**{"keep": 3, **more})
-        return checkpoint.save(root, self.progress, self.chunks, self.optimizer, self.ranks, contents)
+    def keep(self, root: Path, **more: Any) -> Path:
+        """A checkpoint of this moment; of all, three are kept."""
+        return self.save(root, checkpoint.Contents(**{"keep": 3, **more}))
 
     def restore(self, root: Path, config: CheckpointConfig = OWN) -> checkpoint.Restored:
         restored = checkpoint.restore(root, config, self.chunks, self.optimizer, self.ranks)
         assert restored is not None
         self.progress = restored.progress
         return restored
-
-
-def batches(iteration: int, ranks: Ranks) -> list[Batch | None]:
-    """This data rank's share of a global batch that is the same in every layout."""
-    generator = torch.Generator().manual_seed(iteration)
-    tokens = torch.randint(VOCABULARY, (GLOBAL_BATCH_SIZE, SEQ_LENGTH + 1), generator=generator)
-    mine = tokens.chunk(ranks.layout.dp)[ranks.at.dp]
-    return [to_batch(rows.int(), ranks.device) for rows in mine.split(MICRO_BATCH_SIZE)]
 
 
 def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *args: Any) -> None:
@@ -161,7 +126,7 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 def save_and_go_on(parts: Parts, folder: Path) -> None:
     """Leave a checkpoint of iteration ``SAVED_AT``, the global tensors in it, and the losses that follow."""
     parts.train(SAVED_AT)
-    parts.save(folder / "checkpoints", entries={"note": [1, None, 0.1]}, texts={"config.toml": "x = 1\n"})
+    parts.keep(folder / "checkpoints", entries={"note": [1, None, 0.1]}, texts={"config.toml": "x = 1\n"})
     whole = assembled(parts, folder / "source")
     losses = parts.train(UNTIL)
     if whole is not None:
@@ -328,7 +293,7 @@ def overflow_and_save(parts: Parts, root: Path) -> None:
     first = float(parts.optimizer.get_loss_scale())
     parts.train(4)
     assert float(parts.optimizer.get_loss_scale()) < first
-    parts.save(root)
+    parts.keep(root)
 
 
 def restore_loss_scale(parts: Parts, root: Path) -> None:
@@ -391,10 +356,10 @@ def own_checkpoint_wins(parts: Parts, root: Path) -> None:
     config = CheckpointConfig(load=str(root / "other"), finetune=True)
     assert checkpoint.restore(root / "own", OWN, parts.chunks, parts.optimizer, parts.ranks) is None
     parts.train(1)
-    parts.save(root / "other")
+    parts.keep(root / "other")
     assert parts.restore(root / "own", config).progress.iteration == 0
     parts.train(2)
-    parts.save(root / "own")
+    parts.keep(root / "own")
     restored = parts.restore(root / "own", config)
     assert (restored.progress.iteration, restored.optimizer_restored, restored.rng_restored) == (
         2,
@@ -489,7 +454,7 @@ def test_another_mixture_is_refused_with_the_field_that_differs(name: str, deeps
 def without_optimizer(parts: Parts, root: Path) -> None:
     complete = saving.saved_boxes
     saving.saved_boxes = lambda chunks, optimizer, ranks: model_boxes(chunks, ranks)  # as tools.convert leaves them
-    parts.save(root / "weights")
+    parts.keep(root / "weights")
     saving.saved_boxes = complete
     with pytest.raises(UserError, match="lacks the optimizer's state of this model"):
         parts.restore(root / "weights")
@@ -514,7 +479,7 @@ def lose_boxes(parts: Parts, root: Path) -> None:
         )
     )
     with pytest.raises(IncompleteError, match=r"optimizer\.state\..* do not hold each element once"):
-        parts.save(root)
+        parts.keep(root)
     optimizer_state.held_slices = complete
     assert folders.complete(root) == []
 
@@ -529,16 +494,16 @@ def test_a_checkpoint_with_holes_is_never_committed(tmp_path: Path) -> None:
 def die_before_the_name(parts: Parts, root: Path) -> None:
     for until in (1, 2, 3, 4):
         parts.train(until)
-        parts.save(root, keep=2)
+        parts.keep(root, keep=2)
     parts.train(5)
     folders.give_name = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-    parts.save(root, keep=2)
+    parts.keep(root, keep=2)
 
 
 def go_on(parts: Parts, root: Path) -> None:
     assert parts.restore(root).progress.iteration == 4
     parts.train(5)
-    parts.save(root, keep=2)
+    parts.keep(root, keep=2)
 
 
 def names(root: Path) -> list[str]:
@@ -562,7 +527,7 @@ def test_killed_before_its_end_a_save_leaves_the_one_before_and_the_next_one_cle
 
 def fail_to_write(parts: Parts, root: Path) -> None:
     with pytest.raises(OSError, match="Not a directory"):
-        parts.save(root)
+        parts.keep(root)
 
 
 def test_a_save_that_rank_0_cannot_begin_fails_on_every_rank(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tools.plan.backtest import refit, taken, validation
 from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, order
 from tools.plan.backtest.peaks import as_given, peak_bytes, untold
 from tools.plan.backtest.recipes import recipe
-from tools.plan.backtest.rows import GIB, PublishedRun, read
+from tools.plan.backtest.rows import GIB, PUBLISHED, PublishedRun, read
 from tools.plan.cases import PricedColumns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
@@ -26,9 +26,10 @@ from training.memory.peak import SAFE_SHARE
 
 def backtest(flags: BacktestFlags) -> None:
     """Prints the tables; writes a prediction for every row where --output asks for it."""
-    rows = read(flags.runs)
+    path = flags.runs or PUBLISHED
+    rows = read(path)
     if not rows:
-        raise UserError(f"{flags.runs}: no rows below the header.")
+        raise UserError(f"{path}: no rows below the header.")
     if flags.refit:
         refit.refit(rows, note)
     predicted = validation.predicted_s(rows, fitted())
