@@ -11,9 +11,9 @@ import pytest
 from models.config import ModelConfig
 from tools import clusters
 from tools.plan.enumeration import candidates
+from tools.plan.page.charts import COLOURS
 from tools.plan.page.schedule import Seconds, schedule
 from tools.plan.page.stages import StageTimeline, pass_seconds, stages
-from tools.plan.page.svg import COLOURS
 from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import PricedLayout, price
 from tools.plan.request import PlanRequest

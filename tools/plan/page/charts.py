@@ -3,8 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from tools.plan.page.svg import COLOURS, Drawing, legend, powers, ticks
 from tools.plan.pricing import HELD, SPENT, PricedLayout
+from tools.shared.chart import Drawing, legend, powers, ticks
+
+COLOURS = {
+    "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "head": "#5c6b73",
+    "tp": "#e4572e", "cp": "#f39237", "ep": "#c81d25", "p2p": "#f2c14e", "bubble": "var(--pale)", "dp": "#a44200",
+    "optimizer": "#4f772d", "other": "#a3b18a", "weights": "#33658a", "gradients": "#86bbd8", "activations": "#f39237",
+    "workspace": "var(--pale)", "forward": "#33658a", "backward": "#2f9c95", "idle": "var(--paler)",
+}  # fmt: skip
 
 WIDTH = 960
 SLOWEST = 3
@@ -39,7 +46,7 @@ def _bars(
     left = 12 + LETTER * max(map(len, labels))
     scale, bottom = (WIDTH - left - 40) / top, 30 * len(plans) + 10
     for tick in ticks(0, top):
-        drawing.line(left + tick * scale, 5, left + tick * scale, bottom, "#ddd")
+        drawing.line(left + tick * scale, 5, left + tick * scale, bottom, "var(--grid)")
         drawing.text(left + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
     for number, (plan, label) in enumerate(zip(plans, labels, strict=True)):
         y, x = 10 + 30 * number, left
@@ -50,14 +57,14 @@ def _bars(
             x += size * scale
         if whiskers:
             low, high = (left + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
-            drawing.line(low, y + 10, high, y + 10, "#000")
-            drawing.line(low, y + 5, low, y + 15, "#000")
-            drawing.line(high, y + 5, high, y + 15, "#000")
+            drawing.line(low, y + 10, high, y + 10, "var(--ink)")
+            drawing.line(low, y + 5, low, y + 15, "var(--ink)")
+            drawing.line(high, y + 5, high, y + 15, "var(--ink)")
     if card is not None:
         for share in (0.8, 1.0):
             x = left + card * share * scale
             drawing.line(x, 2, x, bottom, "#c81d25", "4 3")
-    legend(drawing, left, bottom + 42, names, WIDTH - left - 20)
+    legend(drawing, left, bottom + 42, names, WIDTH - left - 20, COLOURS)
     return drawing.render()
 
 
@@ -79,7 +86,7 @@ def pareto(plans: Sequence[PricedLayout], chosen: PricedLayout) -> str:
         return bottom - (bottom - top) * size / 2**30 / high
 
     for tick in ticks(0, high):
-        drawing.line(left, y(tick * 2**30), right, y(tick * 2**30), "#eee")
+        drawing.line(left, y(tick * 2**30), right, y(tick * 2**30), "var(--grid)")
         drawing.text(left - 6, y(tick * 2**30) + 4, f"{tick:g}", "end")
     for tick in ticks(least, most, 8):
         drawing.line(x(tick), bottom, x(tick), bottom + 4)
@@ -133,9 +140,9 @@ def scaling(points: Sequence[tuple[int, PricedLayout]]) -> str:
         return floor - (floor - top) * math.log(rate / low) / (math.log(high / low) or 1)
 
     for tick in powers(low, high):
-        drawing.line(left, y(tick), right, y(tick), "#eee")
+        drawing.line(left, y(tick), right, y(tick), "var(--grid)")
         drawing.text(left - 6, y(tick) + 4, f"{tick:,.0f}", "end")
-    drawing.path([(x(count), y(rate)) for (count, _), rate in zip(points, ideal, strict=True)], "#999", "4 3")
+    drawing.path([(x(count), y(rate)) for (count, _), rate in zip(points, ideal, strict=True)], "var(--axis)", "4 3")
     drawing.path([(x(count), y(rate)) for (count, _), rate in zip(points, rates, strict=True)], "#33658a")
     for (count, plan), rate, straight in zip(points, rates, ideal, strict=True):
         drawing.dot(x(count), y(rate), 5, "#33658a", f"{count} GPUs: {plan.layout}, {plan.step_s:.3g} s")
@@ -158,7 +165,7 @@ def published(points: Sequence[tuple[float, float, bool, str]]) -> str:
 
     for factor, dash in ((1, ""), (0.8, "4 3"), (1.25, "4 3")):
         ends = [(seconds, seconds * factor) for seconds in (max(low, low / factor), min(high, high / factor))]
-        drawing.path([(place(m, left, right), place(p, bottom, top)) for m, p in ends], "#bbb", dash)
+        drawing.path([(place(m, left, right), place(p, bottom, top)) for m, p in ends], "var(--axis)", dash)
     for tick in powers(low, high):
         drawing.text(place(tick, left, right), bottom + 18, f"{tick:g} s", "middle")
         drawing.text(left - 6, place(tick, bottom, top) + 4, f"{tick:g} s", "end")

@@ -16,13 +16,15 @@ from tools.plan.page.timeline import pipeline, words
 from tools.plan.pricing import PricedLayout
 from tools.plan.request import PlanRequest
 from tools.plan.selection import best
+from tools.shared import chart
 from training.config.run_config import RunConfig
 
 PARETO = "The fastest that fit. Green: today's program runs it; blue: planned only; red: chosen."
 STYLE = """
-body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: #222 }
-h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2.2em } svg { max-width: 100%; height: auto }
-pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 11px } p { max-width: 70ch }
+body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: var(--ink);
+  background: var(--page) }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2.2em }
+pre { background: var(--soft); padding: .8em; overflow-x: auto; font-size: 11px } p { max-width: 70ch }
 """
 
 
@@ -67,8 +69,9 @@ def render(
         parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
     parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{''.join(parts)}</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
+        f"<style>{chart.STYLE}{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{''.join(parts)}</body></html>\n"
     )
 
 

@@ -3,16 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 
+from tools.plan.page.charts import COLOURS
 from tools.plan.page.schedule import Work, schedule
 from tools.plan.page.stages import COMMUNICATION, StageTimeline, pass_seconds, stages
-from tools.plan.page.svg import COLOURS, Drawing, legend
 from tools.plan.pricing import SPENT, PricedLayout
 from tools.plan.request import PlanRequest
+from tools.shared.chart import Drawing, legend
 from training.memory.layouts import Candidate
 
 MOST_STAGES = 16
 MOST_MICROBATCHES = 24
-WIDTH, LEFT, RIGHT, ROW = 960, 130, 190, 22
+WIDTH, LEFT, RIGHT, ROW = 960, 130, 230, 22
 GAP = 0.1
 """Of a pass's width, that sets it off from the next."""
 THINNEST = 0.05
@@ -87,7 +88,7 @@ def _timeline(
             at = max(ended, at + seconds)  # the optimizer needs the gradients' norm, of all stages
         _labels(drawing, y, stage, found[stage], f"bubble {bubble:.1%}")
     names = ("forward", "backward", "p2p", "dp", "optimizer", "idle")
-    legend(drawing, LEFT, ROW * len(rows) + 32, names, WIDTH - LEFT)
+    legend(drawing, LEFT, ROW * len(rows) + 32, names, WIDTH - LEFT, COLOURS)
     return drawing.render()
 
 
@@ -124,7 +125,7 @@ def _shares(found: Sequence[StageTimeline], rows: Sequence[int | None]) -> str:
             x += share * width
         said = f"communication {stage.share(*COMMUNICATION):.1%}, bubble {stage.share('bubble'):.1%}"
         _labels(drawing, y, number, stage, said)
-    legend(drawing, LEFT, ROW * len(rows) + 32, SPENT, width)
+    legend(drawing, LEFT, ROW * len(rows) + 32, SPENT, width, COLOURS)
     return drawing.render()
 
 

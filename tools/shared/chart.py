@@ -1,16 +1,20 @@
-"""Drawing with inline SVG: no library, no network."""
+"""Charts as inline SVG: no library, no script, no network; a page that holds them brings ``STYLE``."""
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-COLOURS = {
-    "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "head": "#5c6b73",
-    "tp": "#e4572e", "cp": "#f39237", "ep": "#c81d25", "p2p": "#f2c14e", "bubble": "#c9c9c9", "dp": "#a44200",
-    "optimizer": "#4f772d", "other": "#a3b18a", "weights": "#33658a", "gradients": "#86bbd8", "activations": "#f39237",
-    "workspace": "#c9c9c9", "forward": "#33658a", "backward": "#2f9c95", "idle": "#e4e4e4",
-}  # fmt: skip
+STYLE = """
+:root { color-scheme: light dark; --ink: #222; --page: #fff; --soft: #f6f6f6; --axis: #999; --grid: #ddd;
+  --pale: #c9c9c9; --paler: #e4e4e4 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --page: #16191d; --soft: #22272e; --axis: #888; --grid: #3a4048; --pale: #59616b;
+    --paler: #343b44 }
+}
+.chart { overflow-x: auto } .chart svg { max-width: 100%; min-width: 720px; height: auto }
+"""
+"""For the page that holds charts: ink and paper in light and dark, and charts that scroll where a page is narrow."""
 
 
 @dataclass(slots=True)
@@ -28,13 +32,15 @@ class Drawing:
             f"{tip}</rect>"
         )
 
-    def text(self, x: float, y: float, words: str, anchor: str = "start", size: int = 12, fill: str = "#222") -> None:
+    def text(
+        self, x: float, y: float, words: str, anchor: str = "start", size: int = 12, fill: str = "var(--ink)"
+    ) -> None:
         self.elements.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">'
             f"{html.escape(words)}</text>"
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str = "#999", dash: str = "") -> None:
+    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str = "var(--axis)", dash: str = "") -> None:
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self.elements.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashed}/>'
@@ -55,8 +61,8 @@ class Drawing:
         """The element to put into a page."""
         inner = "\n".join(self.elements)
         return (
-            f'<svg viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" role="img" '
-            f'font-family="sans-serif">\n{inner}\n</svg>'
+            f'<div class="chart"><svg viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" role="img" '
+            f'font-family="sans-serif">\n{inner}\n</svg></div>'
         )
 
 
@@ -76,13 +82,15 @@ def powers(low: float, high: float) -> list[float]:
     return [float(base**power) for power in range(first, last + 1)]
 
 
-def legend(drawing: Drawing, x: float, y: float, names: Sequence[str], width: float) -> None:
+def legend(
+    drawing: Drawing, x: float, y: float, names: Sequence[str], width: float, colours: Mapping[str, str]
+) -> None:
     """Coloured squares with their names, wrapped."""
     at = x
     for name in names:
         step = 26 + 7 * len(name)
         if at + step > x + width:
             at, y = x, y + 18
-        drawing.rect(at, y - 10, 12, 12, COLOURS[name])
+        drawing.rect(at, y - 10, 12, 12, colours[name])
         drawing.text(at + 16, y, name)
         at += step
