@@ -28,7 +28,7 @@ STATES = ("param", "exp_avg", "exp_avg_sq")
 
 def train_and_save(parts: Parts, folder: Path, toml: str) -> None:
     parts.train(2)
-    parts.save(folder / "checkpoints", texts={"config.toml": toml})
+    parts.keep(folder / "checkpoints", texts={"config.toml": toml})
 
 
 def restore_and_train(parts: Parts, folder: Path, output: Path) -> None:

@@ -28,7 +28,7 @@ from training.config.run_config import RunConfig
 
 def train_and_save(parts: Parts, folder: Path, toml: str) -> None:
     parts.train(2)
-    parts.save(folder / "checkpoints", texts={"config.toml": toml})
+    parts.keep(folder / "checkpoints", texts={"config.toml": toml})
     whole = assembled(parts, folder / "pieces")
     if whole is not None:
         torch.save(whole, folder / "global.pt")
