@@ -25,7 +25,7 @@ def begin(name: str) -> None:
     """Before anything else is imported: Ctrl-C from here on is one line and exit code 130.
 
     Nothing has been begun that would need an end, so the process leaves from within the handler: an exception could be
-    swallowed by an import. Streams that whoever started us has closed are opened on /dev/null: a file that is opened
+    swallowed by an import. Streams that the parent process has closed are opened on /dev/null: a file that is opened
     later, a checkpoint's say, must not get the number of stdout.
     """
     for number in (0, 1, 2):
@@ -51,7 +51,7 @@ def begin(name: str) -> None:
 def run(name: str, main: Callable[[], int]) -> int:
     """What ``main`` returns, or the exit code of what it raised, which is said. Ctrl-C raises KeyboardInterrupt in it.
 
-    ``begin`` comes first. SystemExit goes through: whoever raised it has said why.
+    ``begin`` comes first. SystemExit goes through: its reason was printed where it was raised.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,7 +66,7 @@ def run(name: str, main: Callable[[], int]) -> int:
         return _say(f"{name}: {error}", 2)
     except SharedFault as fault:
         return _say(f"{name}: {printable(str(fault))}", 1)
-    except BrokenPipeError:  # whoever read our output, say head, has seen enough
+    except BrokenPipeError:  # the reader of our output, say head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:

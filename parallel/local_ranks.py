@@ -201,8 +201,10 @@ class _Forwarding:
         """Signals to end the run, in the order in which they were handed on."""
         self.waiting: list[int] = []
         self.pids: Collection[int] | None = None
-        heard = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores HUP
-        self.before = {number: signal.signal(number, self._take) for number in heard}
+        handled = [
+            number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN
+        ]  # nohup ignores HUP
+        self.before = {number: signal.signal(number, self._take) for number in handled}
 
     def _take(self, number: int, _frame: object) -> None:
         self.waiting.append(number)
@@ -251,7 +253,7 @@ def _forwarding() -> Iterator[_Forwarding]:
 
 
 def _interrupted(number: int) -> tuple[int, Failure]:
-    """The verdict on a run that somebody ended."""
+    """The verdict on a run that a signal ended."""
     text = f"ended by {signal.Signals(number).name}; started again, the run continues from its newest checkpoint"
     return 128 + number, Failure(rank=None, code=128 + number, at=time.time(), text=text, echo=False)
 

@@ -20,7 +20,7 @@ from training.watchdog.heartbeat import Heartbeat
 
 
 class BrokenOff(Exception):
-    """Somebody asked to stop while evaluating; raised on all ranks before the same batch."""
+    """A stop was requested while evaluating; raised on all ranks before the same batch."""
 
 
 class Asked:
@@ -54,7 +54,7 @@ class Evaluation(Callback):
     """Measures after every ``eval_interval``-th iteration and after the last one, and tells ``record``.
 
     It starts at the split's first sample every time, so that two figures differ by the weights alone. One that is
-    broken off, because somebody asked to stop, has no figure; training then ends with the iteration after it.
+    broken off by a request to stop has no figure; training then ends with the iteration after it.
     """
 
     def __init__(

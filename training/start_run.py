@@ -97,7 +97,7 @@ def train_ranks(
 ) -> int:
     """Prepare the data and train: on this rank, or, when no launcher has started ranks yet, on ``nproc`` local ones.
 
-    A rank that somebody else has started is watched from here on, through imports and data; local ones once they exist.
+    A rank that another launcher started is watched from here on, through imports and data; local ones once they exist.
     """
     cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
     attempt = lock.attempt if lock and (identity is None or ATTEMPT in os.environ) else None

@@ -44,7 +44,7 @@ class StreamedSource:
         self._fetches, self._lock, self._said = 0, Lock(), 0
 
     def resume(self, cursors: Mapping[int, str]) -> None:
-        """Go on where `position` was written, whoever wrote it. Raises ValueError where it is none."""
+        """Continue from `position`, whichever rank wrote it. Raises ValueError if it is not a position."""
         for number, text in cursors.items():
             sample, _, cursor = text.partition(" ")
             self._known[number] = [(0, int(sample), Cursor.parse(cursor))]

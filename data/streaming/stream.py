@@ -21,7 +21,7 @@ GROUP = 16
 
 
 class Cursor(NamedTuple):
-    """Where a token stands in a stream; with it reading goes on there, whoever reads."""
+    """Where a token stands in a stream; any rank can continue reading from it."""
 
     epoch: int = 0
     piece: int = 0

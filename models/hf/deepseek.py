@@ -99,7 +99,7 @@ def read_v3_choice(left: Config, fields: dict[str, Any]) -> None:
 
 
 def read_v2_choice(left: Config, fields: dict[str, Any]) -> None:
-    """``greedy`` looks at no groups, whatever n_group says."""
+    """``greedy`` ignores groups, whatever n_group says."""
     method = left.pop("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise Unsupported("topk_method", method, "'greedy' or 'group_limited_greedy'")

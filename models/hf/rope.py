@@ -99,7 +99,7 @@ def write(shape: GPTShape) -> dict[str, Any]:
 
 
 def fields_of(shape: GPTShape) -> set[str]:
-    """Our fields that this shape's rope type looks at."""
+    """The fields that this shape's rope type reads."""
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
     return {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
 
@@ -109,7 +109,7 @@ def _known(kind: str, latent: bool) -> Known:
 
 
 def _check_mscales(where: str, fields: dict[str, Any], given: set[str]) -> None:
-    """transformers' ``_compute_yarn_parameters`` looks at both mscales or at none; megatron-core divides one by the
+    """transformers' ``_compute_yarn_parameters`` reads both mscales or neither; megatron-core divides one by the
     other, whatever they are. Raises RopeError where that differs."""
     both = {"mscale", "mscale_all_dim"} <= given
     if not both and (fields["mscale"], fields["mscale_all_dim"]) != (1.0, 0.0):

@@ -52,7 +52,7 @@ def test_one_machine_answers_with_a_line_per_check(tmp_path: Path) -> None:
     assert status["versions", "pins"] == status["run_dir", "operations"] == status["gemm", "result"] == "ok"
     assert status["collectives", "all_reduce"] == "ok"
     assert "2 ranks, gloo" in done.stdout
-    assert status["gpus", "nvidia-smi"] == status["xid", "kernel log"] == "not looked at"
+    assert status["gpus", "nvidia-smi"] == status["xid", "kernel log"] == "not checked"
     assert (tmp_path / "bad").read_text() == ""
     assert max(map(len, done.stdout.splitlines())) <= 120
 
@@ -76,7 +76,7 @@ def test_what_hangs_is_wrong_and_the_rest_is_looked_at(
     assert main(["--only", "names", "port", "--time_limit_s", "1"]) == 1
     text = capsys.readouterr().out
     assert "no answer within 1 s; expected an answer" in text
-    assert "port         not looked at" in text
+    assert "port         not checked" in text
 
 
 def test_little_room(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_nodes_that_agree_share_a_row_with_a_range_of_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting, nodes, heard, bad",
+    "setting, nodes, reported, bad",
     [
         (False, ["n1", "n2"], 2, ["n1", "n2"]),
         (True, ["n1", "n2"], 2, []),
@@ -126,9 +126,9 @@ def test_nodes_that_agree_share_a_row_with_a_range_of_numbers() -> None:
         (True, ["n1"], 1, []),
     ],
 )
-def test_who_is_excluded(setting: bool, nodes: list[str], heard: int, bad: list[str]) -> None:
+def test_who_is_excluded(setting: bool, nodes: list[str], reported: int, bad: list[str]) -> None:
     finding = judged("a", "b", "wrong", "c", setting=setting)
-    assert list(bad_nodes(fold([(node, finding) for node in nodes], []), heard)) == bad
+    assert list(bad_nodes(fold([(node, finding) for node in nodes], []), reported)) == bad
 
 
 def test_what_crosses_the_network_is_the_same_after_it() -> None:
@@ -204,7 +204,7 @@ def test_without_nvidia_smi_nothing_is_ok(monkeypatch: pytest.MonkeyPatch) -> No
     assert printed(gpus.check_node(a_situation(device="cuda", gpus=1)).findings, "wrong") == [
         "nvidia-smi: no nvidia-smi on the PATH"
     ]
-    assert {one.status for one in gpus.check_node(a_situation()).findings} == {"not looked at"}
+    assert {one.status for one in gpus.check_node(a_situation()).findings} == {"not checked"}
 
 
 def on(group: str, facts: Mapping[str, Any]) -> list[NodeFacts]:
@@ -367,5 +367,5 @@ def test_an_echo_of_another_nodes_failure_is_no_finding_against_this_node() -> N
     echo = collectives.check_node([{"rank": 1, "error": "RuntimeError: Connection closed by peer [10.0.0.1]:1"}])
     assert ([one.status for one in own.findings], [one.status for one in echo.findings]) == (
         ["wrong"],
-        ["not looked at"],
+        ["not checked"],
     )

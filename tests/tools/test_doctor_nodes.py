@@ -38,7 +38,7 @@ def test_healthy_nodes_are_measured_and_fold_into_one_line_each(tmp_path: Path) 
     assert "2 nodes read each other's files" in outcome.words("run_dir", "ok")
     assert "one of all nodes won" in outcome.words("run_dir", "ok")
     assert "ms apart" in outcome.words("clocks", "ok")
-    assert "no GPU here" in outcome.words("gpus", "not looked at")  # never "ok"
+    assert "no GPU here" in outcome.words("gpus", "not checked")  # never "ok"
     assert sorted(path.name for path in (tmp_path / "run/doctor").iterdir()) == ["00000-n1.json", "00001-n2.json"]
 
 
@@ -141,7 +141,7 @@ def scenario_an_interface_that_one_node_lacks_is_not_waited_for(tmp_path: Path) 
     outcome = examine(tmp_path, 2, "--device", "cpu", "--skip", "gemm", more={1: {"GLOO_SOCKET_IFNAME": "nope0"}})
     assert (outcome.code, outcome.bad) == (1, ["n2"])
     assert "nope0" in outcome.words("interfaces", "wrong")
-    assert "the ranks of n2 would not find the others: see interfaces" in outcome.words("collectives", "not looked at")
+    assert "the ranks of n2 would not find the others: see interfaces" in outcome.words("collectives", "not checked")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from models.hf.shapes import NO_EFFECT, write_config
 from models.hf.tables import Entry, copies, entries
 from models.resolve import resolve
 from models.shapes import GPTShape
+from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.schema import shown
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
@@ -32,7 +33,7 @@ from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS, asked_ahead
-from training.checkpoint.format.writer import WriteBack, write_durably
+from training.checkpoint.format.writer import WriteBack
 from training.checkpoint.state import read_state
 from training.config.recipe import load
 from training.config.run_config import RunConfig
@@ -323,13 +324,13 @@ def add_files(job: ExportPlan, config: dict[str, Any], carried: dict[str, Path],
     last."""
     for name, path in carried.items():
         if name != "config.json" and name not in more:
-            write_durably(job.folder / name, read_bytes(path, CARRIED_BYTES))
+            replace_file(job.folder / name, read_bytes(path, CARRIED_BYTES))
     for name, data in more.items():
-        write_durably(job.folder / name, data)
+        replace_file(job.folder / name, data)
     text = json.dumps({**config, "dtype": job.dtype, "torch_dtype": job.dtype}, indent=2, sort_keys=True)
-    write_durably(job.folder / "config.json", (text + "\n").encode())
+    replace_file(job.folder / "config.json", (text + "\n").encode())
     if len(job.shards) > 1:
         files = {target.name: job.name(number) for number, shard in enumerate(job.shards) for target in shard}
         size = sum(target.bytes for shard in job.shards for target in shard)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(files.items()))}
-        write_durably(job.folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+        replace_file(job.folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())

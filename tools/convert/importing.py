@@ -15,6 +15,7 @@ import tomli_w
 from models.hf.files import CARRIED_BYTES
 from models.hf.tables import entries
 from models.shapes import GPTShape
+from parallel.durable import replace_file
 from parallel.errors import printable
 from parallel.layout import Layout
 from parallel.untrusted import read_bytes
@@ -27,7 +28,7 @@ from tools.convert.tokenizer import STAND_IN, Choice, check_beside, choose
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.tables import merge, remove_tables
-from training.checkpoint.format.writer import FileWriter, write_durably
+from training.checkpoint.format.writer import FileWriter
 from training.checkpoint.imported import IMPORTED
 from training.checkpoint.state import JSON, State, write_state
 from training.progress import Progress
@@ -133,11 +134,11 @@ def commit(folder: Path, source: HfFolder, job: ImportPlan, parts: int, tokenize
     model_type, shape = job.architecture
     facts = merge(folder, map(part_name, range(parts)))
     for name, path in source.carried().items():
-        write_durably(folder / name, read_bytes(path, CARRIED_BYTES))
+        replace_file(folder / name, read_bytes(path, CARRIED_BYTES))
     dtype = job.dtype or most_frequent_dtype(job.parts(source))
     name = source.folder.resolve().name
     text = config_toml(shape, dtype, name, tokenizer)
-    write_durably(folder / "config.toml", text.encode())
+    replace_file(folder / "config.toml", text.encode())
     about: dict[str, JSON] = {"source": name, "model_type": model_type}
     write_state(folder, State(progress=Progress(), layout=Layout(), device="cpu", entries={IMPORTED: about}))
     write_manifest(folder, facts, {**about, "iteration": 0, "layout": str(Layout())})

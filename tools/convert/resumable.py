@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from parallel.durable import replace_file, sync_folder
 from parallel.errors import UserError
 from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
 from tools.convert.checked import WAY_OUT
 from training.checkpoint.format.manifest import DamagedError
-from training.checkpoint.format.writer import sync_folder, write_durably
 
 UNFINISHED = ".tmp-convert"
 JOB = "convert-job.partial"
@@ -33,7 +33,7 @@ Report = Callable[[int], Any]
 
 
 Accept = Callable[[Path], list[str]]
-"""Looks at a folder that is complete before it gets its name: notes. Raises Rejected, or UserError where it cannot."""
+"""Checks a complete folder before it gets its name; returns notes. Raises Rejected, or UserError where it cannot."""
 
 
 class Rejected(UserError):
@@ -72,7 +72,7 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
         wanted = json.dumps(job, indent=1).encode()
         if _noted(folder) != wanted:
             _clear(folder)
-            write_durably(folder / JOB, wanted)
+            replace_file(folder / JOB, wanted)
         yield folder
     except DamagedError as error:
         _remove(folder)

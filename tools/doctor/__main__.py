@@ -57,7 +57,7 @@ class Doctor:
     """Of the whole examination; what is skipped then is reported as not checked."""
 
     def groups(self) -> tuple[str, ...]:
-        """Those to look at. Raises UserError for an unknown name."""
+        """The groups to check. Raises UserError for an unknown name."""
         for flag, names in (("only", self.only), ("skip", self.skip)):
             for name in names:
                 if name not in GROUPS:

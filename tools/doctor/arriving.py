@@ -71,7 +71,7 @@ def gather(
 
 
 def _absent(limit_s: float) -> Finding:
-    way_out = "look at its log; is the node up, does its process start, does it see the checkout and the network?"
+    way_out = "read its log; is the node up, does its process start, does it see the checkout and the network?"
     found = f"did not arrive within {limit_s:.0f} s"
     return judged("meeting", "arrived", "wrong", found, "a process on every node", way_out)
 
@@ -91,4 +91,4 @@ def _cut_off(error: str) -> Finding:
 
 def left(why: str) -> Finding:
     """Of a node that came and went."""
-    return judged("meeting", "stayed", "wrong", why, "answers until the end", "look at this node's log")
+    return judged("meeting", "stayed", "wrong", why, "answers until the end", "read this node's log")

@@ -25,7 +25,7 @@ def check_node(measured: Sequence[Mapping[str, Any]]) -> NodeCheck:
     if causes:
         findings = [judged(GROUP, "runs", "wrong", causes[0], "collectives", WAY_OUT, setting=True)]
     elif errors:  # of another node's failure, or of a network that swallows everything: see ``evaluate``
-        findings = [judged(GROUP, "runs", "not looked at", errors[0])]
+        findings = [judged(GROUP, "runs", "not checked", errors[0])]
     return NodeCheck(findings=findings, facts={"ranks": list(measured)})
 
 
@@ -163,5 +163,5 @@ def _against_median(check: str, speeds: Mapping[str, float], backend: str, what:
         if share < slow:
             status: Status = "wrong" if share < broken else "warning"
             text = f"{speeds[node]:.3g} GB/s, {share:.0%} of the median"
-            found.append((node, judged(GROUP, check, status, text, f"{slow:.0%} or more", f"look at {what}")))
+            found.append((node, judged(GROUP, check, status, text, f"{slow:.0%} or more", f"check {what}")))
     return found

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parallel.durable import replace_file
 from tools.doctor import (
     clocks,
     collectives,
@@ -35,7 +36,7 @@ from tools.doctor.workers import WorkerError, listen
 ROUND_S = 60.0
 """Limit of a question that needs no long work."""
 PATIENCE_S = 90.0
-"""How much longer the others look for the first node than it waits for them: it may have more to look at, and is not to
+"""How much longer the others look for the first node than it waits for them: it may have more to check, and is not to
 be ended by a failure of theirs while it examines the rest."""
 
 
@@ -45,7 +46,7 @@ class Result:
 
     nodes: list[str]
     """All, by rank."""
-    heard: list[str]
+    reported: list[str]
     """Those that reported."""
     rows: list[FindingRow]
     bad: dict[str, list[str]]
@@ -133,7 +134,7 @@ def _rounds(
     if folders.GROUP in groups and node.situation.run_dir is not None:
         token = secrets.token_hex(8)
         with contextlib.suppress(OSError):
-            folders.write(folders.token_path(node.situation.run_dir, 0), token)
+            replace_file(folders.token_path(node.situation.run_dir, 0), token.encode())
         for rank, answer in _ask(hub, node, {"do": "again", "token": token}).items():
             for one in (one for one in seen if one.rank == rank):
                 one.facts.get(folders.GROUP, {}).get("shared", {}).update(answer["again"])
@@ -195,7 +196,7 @@ def _collectives(seen: Sequence[NodeFacts], node: ExaminedNode, hub: Hub | None)
         except (OSError, WorkerError) as error:
             why = str(error)
     if why:
-        return [("", judged(collectives.GROUP, "bandwidth", "not looked at", why))]
+        return [("", judged(collectives.GROUP, "bandwidth", "not checked", why))]
     question = {
         "do": "measure",
         "address": address,
@@ -252,8 +253,8 @@ def _result(
     seen: Sequence[NodeFacts], found: Sequence[tuple[str, Finding]], everyone: list[str], situation: DoctorContext
 ) -> Result:
     rows = fold(found, nodes.GROUPS)
-    heard = [one.node for one in seen]
-    bad = bad_nodes(rows, len(heard))
+    reported = [one.node for one in seen]
+    bad = bad_nodes(rows, len(reported))
     # A node that has neither come nor a name of its launcher's cannot be excluded by name.
-    known = [node for node in everyone if node in heard or node in situation.names]
-    return Result(nodes=everyone, heard=heard, rows=rows, bad={node: bad[node] for node in known if node in bad})
+    known = [node for node in everyone if node in reported or node in situation.names]
+    return Result(nodes=everyone, reported=reported, rows=rows, bad={node: bad[node] for node in known if node in bad})

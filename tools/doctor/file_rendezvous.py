@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallel.durable import replace_file
 from parallel.schema import JSON
 from parallel.untrusted import InputError, read_json, read_text
 from tools.doctor.deadline import within
-from tools.doctor.run_dir import folder_of, write
+from tools.doctor.run_dir import folder_of
 
 LIMIT_S = 5.0
 
@@ -31,7 +32,7 @@ class Mailbox:
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 path = self.folder / "question"
-                within(LIMIT_S, lambda: write(path, self.nonce))
+                within(LIMIT_S, lambda: replace_file(path, self.nonce.encode()))
 
     def asked(self) -> str:
         """Another node: the first node's number; "" where it is not seen."""
@@ -46,7 +47,7 @@ class Mailbox:
             with contextlib.suppress(OSError):
                 path = self.folder / f"{rank:05d}-{node.replace('/', '_')}.json"
                 text = json.dumps({**reported, "nonce": self.asked()}, indent=1)
-                within(LIMIT_S, lambda: write(path, text))
+                within(LIMIT_S, lambda: replace_file(path, text.encode()))
 
     def take(self) -> dict[int, dict[str, Any]]:
         """The first node: today's answers by rank."""

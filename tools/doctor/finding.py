@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["ok", "warning", "wrong", "not looked at"]
-SEVERITY: tuple[Status, ...] = ("ok", "not looked at", "warning", "wrong")
+Status = Literal["ok", "warning", "wrong", "not checked"]
+SEVERITY: tuple[Status, ...] = ("ok", "not checked", "warning", "wrong")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -123,8 +123,8 @@ def fold(findings: Sequence[tuple[str, Finding]], groups: Sequence[str]) -> list
     return sorted(rows.values(), key=place)
 
 
-def bad_nodes(rows: Sequence[FindingRow], heard: int) -> dict[str, list[str]]:
-    """Node to exclude -> why, of ``heard`` nodes that reported: see ``Finding.fault``."""
+def bad_nodes(rows: Sequence[FindingRow], reported: int) -> dict[str, list[str]]:
+    """Node to exclude -> why, of ``reported`` nodes with a report: see ``Finding.fault``."""
     blamed: dict[str, list[str]] = {}
     for row in rows:
         finding = row.finding
@@ -137,7 +137,7 @@ def bad_nodes(rows: Sequence[FindingRow], heard: int) -> dict[str, list[str]]:
             == (finding.group, finding.check, "wrong")
             for node in other.nodes
         }
-        if finding.fault == "node" or len(same) < heard:
+        if finding.fault == "node" or len(same) < reported:
             for node in row.nodes:
                 blamed.setdefault(node, []).append(f"{finding.group}: {finding.check}")
     return blamed

@@ -25,7 +25,7 @@ def evaluate(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) ->
             status: Status = "wrong" if share < FAR_BELOW else "warning"
             found = f"{_label(place, situation.device)}: {one['tflops']:.0f} TFLOP/s"
             expected = f"{OF_PEAK:.0%} or more of {peak:.0f} TFLOP/s ({situation.cluster.name})"  # type: ignore[union-attr]
-            findings.append(judged(GROUP, "speed", status, found, expected, "look at clocks and cooling"))
+            findings.append(judged(GROUP, "speed", status, found, expected, "check clocks and cooling"))
     return NodeCheck(findings=[one for one in findings if one], facts={"devices": list(measured)})
 
 
@@ -83,7 +83,7 @@ def _speeds(devices: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[
             continue
         status: Status = "wrong" if share < BROKEN and one["nccl"] else "warning"
         text = f"{_name(place, one)}: {one['tflops']:.3g} TFLOP/s, {share:.0%} of the median"
-        way_out = "look at clocks, cooling and other processes of this node"
+        way_out = "check clocks, cooling and other processes of this node"
         found.append((node, judged(GROUP, "speed", status, text, f"{least:.0%} of the median or more", way_out)))
     return found
 

@@ -16,7 +16,7 @@ USED_MIB = 1024.0
 AGREE: dict[str, Status] = {"count": "wrong", "name": "wrong", "pcie_width": "wrong", "driver": "warning"}
 """Facts that nodes should have in common."""
 # Bits of clocks_event_reasons.active: nvmlClocksEventReasons in nvml.h. Idle, a power cap under load and clocks that
-# somebody has set are no fault.
+# an operator has set are no fault.
 HELD_DOWN = {0x08: "hardware slow-down", 0x40: "too hot (hardware)", 0x80: "power brake (power supply)"}
 SLOWED = {0x20: "too hot (software)"}
 
@@ -24,7 +24,7 @@ SLOWED = {0x20: "too hot (software)"}
 def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: count, name, driver, the widest PCIe link. One finding per check and GPU that is not well."""
     if situation.device == "cpu":
-        return NodeCheck(findings=[judged(GROUP, "nvidia-smi", "not looked at", "no GPU here (or --device cpu)")])
+        return NodeCheck(findings=[judged(GROUP, "nvidia-smi", "not checked", "no GPU here (or --device cpu)")])
     try:
         cards = nvidia_smi.gpus()
     except TimeoutError as error:
@@ -120,12 +120,12 @@ def _clocks(card: dict[str, str]) -> Iterator[Finding]:
     label, active = _label(card), int(_or0(card, "clocks_event_reasons.active"))
     for bit, reason in HELD_DOWN.items():
         if active & bit:
-            yield _wrong("clocks held down", f"{label}: {reason}", "none", "look at cooling and power of this node")
+            yield _wrong("clocks held down", f"{label}: {reason}", "none", "check cooling and power of this node")
     for bit, reason in SLOWED.items():
         if active & bit:
-            yield _warning("clocks held down", f"{label}: {reason}", "none", "look at the cooling of this node")
+            yield _warning("clocks held down", f"{label}: {reason}", "none", "check the cooling of this node")
     if (heat := _or0(card, "temperature.gpu")) >= HOT_C:
-        yield _warning("temperature", f"{label}: {heat:.0f} C", f"below {HOT_C:.0f} C when idle", "look at the cooling")
+        yield _warning("temperature", f"{label}: {heat:.0f} C", f"below {HOT_C:.0f} C when idle", "check the cooling")
 
 
 def _pcie(card: dict[str, str]) -> Iterator[Finding]:

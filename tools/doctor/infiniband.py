@@ -138,7 +138,7 @@ def _none(situation: DoctorContext) -> Finding:
     if cluster and cluster.fabric.kind == "infiniband":
         wanted = f"{cluster.fabric.nics_per_node} ports ({cluster.name})"
         return _finding("ports", "wrong", f"no {os.fspath(ROOT)}", wanted, "load the driver, or choose --cluster")
-    return _finding("ports", "not looked at", "no InfiniBand or RoCE device here")
+    return _finding("ports", "not checked", "no InfiniBand or RoCE device here")
 
 
 def _finding(check: str, status: Status, found: str, expected: str = "", way_out: str = "") -> Finding:

@@ -116,7 +116,7 @@ def _told(
         way_out = f"ip link set {name} mtu {right}: large packets get lost between unequal MTUs"
         return judged(GROUP, "route", "warning", found, f"MTU {right} as on most nodes", way_out)
     if one["speed_mbit_per_s"] < fast:
-        return judged(GROUP, "route", "warning", found, f"{fast / 1000:g} Gbit/s as on most nodes", "look at the cable")
+        return judged(GROUP, "route", "warning", found, f"{fast / 1000:g} Gbit/s as on most nodes", "check the cable")
     if name != usual:
         way_out = "name both in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME per node, or give them one name"
         return judged(GROUP, "route", "warning", found, f"{usual} as on most nodes", way_out, setting=True)

@@ -59,7 +59,7 @@ def _cluster(total_gib: float, situation: DoctorContext) -> Iterator[Finding]:
 
 def _shared() -> Iterator[Finding]:
     if not SHM.is_dir():
-        yield judged(GROUP, "shared memory", "not looked at", f"no {SHM}")
+        yield judged(GROUP, "shared memory", "not checked", f"no {SHM}")
         return
     size, free = psutil.disk_usage(str(SHM)).total / GIB, psutil.disk_usage(str(SHM)).free / GIB
     low = free < SHM_GIB

@@ -91,7 +91,7 @@ def around(question: Mapping[str, Any], situation: DoctorContext) -> list[Findin
     for looked_at, one in enumerate(others.values()):
         if time.monotonic() > end or len(findings) >= ENOUGH:
             why = f"{len(others) - looked_at} of {len(others)} names: the others took long, or failed"
-            findings.append(judged(GROUP, "further nodes", "not looked at", why))
+            findings.append(judged(GROUP, "further nodes", "not checked", why))
             break
         findings += _other(one)
     if not findings and others:

@@ -1,4 +1,4 @@
-"""What one node does: look at itself, then answer the first node's questions."""
+"""What one node does: check itself, then answer the first node's questions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class Subject:
 
 
 def settings(situation: DoctorContext) -> NodeCheck:
-    """Variables that NCCL and torch do not read (any more): set by somebody who expects something of them."""
+    """Variables that NCCL and torch do not read (any more): they were set for a purpose that they no longer serve."""
     texts = list(nccl_env.warnings(situation.environ, "the environment"))
     findings = [judged("variables", "NCCL and torch", "warning", text, setting=True) for text in texts]
     return NodeCheck(findings=findings or [judged("variables", "NCCL and torch", "ok", "all that are set are read")])
@@ -103,7 +103,7 @@ class ExaminedNode:
         limit = self.deadline.left_s(subject.limit_s)
         if not limit:
             why = f"the time limit of {self.deadline.limit_s:.0f} s was reached"
-            return NodeCheck(findings=[judged(subject.group, "time", "not looked at", why)])
+            return NodeCheck(findings=[judged(subject.group, "time", "not checked", why)])
         try:
             return within(limit, lambda: subject.check_node(self.situation))
         except TimeoutError as error:
@@ -111,7 +111,7 @@ class ExaminedNode:
             return NodeCheck(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", way_out)])
         except Exception as error:  # whatever is odd on a node is reported, and the other subjects are checked
             why = f"{type(error).__name__}: {error}"
-            return NodeCheck(findings=[judged(subject.group, "examination", "not looked at", why)])
+            return NodeCheck(findings=[judged(subject.group, "examination", "not checked", why)])
 
     def _add(self, seen: NodeFacts, group: str, looked: NodeCheck) -> None:
         seen.findings += looked.findings

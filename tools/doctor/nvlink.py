@@ -13,11 +13,11 @@ GROUP = "nvlink"
 def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "gpus" -> GB/s over all links of each GPU, as text keys (JSON)."""
     if situation.device == "cpu":
-        return NodeCheck(findings=[_finding("not looked at", "no GPU here")])
+        return NodeCheck(findings=[_finding("not checked", "no GPU here")])
     try:
         speeds = nvidia_smi.links()
     except OSError as error:
-        return NodeCheck(findings=[_finding("not looked at", str(error))])
+        return NodeCheck(findings=[_finding("not checked", str(error))])
     return evaluate(speeds, situation)
 
 

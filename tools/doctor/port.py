@@ -16,7 +16,7 @@ def check_node(situation: DoctorContext) -> NodeCheck:
     """Only the first node's port matters; under torchrun its own agent listens there."""
     if situation.master is None:
         return NodeCheck(
-            findings=[judged(GROUP, "MASTER_PORT", "not looked at", "no MASTER_ADDR and MASTER_PORT are set")]
+            findings=[judged(GROUP, "MASTER_PORT", "not checked", "no MASTER_ADDR and MASTER_PORT are set")]
         )
     if situation.rank:
         return NodeCheck()

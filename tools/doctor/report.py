@@ -12,8 +12,8 @@ from tools.doctor.examine import Result
 from tools.doctor.finding import SEVERITY, FindingRow, Status
 from tools.doctor.node import GROUPS
 
-COLOURS: dict[Status, str] = {"ok": "32", "not looked at": "2", "warning": "33", "wrong": "1;31"}
-WORDS: dict[Status, str] = {"ok": "ok", "not looked at": "not looked at", "warning": "warning", "wrong": "WRONG"}
+COLOURS: dict[Status, str] = {"ok": "32", "not checked": "2", "warning": "33", "wrong": "1;31"}
+WORDS: dict[Status, str] = {"ok": "ok", "not checked": "not checked", "warning": "warning", "wrong": "WRONG"}
 WIDTH = 120
 GROUP_ROOM = max(map(len, GROUPS))
 NAMED = 6
@@ -33,14 +33,14 @@ def lines(
     result: Result, situation: DoctorContext, seconds: float, width: int = WIDTH, colours: bool = False
 ) -> list[str]:
     """A heading, a line per check behind its group's name, and the verdict."""
-    reported = [*_heading(result, situation, seconds)]
+    text = [*_heading(result, situation, seconds)]
     room = max((len(row.finding.check) for row in result.rows), default=0)
     group = ""
     for row in result.rows:
         first = row.finding.group != group
         group = row.finding.group
-        reported += _line(row, group if first else "", result.heard, room, width, colours)
-    return [*reported, "", *_verdict(result)]
+        text += _line(row, group if first else "", result.reported, room, width, colours)
+    return [*text, "", *_verdict(result)]
 
 
 def _heading(result: Result, situation: DoctorContext, seconds: float) -> list[str]:

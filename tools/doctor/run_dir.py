@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
 from tools.doctor.finding import Finding, NodeCheck, judged
-from training.checkpoint.format.writer import sync_folder
 
 GROUP = "run_dir"
 SLOW_S = 0.25
@@ -38,13 +38,13 @@ def token_path(run_dir: Path, rank: int) -> Path:
 def check_node(situation: DoctorContext) -> NodeCheck:
     """Facts: "token" that this node's file holds, "kind" of the file system, "server_ahead_s" by a file's time."""
     if situation.run_dir is None:
-        return NodeCheck(findings=[judged(GROUP, "shared folder", "not looked at", "no --run_dir was given")])
+        return NodeCheck(findings=[judged(GROUP, "shared folder", "not checked", "no --run_dir was given")])
     folder = folder_of(situation.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         token = secrets.token_hex(8)
         before = situation.clock()
-        write(token_path(situation.run_dir, situation.rank), token)
+        replace_file(token_path(situation.run_dir, situation.rank), token.encode())
         ahead = token_path(situation.run_dir, situation.rank).stat().st_mtime - (before + situation.clock()) / 2
     except OSError as error:
         found = f"{situation.run_dir} cannot be written: {error.strerror or error}"
@@ -59,17 +59,6 @@ def check_node(situation: DoctorContext) -> NodeCheck:
             findings = [judged(GROUP, "operations", "ok", found)]
         findings.append(_speed(scratch))
     return NodeCheck(findings=findings, facts={"token": token, "kind": kind, "server_ahead_s": ahead})
-
-
-def write(path: Path, text: str) -> None:
-    """Replace ``path`` as a checkpoint's ``latest`` is replaced: whole, on the disk, then by name."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_folder(path.parent)
 
 
 def file_system(path: Path) -> str:
@@ -106,7 +95,7 @@ def _wrong(check: str, error: OSError | str, way_out: str, warning: bool = False
 def _rename(scratch: Path) -> Finding | None:
     try:
         for text in ("old", "new"):
-            write(scratch / "renamed", text)
+            replace_file(scratch / "renamed", text.encode())
         if read_text(scratch / "renamed") != "new":
             return _wrong("rename", "the old content is there after a rename", "use another file system")
     except OSError as error:
@@ -153,7 +142,7 @@ def _speed(scratch: Path) -> Finding:
     times = []
     for turn in range(5):
         began = time.perf_counter()
-        write(scratch / "small", f"{turn}" * 4096)
+        replace_file(scratch / "small", f"{turn}".encode() * 4096)
         times.append(time.perf_counter() - began)
     typical = statistics.median(times)
     slow = typical > SLOW_S

@@ -34,11 +34,11 @@ LINE = re.compile(r"\[\s*(?P<at>[\d.]+)\].*NVRM: Xid \((?P<pci>[^)]*)\): (?P<cod
 def check_node(situation: DoctorContext) -> NodeCheck:
     """Wrong: a hardware error within the last day; a warning for an older or another one."""
     if not Path("/proc/driver/nvidia").exists() or situation.device == "cpu":
-        return NodeCheck(findings=[_finding("not looked at", "no NVIDIA driver is loaded")])
+        return NodeCheck(findings=[_finding("not checked", "no NVIDIA driver is loaded")])
     try:
         log = kernel_log()
     except OSError as error:
-        return NodeCheck(findings=[_finding("not looked at", f"the kernel's log cannot be read: {error}")])
+        return NodeCheck(findings=[_finding("not checked", f"the kernel's log cannot be read: {error}")])
     uptime = float(read_text(Path("/proc/uptime")).split()[0])
     return NodeCheck(findings=evaluate(log, uptime))
 

@@ -17,7 +17,7 @@ class Arguments:
     strays: list[str] = field(default_factory=list)
     """Words that belong to no flag, and unknown flags with theirs; each a sentence."""
     asked: set[str] = field(default_factory=set)
-    """Flags that a rule has looked at."""
+    """Flags that a rule has read."""
 
     def switch(self, name: str) -> bool:
         """Whether a flag is given."""

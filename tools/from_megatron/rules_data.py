@@ -49,7 +49,7 @@ def _paths(draft: Draft, paths: list[str]) -> None:
 
 
 def _order(draft: Draft) -> None:
-    """Triplane's own order, unless somebody means to go on in Megatron's."""
+    """Triplane's own order, unless a run continues in Megatron's."""
     if draft.arguments.switch("load"):
         samples = draft.arguments.whole("train-samples")
         plan = "" if samples is None else f" and data.megatron_train_samples = {samples} (--train-samples)"

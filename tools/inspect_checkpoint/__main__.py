@@ -33,7 +33,7 @@ from training.checkpoint.format.verify import Depth, strangers
 
 @dataclass(kw_only=True)
 class Inspect:
-    """Look at a checkpoint."""
+    """Print what a checkpoint contains, verify it, or compare two."""
 
     checkpoint: tyro.conf.Positional[Path]
     """A checkpoint, a folder of them, or a run's folder."""

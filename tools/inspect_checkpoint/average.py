@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from models.hf.files import CARRIED_BYTES
+from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import resumable
@@ -23,7 +24,7 @@ from training.checkpoint.format.manifest import MANIFEST, read_manifest, write_m
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.tables import INDEX, PIECES, merge, remove_tables
-from training.checkpoint.format.writer import FileWriter, write_durably
+from training.checkpoint.format.writer import FileWriter
 
 DTYPE = "float32"
 """Of the means: what a run's own weights, its masters, are."""
@@ -127,7 +128,7 @@ def commit(job: AveragePlan) -> None:
     manifest = read_manifest(last)
     for name in manifest.files:
         if name not in (INDEX, PIECES) and not name.endswith(".bin"):
-            write_durably(job.folder / name, read_bytes(last / name, CARRIED_BYTES))
+            replace_file(job.folder / name, read_bytes(last / name, CARRIED_BYTES))
     kept = {name: value for name, value in manifest.about.items() if name not in ("source", "average_of")}
     said = [f"{source.name} x {share:.6g}" for source, share in zip(job.sources, job.shares, strict=True)]
     write_manifest(job.folder, facts, {**kept, "average_of": said})

@@ -29,7 +29,7 @@ def check(folder: Path, depth: Depth) -> list[Damage]:
     with bar(total, "hashing") as progress, ThreadPoolExecutor(shares) as pool:
         parts = [pool.submit(damages, folder, depth, (share, shares)) for share in range(shares)]
         _watch(parts, progress)
-    return sorted({damage for part in parts for damage in part.result()})  # names are looked at by each share
+    return sorted({damage for part in parts for damage in part.result()})  # every share checks the names
 
 
 @contextmanager

@@ -127,7 +127,7 @@ HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "precision")
 def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
     """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
 
-    A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those looked at.
+    A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those computed.
     Where they do not fit with ZeRO-1, and do with ZeRO-2, that takes their place.
     """
     whole = BlockStack(question.shape).held(Candidate(), 0)
@@ -187,7 +187,7 @@ def constants(cluster: Cluster) -> Constants:
 
 
 BLOCK = 8192
-"""Cases that are looked at together: columns that stay in a processor's cache take two thirds of the time."""
+"""Cases that are priced together: columns that stay in a processor's cache take two thirds of the time."""
 
 
 def _times(cases: Sequence[PricedCase], constants: Constants) -> StepTimes:

@@ -25,7 +25,7 @@ MEANING = {
 
 
 def heading(question: PlanRequest, priced: int, seconds: float) -> list[str]:
-    """What was asked, and how much was looked at."""
+    """What was asked, and how many layouts were tried."""
     shape, cluster = question.shape, question.cluster
     return [
         f"{question.model.shape} on {question.num_gpus:,} x {cluster.gpu.name} ({cluster.name}): "

@@ -17,6 +17,7 @@ from data.cache import NO_LOCKS
 from data.inputs import PLAN_BYTES, UNIT, empty_path, joined, planned_keys, work_folder
 from data.manifest import ShardManifest, manifest_path, read_manifest
 from data.shards import bin_path, idx_path
+from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.schema import JSON, Count
 from parallel.untrusted import InputError, parse_json, read_bytes
@@ -358,16 +359,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A small file, which appears under its name only when it is complete, and on the disk."""
-    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Replace a small file durably; ``remove_unfinished`` knows the name of what a killed process leaves."""
+    replace_file(path, data, suffix=f".tmp-{os.getpid()}")
 
 
 def remove_unfinished(paths: Iterable[tuple[Path, int]]) -> None:

@@ -71,7 +71,7 @@ def add_up(job: TokenizeJob) -> Totals:
 
 
 def _duplicates(hashes: list[Path]) -> tuple[int, float]:
-    """How many documents repeat an earlier one, and which part of all was looked at."""
+    """How many documents repeat an earlier one, and which part of all was hashed."""
     part = min(1.0, MOST_HASHES / max(1, sum(path.stat().st_size // 8 for path in hashes)))
     below = np.uint64(min(part * 2.0**64, 2**64 - 1))
     kept = np.concatenate([_hashes(path, below, part == 1) for path in hashes])

@@ -54,7 +54,7 @@ class StopSign:
 def work(
     tasks: list[int], run_task: Task, clear: Clear, workers: int, bar: tqdm, private: Iterable[int], stop: StopSign
 ) -> None:
-    """Do every task, the next one by whoever is free. private: descriptors that no worker may keep open.
+    """Do every task, the next one by the first free worker. private: descriptors that no worker may keep open.
 
     However it ends, no worker is left, and nothing of theirs half written.
 

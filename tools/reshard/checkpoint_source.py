@@ -1,4 +1,4 @@
-"""A checkpoint that is read, whoever wrote it: its tensors by our keys."""
+"""A checkpoint to read, of Triplane or Megatron: its tensors under Triplane's keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,10 +10,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from parallel.durable import replace_file
 from parallel.untrusted import read_json
 from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.reader import WORDS
-from training.checkpoint.format.writer import TABLE, write_durably
+from training.checkpoint.format.writer import TABLE
 
 ENDING = ".distcp"
 Chunk = tuple[str, tuple[int, ...], tuple[int, ...], int, int]
@@ -52,7 +53,7 @@ class BlobWriter:
             os.fsync(self._file.fileno())
         self._file.close()
         if kind is None:
-            write_durably(self.path.with_suffix(TABLE), json.dumps(self._entries, separators=(",", ":")).encode())
+            replace_file(self.path.with_suffix(TABLE), json.dumps(self._entries, separators=(",", ":")).encode())
 
 
 def saved(value: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 A pickle is a program: it names what to import and calls it with what it likes. Here a name gives a
 ``PickledRecord``, which keeps the arguments it is "called" with, or a plain word for a dtype; a name that is not in
-the table ends the reading. So nothing of a pickle can run, whoever wrote it.
+the table ends the reading. So no code of a pickle can run.
 """
 
 import io

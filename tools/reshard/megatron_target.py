@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
@@ -28,7 +29,6 @@ from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import job_of, rewrite
 from training.checkpoint import folders
-from training.checkpoint.format.writer import write_durably
 
 OBJECTS = "objects.distcp"
 
@@ -41,7 +41,7 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         inner.mkdir(exist_ok=True)
         names = rewrite(source, plan, inner, options, workers)
         commit(plan, inner, names, options)
-        write_durably(folder / folders.LATEST_OF_MEGATRON, f"{plan.state.progress.iteration}\n".encode())
+        replace_file(folder / folders.LATEST_OF_MEGATRON, f"{plan.state.progress.iteration}\n".encode())
         resumable.finish(folder, target)
 
 
@@ -61,12 +61,12 @@ def commit(plan: ReshardPlan, folder: Path, names: Sequence[str], options: Resha
         parts.append(saved([value]))
         objects[f"{key}/shard_0_1"] = (end, len(parts[-1]))
         end += len(parts[-1])
-    write_durably(folder / OBJECTS, b"".join(parts))
+    replace_file(folder / OBJECTS, b"".join(parts))
     tables = {name + ENDING: read_table(folder, name) for name in names}
-    write_durably(folder / METADATA, _metadata(plan, tables, objects))
+    replace_file(folder / METADATA, _metadata(plan, tables, objects))
     for name in names:
         (folder / f"{name}.pieces.json").unlink(missing_ok=True)
-    write_durably(folder / CONFIG, json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode())
+    replace_file(folder / CONFIG, json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode())
 
 
 def extra_states(plan: ReshardPlan) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
 from tools.convert.parts import is_committed
@@ -14,7 +15,6 @@ from tools.reshard.sources import CONFIG
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.tables import merge, remove_tables
-from training.checkpoint.format.writer import write_durably
 from training.checkpoint.state import encoded
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
@@ -37,8 +37,8 @@ def commit(source: CheckpointSource, plan: ReshardPlan, folder: Path, names: lis
         folders.copy(path, folder / name)
     unchanged = plan.config == source.config and (source.folder / CONFIG).is_file()
     text = read_text(source.folder / CONFIG) if unchanged else dump(_with_own_tokenizer(plan.config, folder))
-    write_durably(folder / CONFIG, text.encode())
-    write_durably(folder / folders.STATE, encoded(plan.state).encode())
+    replace_file(folder / CONFIG, text.encode())
+    replace_file(folder / folders.STATE, encoded(plan.state).encode())
     write_manifest(folder, facts, {**source.about, "resharded": source.folder.name})
 
 

@@ -17,7 +17,7 @@ STEP_BYTES = 24 << 20
 def verify(source: CheckpointSource, plan: ReshardPlan, files: Tensors, target: Path) -> str:
     """That the target has each planned tensor, no other, and the source's numbers in it: a sentence on what it found.
 
-    files: the target, opened by whoever reads such a checkpoint. Raises UserError with the tensors that differ.
+    files: the target, opened by the reader of its format. Raises UserError with the tensors that differ.
     """
     wanted = {each.key: each for group in plan.groups for each in group}
     found = files.tensors

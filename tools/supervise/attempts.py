@@ -1,6 +1,6 @@
 """RUN_DIR/attempts.jsonl: what happened to a run, one JSON object per attempt to run it.
 
-Written by whoever decides about the next attempt: the batch script, or one supervisor on each host.
+Written by the process that decides about the next attempt: the batch script, or one supervisor on each host.
 """
 
 import errno

@@ -88,8 +88,8 @@ def settle(
 ) -> Decision:
     """Decide by what lies in ``run_dir``, and remember it there.
 
-    before, seen: checkpoint and markers at the attempt's start, where somebody looked; else those at the end of the
-    last attempt that is on record. ended_by: who wanted no further attempt, if somebody did. single_node: a verdict
+    before, seen: checkpoint and markers at the attempt's start, if they were read; else those at the end of the
+    last attempt that is on record. ended_by: who asked for no further attempt, if anyone did. single_node: a verdict
     cannot tell a bad node from a bad program where there is only one. Where nothing can be remembered nothing is
     started again: a crash loop would have no end.
     """

@@ -1,4 +1,4 @@
-"""Attempts one after the other, until the rule says stop or somebody does."""
+"""Attempts one after the other, until the rule or the operator says stop."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tools.supervise.decide import nodes_of, settle
 from tools.supervise.notice import Notice
 from tools.supervise.requests import Requests
 from tools.supervise.rule import BAD_INPUT, Decision
-from training.watchdog.exit_code_file import EXIT_NOTE
+from training.watchdog.exit_code_file import EXIT_CODE_FILE
 
 POLL_S = 0.05
 SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -41,7 +41,7 @@ class Budget:
 
 
 def supervise(command: Sequence[str], run_dir: Path, budget: Budget, requests: Requests, notice: Notice) -> int:
-    """Run ``command`` until it is done, cannot be helped, or somebody ends it: the last attempt's exit code.
+    """Run ``command`` until it is done, cannot be helped, or the operator ends it: the last attempt's exit code.
 
     Raises OSError where the command cannot be started.
     """
@@ -77,9 +77,11 @@ def supervise(command: Sequence[str], run_dir: Path, budget: Budget, requests: R
 def attempt(command: Sequence[str], requests: Requests, notice: Notice) -> int:
     """Run ``command`` once, handing on what is asked of it: its exit code, when nothing of it runs any more."""
     with tempfile.TemporaryDirectory(prefix="triplane-supervise-") as folder:
-        note = Path(folder) / "note"
-        code = follow(Child(command, {SHUTDOWN: str(SHUTDOWN_S), **os.environ, EXIT_NOTE: str(note)}), requests, notice)
-        return BAD_INPUT if note.exists() else code
+        code_file = Path(folder) / "exit_code"
+        code = follow(
+            Child(command, {SHUTDOWN: str(SHUTDOWN_S), **os.environ, EXIT_CODE_FILE: str(code_file)}), requests, notice
+        )
+        return BAD_INPUT if code_file.exists() else code
 
 
 def follow(child: Child, requests: Requests, notice: Notice) -> int:
@@ -93,8 +95,8 @@ def follow(child: Child, requests: Requests, notice: Notice) -> int:
     notice.close()
     if ended := child.end_leftovers():
         say(f"{ended} processes that were left over have been ended")
-    unheard = requests.asked and code in (128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGUSR2)
-    return STOPPED if unheard and not requests.ended_by else code
+    unhandled = requests.asked and code in (128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGUSR2)
+    return STOPPED if unhandled and not requests.ended_by else code
 
 
 def rest(pause_s: float, requests: Requests, notice: Notice) -> None:

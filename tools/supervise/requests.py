@@ -1,4 +1,4 @@
-"""What somebody asks of the supervisor by a signal, and what it hands on to the run.
+"""What a signal asks of the supervisor, and what it passes on to the run.
 
 TERM, Ctrl-C and HUP: save, end, and do not start again. USR2: save, end, and go on. What comes soon after the first
 says nothing new; a second Ctrl-C, or another signal later, does not wait for the saving.

@@ -41,7 +41,7 @@ class RunAttempt:
 
     @property
     def requested(self) -> bool:
-        """Whether it ended because somebody asked it to."""
+        """Whether it ended because it was asked to."""
         return self.exit_code == STOPPED or self.requeue
 
     @property

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from parallel.durable import replace_file
 from parallel.schema import JSON
 from training.checkpoint import folders, room
 from training.checkpoint.format.manifest import Lineage, write_manifest
 from training.checkpoint.format.tables import merge, remove_tables
-from training.checkpoint.format.writer import TABLE, write_durably
+from training.checkpoint.format.writer import TABLE
 from training.checkpoint.lineage import following
 from training.run_lock.lock import RunLock, fenced
 
@@ -39,7 +40,7 @@ def commit(
         for name, source in copies.items():
             folders.copy(Path(source), folder / name)
         for name, text in texts.items():
-            write_durably(folder / name, text.encode())
+            replace_file(folder / name, text.encode())
         with fenced(lock):
             lineage = _lineage(folder.parent, parent, loaded)
             manifest = write_manifest(folder, facts, {**about, "lineage": asdict(lineage)})

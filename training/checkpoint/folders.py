@@ -16,11 +16,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from parallel.durable import replace_file, sync_folder
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_text
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
-from training.checkpoint.format.writer import sync_folder, write_durably
 from training.checkpoint.lineage import LineageCommit, in_order, newest, read_commit
 
 LATEST, LATEST_OF_MEGATRON = "latest", "latest_checkpointed_iteration.txt"
@@ -198,14 +198,14 @@ def recover(root: Path) -> list[Path]:
 
 def point_to(folder: Path) -> None:
     """Let ``latest`` name ``folder``; a reader sees the old name or the new one, never a part."""
-    write_durably(folder.parent / LATEST, f"{folder.name}\n".encode())
-    write_durably(folder.parent / LATEST_OF_MEGATRON, f"{iteration_of(folder)}\n".encode())
+    replace_file(folder.parent / LATEST, f"{folder.name}\n".encode())
+    replace_file(folder.parent / LATEST_OF_MEGATRON, f"{iteration_of(folder)}\n".encode())
 
 
 def set_aside(folder: Path) -> Path:
     """Take the checkpoint's name from a damaged one, so that no start and no retention counts it: its new path.
 
-    It stays on the disk, for whoever has better copies of its files and gives it its name back.
+    It stays on the disk, so that an operator with good copies of its files can restore its name.
     """
     target = _free(folder, DAMAGED)
     folder.replace(target)

@@ -54,7 +54,7 @@ class CommitOrigin:
 def read_commit(path: Path, iteration: int) -> LineageCommit:
     """What ``path`` says of itself; a manifest that cannot be read says nothing. Raises OSError where it is gone.
 
-    Its list of files is not looked at, which is long where thousands of ranks wrote: whoever loads it does that.
+    Its list of files is not checked: it is long where thousands of ranks wrote, and the load checks it.
     """
     time_ns = (path / MANIFEST).stat().st_mtime_ns
     own, about = "", CommitOrigin()

@@ -198,7 +198,7 @@ def _set_aside(path: Path) -> None:
 def first_good(found: Sequence[Path], depth: Depth, ranks: Ranks) -> tuple[Path, list[Path]]:
     """The first of ``found`` whose files are what was written, and those before it whose content is damaged.
 
-    Each rank looks at its share of the files. Says what is damaged, and what is taken instead. Raises UserError, the
+    Each rank verifies its share of the files. Says what is damaged, and what is taken instead. Raises UserError, the
     same on every rank, where nothing is good.
     """
     said, damaged = list[str](), list[Path]()

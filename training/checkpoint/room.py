@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from parallel.durable import replace_file
 from training.checkpoint import folders
-from training.checkpoint.format.writer import write_durably
 
 
 def problem(root: Path, needed_bytes: int, needed_files: int) -> str | None:
@@ -31,9 +31,9 @@ def save_problem(root: Path) -> str | None:
         renamed, probed_latest = probe.with_name(f"{probe.name}-renamed"), probe.with_name(f"{probe.name}-latest")
         try:
             probe.mkdir()
-            write_durably(probe / "file", b"x")
+            replace_file(probe / "file", b"x")
             probe.rename(renamed)
-            write_durably(probed_latest, b"x")
+            replace_file(probed_latest, b"x")
         finally:
             for left in (probe, renamed):
                 shutil.rmtree(left, ignore_errors=True)
@@ -98,7 +98,7 @@ def nearest(path: Path) -> Path:
 def explained(path: Path, needed_bytes: int) -> Iterator[None]:
     """Around the writing of ``path``: an OSError is raised with that name, what it takes, and what is free.
 
-    write(2) and fsync(2) tell none of them, and whoever reads the message is to know which disk and how much.
+    write(2) and fsync(2) name none of them, and the message has to say which disk and how much.
     """
     try:
         yield

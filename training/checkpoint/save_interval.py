@@ -11,7 +11,7 @@ from training.progress import Progress
 from training.step import StepRequests
 
 SETTLED_S = 600.0
-"""Before it the intervals are those of somebody trying things out."""
+"""Before it the intervals are those of a trial run."""
 LEAST_GAIN = 0.01
 """Share of the time that must be won."""
 

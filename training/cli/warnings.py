@@ -1,4 +1,4 @@
-"""Choices that are known to be bad: a run accepts them, and somebody pays.
+"""Choices that are known to be bad: a run accepts them, at a cost.
 
 Each sentence says what it costs, with the numbers, and which field changes it. Laptop-sized runs are let be.
 """
@@ -24,7 +24,7 @@ SMALL, LARGE = 10**8, 10**9
 
 
 def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
-    """What somebody who has run many of these would object to; none for small models and CPU runs."""
+    """What an experienced operator would object to; none for small models and CPU runs."""
     size = num_parameters(shape)
     found = list(_pipeline(config.train, layout))
     if config.device == "cpu" or size < SMALL:

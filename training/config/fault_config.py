@@ -29,7 +29,7 @@ class FaultConfig:
 
     spike: Literal["off", "warn", "skip", "rollback", "stop"] = "warn"
     """When loss or gradient norm spike: say so, skip the update too, or stop. rollback: end with exit code 1, so
-    that whoever starts the run again continues its newest checkpoint, and skip the update of the batch that spiked
+    that the supervisor or batch script resumes the newest checkpoint, and skip the update of the batch that spiked
     (RUN_DIR/skipped_samples.json)."""
 
     spike_sigma: float = 6.0
@@ -48,7 +48,7 @@ class FaultConfig:
     """How many times as long as its peers a rank must compute to be named."""
 
     memory_interval: int = 50
-    """Iterations from one look at each rank's memory to the next. 0: never."""
+    """Iterations between two checks of each rank's memory. 0: never."""
 
     memory_growth_mib: float = 256.0
     """MiB by which a rank's memory must have risen steadily, over ten looks or more, to be named."""

@@ -226,7 +226,7 @@ class CheckpointConfig:
     """Checkpoints of iterations that this divides are kept for good, beside the newest ones. None: none."""
 
     verify: Literal["hashes", "sizes"] = "hashes"
-    """What is looked at before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
+    """What is verified before a checkpoint is loaded: every byte, by all ranks together, or the sizes of its files."""
 
     async_save: bool = True
     """Write checkpoints while training goes on, from a copy in host memory as large as a rank's share (Megatron's

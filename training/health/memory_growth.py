@@ -49,7 +49,7 @@ class Series:
 
 
 class MemoryGrowth(Callback):
-    """Looks at each rank's own memory and its GPU's every ``interval`` iterations; a rise is said once per rank.
+    """Reads each rank's own memory and its GPU's every ``interval`` iterations; a rise is said once per rank.
 
     A leak is in all ranks as a rule: a look names one of them, and counts the others.
     """

@@ -184,7 +184,7 @@ def _write_found(
         "iteration": progress.iteration + 1,
         "first_sample": progress.consumed_samples,
         "passing": second.finite,
-        "culprit": origin.as_json() if origin else None,
+        "origin": origin.as_json() if origin else None,
         "first_run": {"loss": str(first.loss), "grad_norm": _text(first), "tokens": first.tokens},
         "second_run": {"loss": str(second.loss), "grad_norm": _text(second), "tokens": second.tokens},
         "ranks": [asdict(one) for one in found if one.weights or one.forward or one.backward],

@@ -62,7 +62,7 @@ class Before:
 
 
 class Trace:
-    """Looks at every module's output and every parameter's gradient. Slow: it waits for the device each time."""
+    """Checks every module's output and every parameter's gradient. Slow: it waits for the device each time."""
 
     def __init__(self, chunks: Chunks, ranks: Ranks) -> None:
         self.chunks, self.layout, self.stage = chunks, ranks.layout, ranks.at.pp

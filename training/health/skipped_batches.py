@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from parallel.durable import replace_file
 from parallel.groups import Ranks
 from parallel.schema import Count
 from parallel.untrusted import InputError, read_json
@@ -64,10 +65,9 @@ def _read(path: Path) -> tuple[list[Range], str]:
 
 def _write(path: Path, ranges: Sequence[Range]) -> str:
     what = "Samples [first, end) in reading order; updates with any of them are skipped. Remove what shall count."
-    unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        unfinished.write_text(json.dumps({"what": what, "ranges": ranges}, indent=2) + "\n")
-        unfinished.replace(path)
+        text = json.dumps({"what": what, "ranges": ranges}, indent=2) + "\n"
+        replace_file(path, text.encode(), suffix=".unfinished", durable=False)
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from training.memory.cases import FORMATS, Column, MemoryColumns, tokens
 
 LARGEST_BLOCK = 512
-"""Queries that this project's own attention looks at together (models/layers/blockwise_attention.py, BLOCK_ROWS)."""
+"""Queries that Triplane's own attention computes together (models/layers/blockwise_attention.py, BLOCK_ROWS)."""
 SOFTMAX_BYTES = 4
 """Log-sum-exp of each query and head, which flash attention keeps in fp32."""
 

@@ -58,7 +58,7 @@ def workspace_bytes(layout: Candidate) -> float:
 
 
 def memory(columns: MemoryColumns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> PeakBytes:
-    """Looks at the first stage, the second, the last, and the first of those with the most mixtures of experts: others
+    """Computes the first stage, the second, the last, and the first of those with the most mixtures of experts: others
     hold no more than these."""
     known = {key: BlockStack(shape) for key, shape in {id(shape): shape for shape in shapes}.items()}
     stacks = [known[id(shape)] for shape in shapes]

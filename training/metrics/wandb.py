@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from training.metrics.values import Values, curves
 
@@ -77,9 +78,7 @@ def stable_id(path: Path) -> str:
     if path.exists() and re.fullmatch(r"[a-z0-9]{8,64}", stored := read_text(path).strip()):
         return stored
     fresh = uuid.uuid4().hex[:16]
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(fresh + "\n")
-    draft.replace(path)
+    replace_file(path, f"{fresh}\n".encode(), durable=False)
     return fresh
 
 

@@ -11,6 +11,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from data.prepared import Prepared
 from data.tokenizer_json import JsonTokenizer
 from models.hf.files import beside
+from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.replicas import Chunks
@@ -111,10 +112,9 @@ def write_run_files(config: RunConfig, run_dir: Path, progress: Progress, ranks:
     """
     if ranks.rank != 0:
         return
-    unfinished = run_dir / ".config.toml.unfinished"
     try:
-        unfinished.write_text(dump(dataclasses.replace(config, run_dir=None)))
-        unfinished.replace(run_dir / "config.toml")
+        text = dump(dataclasses.replace(config, run_dir=None))
+        replace_file(run_dir / "config.toml", text.encode(), suffix=".unfinished", durable=False)
         (run_dir / "requeue").unlink(missing_ok=True)
         if progress.iteration < config.train.train_iters:
             (run_dir / "done").unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def write_run_files(config: RunConfig, run_dir: Path, progress: Progress, ranks:
 
 
 def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> None:
-    """Leave ``done`` or ``requeue``, an empty run's end or a request to continue, for whoever started this."""
+    """Leave ``done`` or ``requeue``, an empty run's end or a request to continue, for the launcher."""
     name = {"done": "done", "requested": "requeue"}.get(reason)
     if name is not None and ranks.rank == 0:
         try:

@@ -58,7 +58,7 @@ def _leave(run_dir: Path) -> tuple[bool, str, str, str]:
 
 
 def _sees(path: Path, word: str, wait_s: float) -> bool:
-    """Open and read, again and again: a look at the name alone may be answered from a cache."""
+    """Open and read, again and again: stat of the name alone may be answered from a cache."""
     deadline = time.monotonic() + wait_s
     while True:
         try:

@@ -1,7 +1,7 @@
 """A small process that counts in a file for as long as the owner of a run's folder lives.
 
 A process of its own, for ranks are forked from the owner, and a fork of a process with threads can hang. It is not
-the owner's child: it forks once more, so that whoever waits for or looks at the owner's children sees ranks only.
+the owner's child: it forks once more, so that waiting for or listing the owner's children finds ranks only.
 It ends within milliseconds of its owner, however that ends: the owner holds the other end of its stdin.
 
 Costs 10 MB of memory, 25 ms at the start, and one write of 20 bytes every ``BEAT_S`` seconds.

@@ -18,7 +18,7 @@ ATTEMPT = "TRIPLANE_ATTEMPT"
 """Environment variable by which an owner hands its attempt to the ranks that it starts."""
 
 RELEASED = ".owner.released"
-"""Names the attempt that gave the folder back, until somebody else takes it."""
+"""Names the attempt that gave the folder back, until another attempt takes it."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # what file systems without hard links answer to link(2)
 
@@ -161,7 +161,7 @@ def _refusal(folder: Path, owner: Owner) -> str:
 
 
 def _succeed(folder: Path, dead: Owner, newcomer: Owner) -> None:
-    """Take over from ``dead``, unless somebody else does; whoever is then at the end of the chain owns the folder.
+    """Take over from ``dead``, unless another run does; the end of the chain then owns the folder.
 
     A newcomer that was slow may link behind an owner that was replaced long ago, which no chain leads to: what
     it linked means nothing, and stays until the next succession sweeps. It is not removed: that could hit another's.

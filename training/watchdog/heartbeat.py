@@ -58,7 +58,7 @@ class HeartbeatReading:
     stepped: bool
     """A first step has ended, so that ``step_timeout_s`` holds."""
     asked: bool
-    """Somebody asked it to stop."""
+    """It was asked to stop."""
     code: int
     """Exit code, in phase ``ended``."""
 
@@ -93,7 +93,7 @@ class Heartbeat:
         self.beat()
 
     def ask(self) -> None:
-        """Somebody asked this rank to stop: being killed after that is no news. Called by a signal handler."""
+        """This rank was asked to stop: its death after that is no failure. Called by a signal handler."""
         self._asked = True
         self._write()
 

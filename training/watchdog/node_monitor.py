@@ -126,7 +126,7 @@ class NodeMonitor:
         self._looked_s = now_s
 
     def poll(self, now_s: float) -> None:
-        """Look at every rank; new ones are found as they come."""
+        """Check every rank; new ones are found as they come."""
         passed_s = min(now_s - self._looked_s, 4 * LOOK_S)
         self._looked_s = now_s
         for path in self.folder.glob(f"{self.prefix}*{SUFFIX}"):

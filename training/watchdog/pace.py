@@ -12,7 +12,7 @@ MOST_BEAT_S = 30.0
 LOOK_S = 0.25
 """Between two looks of a watchdog at its node: 32 wake-ups a second on a node of 8 ranks, each of 0.1 ms."""
 JUDGING_S = 1.0
-"""Between two words of a node, and two looks at those of the others, while somebody judges."""
+"""Seconds between two reports of a node, and two reads of the others' reports, while a node judges."""
 ANSWER_S = 20.0
 """How long nodes have to answer before they count as silent, on up to ``NODES`` nodes."""
 LEAST_ANSWER_S = 3.0

@@ -13,7 +13,7 @@ _STATE, _CPU, _START, _EXIT_CODE = 0, slice(11, 13), 19, 49  # fields 3, 14 and 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Status:
-    """One look at a process. ``state``: R, S, D, T (stopped), t (in a debugger), Z (ended, not yet waited for)."""
+    """A process in /proc. ``state``: R, S, D, T (stopped), t (in a debugger), Z (ended, not yet waited for)."""
 
     state: str
     cpu_ticks: int

@@ -91,7 +91,7 @@ class RankMonitor:
         )
 
     def _await(self) -> Verdict | None:
-        """Wait for the word of whoever was lost. The verdict on its node, where that is lost as a whole.
+        """Wait for a report of the lost node. The verdict on its node, where that is lost as a whole.
 
         One of the ranks that lost a peer asks all nodes to answer, and gives those that do not the time to.
         """

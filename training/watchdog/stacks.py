@@ -43,7 +43,7 @@ def register(path: Path) -> None:
     """From now on ``STACKS_SIGNAL`` makes this process write the stacks of its threads to ``path``, as a crash does."""
     path.unlink(missing_ok=True)
     # Kept open by faulthandler, in the node's memory: no handle on the shared file system. Appended to, so that
-    # whoever has read the stacks can make the file empty again.
+    # a reader of the stacks can empty the file.
     file = path.open("a")
     faulthandler.unregister(STACKS_SIGNAL)  # else it takes its handler for installed, whatever was set after it
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)

@@ -24,7 +24,7 @@ _MEETING = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 def folder_of(run_dir: Path, identity: Identity | None, environ: Mapping[str, str], attempt: str | None) -> Path:
     """The folder of this start, absolute; not made yet.
 
-    attempt: random, of whoever starts all ranks, where that is one of our processes. srun names each start. torchrun
+    attempt: random, made by the launcher, where that is one of our processes. srun names each start. torchrun
     does not, where its port is fixed: its ranks meet in the first folder of their name that has no verdict yet.
     """
     watch = run_dir.absolute() / verdict_file.WATCH

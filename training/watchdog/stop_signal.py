@@ -20,7 +20,7 @@ NUMBERS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class StopSignal:
-    """Whether somebody asked this process to stop. Before training there is nothing to save: it ends right there."""
+    """Whether this process was asked to stop. Before training there is nothing to save: it ends right there."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, speaks: bool = False) -> None:
         """speaks: this process says that it stops before training began; one of all ranks does."""

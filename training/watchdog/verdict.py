@@ -36,7 +36,7 @@ class Verdict:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class NodeReport:
-    """One node's answer to whoever judges."""
+    """One node's answer to the judging node."""
 
     host: str
     ranks: list[Report]
@@ -50,24 +50,24 @@ def decide_verdict(nodes: Sequence[NodeReport], judging: str, world_size: int, f
     A silent node comes first, then a rank that is gone, one that is stopped, one that is not where the others wait,
     and at last the one that is least advanced.
     """
-    heard = [(node, report) for node in nodes for report in node.ranks if node.answers == judging]
-    ending = any(report.phase == "ended" for _, report in heard)  # all have passed the last barrier: none is missing
-    known = {report.rank for _, report in heard}
+    answered = [(node, report) for node in nodes for report in node.ranks if node.answers == judging]
+    ending = any(report.phase == "ended" for _, report in answered)  # all have passed the last barrier: none is missing
+    known = {report.rank for _, report in answered}
     if len(known) < world_size and not ending:
         return _silent(nodes, judging, sorted(set(range(world_size)) - known), world_size, waited_s)
-    left = [(node, report) for node, report in heard if report.phase != "ended" or report.state not in "XZ"]
+    left = [(node, report) for node, report in answered if report.phase != "ended" or report.state not in "XZ"]
     suspects, why = _suspects([report for _, report in left])
-    culprit = min(suspects, key=_advance)
-    host = next(node.host for node, report in left if report is culprit)
-    others = [report for _, report in left if report is not culprit]
-    at = f"iteration {culprit.iteration}, phase {culprit.phase}"
+    hung = min(suspects, key=_advance)
+    host = next(node.host for node, report in left if report is hung)
+    others = [report for _, report in left if report is not hung]
+    at = f"iteration {hung.iteration}, phase {hung.phase}"
     line = (
-        f"rank {culprit.rank} of {world_size} on {host} hangs in {at}, for {culprit.still_s:.0f} s: "
-        f"{why(culprit)}{_others(others)}. Stacks of all ranks: {folder}"
+        f"rank {hung.rank} of {world_size} on {host} hangs in {at}, for {hung.still_s:.0f} s: "
+        f"{why(hung)}{_others(others)}. Stacks of all ranks: {folder}"
     )
     return Verdict(
-        kind="hang", rank=culprit.rank, world_size=world_size, host=host, iteration=culprit.iteration,
-        phase=culprit.phase, line=line,
+        kind="hang", rank=hung.rank, world_size=world_size, host=host, iteration=hung.iteration,
+        phase=hung.phase, line=line,
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _unanswered(quiet: Sequence[NodeReport], world_size: int, waited_s: float) -
     more = f" ({len(quiet) - 1} more nodes neither)" if len(quiet) > 1 else ""
     line = (
         f"node {node.host} ({ranks_text([report.rank for report in node.ranks])} of {world_size}) does not answer{more}"
-        f", asked {waited_s:.0f} s ago: it is down or cut off; last heard of in {at}"
+        f", asked {waited_s:.0f} s ago: it is down or cut off; last report: {at}"
     )
     return Verdict(
         kind="hang", rank=least.rank, world_size=world_size, host=node.host, iteration=least.iteration,

@@ -1,9 +1,9 @@
 """RUN_DIR/watch/start-...: what the watchdogs of a start tell each other, and its one verdict.
 
     node-HOST.json      one node's ranks, every few seconds, by the first watchdog of the node
-    judge.json          asks all nodes to answer, because nothing moves on somebody's node, or a peer is lost
+    judge.json          asks all nodes to answer, because nothing moves on one node, or a peer is lost
     stacks-HOST.txt     the Python stacks of a node's ranks; nccl-RANK: torch's NCCL flight recorder
-    verdict.json        why the start ended: whoever creates it first
+    verdict.json        why the start ended: the first to create it wins
 
 Files are replaced by rename: readers see whole ones, and over NFS a rename within the folder is what makes this host
 look again for names that were missing a moment ago.
@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from parallel.durable import replace_file
 from parallel.untrusted import InputError, read_bytes, read_json, read_text
 from training.watchdog.verdict import NodeReport, Verdict
 
@@ -38,9 +39,7 @@ def newest(run_dir: Path) -> Path | None:
 
 def replace(path: Path, entries: Any) -> None:
     """``entries`` as the JSON in ``path``, whole at any time. Raises OSError."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(entries))
-    unfinished.replace(path)
+    replace_file(path, json.dumps(entries).encode(), suffix=f".{os.getpid()}", durable=False)
 
 
 def content(path: Path) -> bytes | None:
@@ -73,7 +72,7 @@ def leave(folder: Path, verdict: Verdict) -> bool:
 
 
 def ask(folder: Path, judging: str) -> None:
-    """Ask all nodes to answer ``judging``, unless somebody asks them already. Raises OSError where that is unknown."""
+    """Ask all nodes to answer ``judging``, unless another node asks already. Raises OSError where that is unknown."""
     with contextlib.suppress(FileExistsError):
         _create(folder / JUDGE, json.dumps(judging))
 

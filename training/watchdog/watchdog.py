@@ -51,7 +51,7 @@ class Watchdog:
         self.ending = Ending(self.about.pid, self.about.process_start)
         mine = status(os.getpid(), None)
         self.asked, self.looks, self.start = False, 0, None if mine is None else mine.start
-        self.next_s, self.answered, self.called_s, self.judging, self.unheard = 0.0, "", float("-inf"), "", ""
+        self.next_s, self.answered, self.called_s, self.judging, self.unwritten = 0.0, "", float("-inf"), "", ""
         self.verdict: Verdict | None = None
         self.verdict_s = 0.0
         self.memory_kills = memory_kills()
@@ -95,22 +95,22 @@ class Watchdog:
         if self.judging:
             self.decide(mine)
         elif call and self.node.stands_still and time.monotonic() > self.called_s + 3 * self.answer_s:
-            self.judging = call  # whoever asked has gone since
+            self.judging = call  # the node that asked has gone since
         return pace.JUDGING_S if call else pace.beat_s(self.about.step_timeout_s, self.nodes)
 
     def call(self) -> str:
         """What the nodes are asked to answer, by whichever node; by this one, if nothing moves here. Or nothing: ''."""
         found = verdict_file.asked(self.folder)
         again_s = self.called_s + AGAIN * self.own.timeout_s
-        if not found and self.node.stands_still and (self.unheard or time.monotonic() > again_s):
-            self.judging, self.unheard = self.unheard or os.urandom(8).hex(), ""
+        if not found and self.node.stands_still and (self.unwritten or time.monotonic() > again_s):
+            self.judging, self.unwritten = self.unwritten or os.urandom(8).hex(), ""
             try:
                 verdict_file.ask(self.folder, self.judging)
                 found = verdict_file.asked(self.folder)  # another node may have been first
             except OSError:  # a full disk, say: what is known here has to do
-                self.unheard = found = self.judging
+                self.unwritten = found = self.judging
         if found != self.judging:
-            self.judging = ""  # the others answer the call that is there, so whoever made it judges
+            self.judging = ""  # the others answer the call that is there, so the node that made it judges
         return found
 
     def answer(self, call: str) -> None:
@@ -129,13 +129,13 @@ class Watchdog:
     def decide(self, mine: NodeReport) -> None:
         """The verdict, once all nodes have answered or had the time to; none where a rank somewhere moves."""
         nodes = [mine, *(node for node in verdict_file.node_reports(self.folder) if node.host != mine.host)]
-        heard = [report for node in nodes if node.answers == self.judging for report in node.ranks]
-        if any(not report.overdue and report.state not in "XZ" for report in heard):
+        reports = [report for node in nodes if node.answers == self.judging for report in node.ranks]
+        if any(not report.overdue and report.state not in "XZ" for report in reports):
             verdict_file.drop(self.folder)
             self.judging = ""
             return
         waited_s = time.monotonic() - self.called_s
-        if len(heard) >= self.about.world_size or waited_s > self.answer_s:
+        if len(reports) >= self.about.world_size or waited_s > self.answer_s:
             self.pronounce(decide_verdict(nodes, self.judging, self.about.world_size, self.about.folder, waited_s))
 
     def pronounce(self, verdict: Verdict) -> None:
@@ -199,7 +199,7 @@ class Watchdog:
 
 
 def main(path: str) -> None:
-    """Watch the rank that beats in ``path``. Signals that go to whole groups say only that somebody asked to stop."""
+    """Watch the rank that beats in ``path``. Signals to whole groups mean only a request to stop."""
     try:
         watchdog = Watchdog(Page(Path(path)))
     except FileNotFoundError:  # the rank has ended before, and another watchdog of the node has cleared up

@@ -326,22 +326,6 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(lines, tmp_path,
     assert run(lines, "--output", tmp_path / "x", "--tokenizer", "byte", "--no_check_space") == 0
 
 
-def test_a_small_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """After a power cut a name may else stand for nothing."""
-    from tools.preprocess.output import write_whole
-
-    synced, sync = [], os.fsync
-
-    def noted(descriptor):
-        sync(descriptor)
-        synced.append((Path(f"/proc/self/fd/{descriptor}").read_bytes(), (tmp_path / "x").exists()))
-
-    monkeypatch.setattr(os, "fsync", noted)
-    write_whole(tmp_path / "x", b"all of it")
-    assert synced == [(b"all of it", False)]
-    assert (tmp_path / "x").read_bytes() == b"all of it"
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 80, b"[1]", b'{"jsonl_key": "text"', b"\xff"])
 @pytest.mark.parametrize("part", [(), ("--part", "0/2")])
 def test_a_plan_that_cannot_be_read_is_said_with_a_way_out(lines, tmp_path, capsys, content, part):

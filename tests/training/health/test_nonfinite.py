@@ -119,7 +119,7 @@ def test_a_passing_fault_leaves_no_trace(
     assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
     found = found_json(tmp_path / "run")
     assert found["passing"]
-    assert [one["rank"] for one in found["culprit"]["ranks"]] == [1]
+    assert [one["rank"] for one in found["origin"]["ranks"]] == [1]
     assert found["first_sample"] == 8
     data = 1 if world_size == 2 and PIPELINE[0] not in flags else 0
     batch = np.load(tmp_path / f"run/nonfinite/iter_0000003/data-{data:05d}.npz", allow_pickle=False)

@@ -150,7 +150,7 @@ def scenario_a_node_that_does_not_answer_is_named(start: Start, tmp_path: Path) 
     _, said = ranks[0].communicate(timeout=60)
     assert ranks[0].returncode == -signal.SIGKILL
     assert "node n2 (rank 1 of 2) does not answer, asked " in said
-    assert "it is down or cut off; last heard of in iteration 5, phase evaluation" in said
+    assert "it is down or cut off; last report: iteration 5, phase evaluation" in said
 
 
 def scenario_a_killed_rank_is_named_at_once(start: Start, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def _scale_table(row: dict[str, Any]) -> list[str]:
         f"{row['shape']} on {row['layout']}",
         f"  {row['pieces']:,} pieces (at most {row['pieces_of_a_rank']:,} of a rank, "
         f"{row['table_bytes_of_a_rank'] / 1e3:,.0f} kB of table)",
-        f"  whoever commits: {row['merge_s']:.1f} s, {row['merge_growth_bytes'] / 1e6:,.0f} MB of memory; "
+        f"  the committing process: {row['merge_s']:.1f} s, {row['merge_growth_bytes'] / 1e6:,.0f} MB of memory; "
         f"index {mb['index_bytes']:.2f} MB, pieces {mb['pieces_bytes']:.1f} MB",
         f"  a rank that loads reads {mb['metadata_bytes_read_by_a_rank']:.2f} MB of them, "
         f"in {row['metadata_s_of_a_rank']:.2f} s",

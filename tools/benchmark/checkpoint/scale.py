@@ -48,7 +48,7 @@ class HeldRectangle:
 
 
 def measure(shape_name: str, layout: Layout, bucket_size: int, folder: Path) -> dict[str, Any]:
-    """What the tables of one checkpoint take: bytes, and seconds of whoever commits and of a rank that reads."""
+    """What the tables of one checkpoint take: bytes, and seconds of the commit and of a rank's read."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shape = SHAPES[shape_name]

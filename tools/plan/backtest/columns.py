@@ -15,7 +15,7 @@ READ = (
     "zero", "mem_gb", "framework", "notes",
 )  # fmt: skip
 FOR_PEOPLE = ("url", "mfu_pct", "group")
-"""In the shipped table, too, for those who look at it."""
+"""In the shipped table, too, for its readers."""
 OTHER_NAMES = {
     # Megatron's own, and those of its users' tables.
     "tp": "tensor_model_parallel_size tensor_parallel_size tensor_parallel tp_size",

@@ -14,7 +14,7 @@ from tools.plan.backtest.names import billions, known, known_as, spelled
 UNTOLD_BILLIONS = 8.0
 """Of a model that tells neither its name nor its size: it is unknown, and every row gets a prediction."""
 OF_GPT_KIND = ("gpt", "mpt", "opt", "bloom", "megatron", "mt_nlg", "turing", "nemotron", "falcon")
-"""Families whose MLPs have no gate, as their names begin. Unheard names are taken for Llama's kind, as most are."""
+"""Families whose MLPs have no gate, as their names begin. Unknown names count as Llama's kind, as most are."""
 
 
 def model_name(row: Mapping[str, str]) -> str:

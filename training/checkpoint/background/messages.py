@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from parallel.durable import replace_file
 from parallel.schema import Infinite, Text
 from parallel.untrusted import InputError, parse_json, read_text
 from training.checkpoint.format.pieces import TensorGroup
@@ -127,9 +128,7 @@ def mark_failed(folder: Path, rank_file: str, text: str) -> None:
     """Tell the committer that a data file will not come, as far as the disk takes it. It reads all of the text."""
     with contextlib.suppress(OSError):
         (folder / f"{rank_file}.bin").unlink(missing_ok=True)  # makes room for the word about it
-        partial = folder / f"{rank_file}{FAILED}.partial"
-        partial.write_text(text)
-        partial.replace(folder / f"{rank_file}{FAILED}")
+        replace_file(folder / f"{rank_file}{FAILED}", text.encode(), durable=False)
 
 
 def failure_of(folder: Path, name: str) -> str | None:

@@ -28,7 +28,7 @@ NOT_FOR_US = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 """Terminals and SLURM send these to every process of a job; the rank hears them too, and it decides."""
 
 POLL_S = 0.02
-"""Between two looks at whether all files are there; grows to 25 times as much."""
+"""Seconds between two checks that all files are there; grows to 25 times as much."""
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
 
 ROOT = Path(__file__).resolve().parents[3]
-SPARE_HOST_BYTES = 1 << 30  # left to everybody else on the host beside a copy in memory
+SPARE_HOST_BYTES = 1 << 30  # left to other processes on the host beside a copy in memory
 
 
 class BackgroundWriter:
@@ -39,7 +39,7 @@ class BackgroundWriter:
         self.rank, self.lines = rank, MessageSocket(ours)
         self._descriptor = os.memfd_create("triplane-checkpoint")
         self._memory: Tensor | None = None
-        self._size, self._unheard = 0, 0
+        self._size, self._unanswered = 0, 0
         self._copy: HostCopy | None = None
         self._unsent: list[Write | Commit] = []
         with _out_of_earshot():
@@ -119,7 +119,7 @@ class BackgroundWriter:
             with contextlib.suppress(OSError):  # the process has gone: ``outcomes`` tells
                 self.lines.send(self._unsent[0])
             self._unsent.pop(0)
-            self._unheard += 1
+            self._unanswered += 1
 
     def outcomes(self, timeout_s: float, beat: Callable[[], None] = lambda: None) -> Iterator[Outcome]:
         """What came of the messages so far; waits at most ``timeout_s`` for all that are under way.
@@ -131,11 +131,11 @@ class BackgroundWriter:
         deadline = time.monotonic() + timeout_s
         if timeout_s:
             self.finish_copy()
-        while self._unheard:
+        while self._unanswered:
             try:
                 outcome = self.lines.receive(min(1.0, max(0.0, deadline - time.monotonic())))
             except (EOFError, OSError):
-                self._unheard = 0
+                self._unanswered = 0
                 code = self._process.wait(5)
                 raise ChildProcessError(f"the writer process of rank {self.rank} ended with {code}") from None
             if outcome is None and time.monotonic() < deadline:
@@ -144,13 +144,13 @@ class BackgroundWriter:
             if outcome is None:
                 return
             assert isinstance(outcome, Outcome)
-            self._unheard -= 1
+            self._unanswered -= 1
             yield outcome
 
     @property
     def is_busy(self) -> bool:
         """Whether something is under way."""
-        return self._unheard > 0 or bool(self._unsent)
+        return self._unanswered > 0 or bool(self._unsent)
 
     def close(self) -> None:
         """Let the process end when it is done."""

@@ -7,7 +7,7 @@ iter_0000100/
     manifest.json        sizes and hashes of all files and of itself: written last; without it nothing here counts
     state.json ...       what the caller adds
 
-Every rank writes its own file and knows nothing of the others; whoever commits puts the tables together, in time
-linear in the pieces. A reader opens the index and the lines of the tensors it wants. Nothing here needs torch, and
+Every rank writes its own file and knows nothing of the others; the process that commits puts the tables together, in
+time linear in the pieces. A reader opens the index and the lines of the tensors it wants. Nothing here needs torch, and
 nothing that is read can execute anything.
 """

@@ -8,11 +8,12 @@ from typing import Any
 
 import xxhash
 
+from parallel.durable import replace_file
 from parallel.errors import UserError
 from parallel.schema import JSON, Count, structured
 from parallel.untrusted import JSON_BYTES, InputError, open_regular, parse_json, read_bytes
 from training.checkpoint.format.tables import FileFacts
-from training.checkpoint.format.writer import DATA, TABLE, write_durably
+from training.checkpoint.format.writer import DATA, TABLE
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -69,7 +70,7 @@ def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[
     if missing := sorted(known.keys() - files.keys()):
         raise DamagedError(f"{folder / missing[0]}: written, but not there any more")
     values: dict[str, Any] = {"format": FORMAT, "about": dict(about), "files": files}
-    write_durably(folder / MANIFEST, _as_bytes(values))
+    replace_file(folder / MANIFEST, _as_bytes(values))
     return CheckpointManifest(files=files, about=about, hash=_own_hash(values))
 
 

@@ -1,4 +1,4 @@
-"""Reads rectangles of global tensors from a checkpoint, whoever wrote it in whatever pieces."""
+"""Reads rectangles of global tensors from a checkpoint, whatever layout wrote its pieces."""
 
 import math
 import os

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parallel.durable import replace_file
 from parallel.schema import Count
 from parallel.untrusted import json_value, read_bytes
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry, read_group, read_piece
-from training.checkpoint.format.writer import TABLE, write_durably
+from training.checkpoint.format.writer import TABLE
 
 INDEX, PIECES = "index.json", "pieces.jsonl"
 INDEX_BYTES = 1 << 30
@@ -52,8 +53,8 @@ def merge(folder: Path, names: Iterable[str]) -> dict[str, FileFacts]:
             index[key] = {"dtype": group.dtype, "shape": group.shape, "pieces": place}
         lines.append(line)
         position += len(line)
-    write_durably(folder / PIECES, b"".join(lines))
-    write_durably(folder / INDEX, (json.dumps({"tensors": index}, indent=0) + "\n").encode())
+    replace_file(folder / PIECES, b"".join(lines))
+    replace_file(folder / INDEX, (json.dumps({"tensors": index}, indent=0) + "\n").encode())
     return facts
 
 

@@ -35,10 +35,10 @@ def damages(folder: Path, depth: Depth, share: tuple[int, int] = (0, 1)) -> list
 
     Files that the manifest does not know are no damage, see ``strangers``.
 
-    depth: "sizes" spares the files of tensors, of which it looks at sizes alone. The others are small, and a changed
+    depth: "sizes" spares the files of tensors, of which it checks sizes alone. The others are small, and a changed
     byte in them would make ranks read elsewhere, or some of them fail and others wait.
-    share: (k, n) looks at every n-th file from the k-th on, so that n processes look at each once. The manifest and
-    the names are everybody's. Nothing is changed, and nothing of the tensors is kept.
+    share: (k, n) checks every n-th file from the k-th on, so that n processes check each once. The manifest and
+    the names are checked by all. Nothing is changed, and nothing of the tensors is kept.
     """
     try:
         manifest = read_manifest(folder)

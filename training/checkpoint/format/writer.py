@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import xxhash
 
+from parallel.durable import replace_file
 from training.checkpoint.format.pieces import TensorGroup, TensorPiece, piece_entry
 
 DATA = ".bin"
@@ -94,7 +95,7 @@ class FileWriter:
         self._file.close()
         size = self._position + len(end) + LENGTH_BYTES
         table = {"file": self.path.name, "bytes": size, "hash": xxhash.xxh3_128(end).hexdigest(), "groups": groups}
-        write_durably(self.path.with_suffix(TABLE), json.dumps(table, separators=(",", ":")).encode())
+        replace_file(self.path.with_suffix(TABLE), json.dumps(table, separators=(",", ":")).encode())
 
     def __enter__(self) -> Self:
         return self
@@ -119,23 +120,3 @@ class FileWriter:
     def _write(self, data: memoryview) -> None:
         while data.nbytes:  # a raw file may take less than it is given
             data = data[self._file.write(data) or 0 :]
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a small file under another name, bring it to the disk, and give it its name: whole, or not there."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

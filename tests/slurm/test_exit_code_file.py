@@ -1,4 +1,4 @@
-"""The note by which a batch script tells a mistake from what Python itself means with exit code 2."""
+"""The file by which a batch script tells bad input from what Python itself means with exit code 2."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.submission import REPO
-from training.watchdog.exit_code_file import EXIT_NOTE, exit_code_file
+from training.watchdog.exit_code_file import EXIT_CODE_FILE, exit_code_file
 
 QUIET_RANK = {
     "SLURM_STEP_ID": "0",
@@ -31,26 +31,28 @@ QUIET_RANK = {
         (("slurm/recipes/debug.toml", "--data.paths", "nowhere", "--device", "cpu", "--nproc", "2"), {}),
     ],
 )
-def test_every_mistake_leaves_the_note(tmp_path: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
-    note = tmp_path / "note"
-    note.touch()
-    environ = {**os.environ, **variables, EXIT_NOTE: str(note)}
+def test_every_mistake_leaves_the_file(tmp_path: Path, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
+    code_file = tmp_path / "exit_code"
+    code_file.touch()
+    environ = {**os.environ, **variables, EXIT_CODE_FILE: str(code_file)}
     command = [sys.executable, "pretrain_gpt.py", *arguments, "--run_dir", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=REPO, env=environ, capture_output=True, text=True, check=False)
-    assert (done.returncode, note.read_text()) == (2, "2\n"), done.stderr
+    assert (done.returncode, code_file.read_text()) == (2, "2\n"), done.stderr
 
 
 def test_what_is_no_mistake_leaves_none(tmp_path: Path) -> None:
-    note = tmp_path / "note"
+    code_file = tmp_path / "exit_code"
     command = [sys.executable, "pretrain_gpt.py", "--help"]
-    subprocess.run(command, cwd=REPO, env={**os.environ, EXIT_NOTE: str(note)}, capture_output=True, check=True)
-    assert not note.exists()
+    subprocess.run(
+        command, cwd=REPO, env={**os.environ, EXIT_CODE_FILE: str(code_file)}, capture_output=True, check=True
+    )
+    assert not code_file.exists()
 
 
-def test_a_rank_takes_nothing_away_from_the_note_of_another(tmp_path: Path) -> None:
-    """Ended between emptying the file and writing to it, it would: the batch script found an empty note once."""
-    note = tmp_path / "note"
-    note.write_text("2\n")
-    with pytest.raises(SystemExit), exit_code_file({EXIT_NOTE: str(note)}):
+def test_a_rank_takes_nothing_away_from_the_file_of_another(tmp_path: Path) -> None:
+    """Ended between emptying the file and writing to it, it would: the batch script found an empty file once."""
+    code_file = tmp_path / "exit_code"
+    code_file.write_text("2\n")
+    with pytest.raises(SystemExit), exit_code_file({EXIT_CODE_FILE: str(code_file)}):
         sys.exit(2)
-    assert note.read_text() == "2\n2\n"
+    assert code_file.read_text() == "2\n2\n"
