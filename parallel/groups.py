@@ -15,7 +15,8 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from parallel.cpu import adam, cuda_redirect, eager, mcore_spots
+from parallel import mcore_patches
+from parallel.cpu import adam, cuda_redirect, eager
 from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
@@ -162,12 +163,12 @@ def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:
 def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch.device:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // identity.local_world_size))
-    mcore_spots.check_once()
+    mcore_patches.check_once()
     adam.install()
     if device == "cpu":
         cuda_redirect.install()
         eager.install()
-        mcore_spots.install()
+        mcore_patches.install()
         # gloo would connect every two members of a group at its start and read one key of the store for each: with it,
         # two ranks connect when they first talk. Without it the one store answers O(world^2) reads before step 1.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")

@@ -28,25 +28,25 @@ NO_TORCH = """
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
     training.config.divisibility training.config.recipe training.cli.flags training.cli.help training.cli.parse
-    training.memory.static training.cli.warnings training.cli.dry_run pretrain_gpt
+    training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor
     models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
     tools.plan.run tools.plan.backtest.command
 """
 TORCH = """
-    parallel: groups metrics precision replicas    parallel.cpu: adam cuda_redirect eager mcore_spots uneven
+    parallel: ddp groups mcore_patches metrics precision    parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
     data: loader prefetch
     training: batches evaluation forward_backward generate loop loss_scale optimizer parts step train
     training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_interval saving
     storage stream_position    training.checkpoint.background: copying saver
     training.health: finite_check health memory_growth names nonfinite nonfinite_probe replay
-    replicas skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
+    replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: log_disk meters recorder    training.run_dir: contents resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
-    tools.doctor: worker    tools.parity: compare probe    tools.reshard: megatron_blobs
+    tools.doctor: worker    tools.parity: compare probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: cluster_file collectives command fit measure    tools.plan.trace: balance ledger meta spots
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers

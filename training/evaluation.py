@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from data.loader import Batch, Packing, Samples
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from training.batches import BatchStream
 from training.checkpoint import settled
 from training.config.batch_schedule import BatchSchedule

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from data.loader import Batch
 from models.layers.documents import Documents
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 
 
 def forward_backward(
@@ -23,7 +23,7 @@ def forward_backward(
 ) -> tuple[Tensor, Callable[[], None]]:
     """Add up the gradients of all microbatches: ``run_schedule``'s sums, and what reduces the gradients.
 
-    Megatron's schedule would reduce them as its last act (parallel/replicas.py: ``finalize``). The call is kept for the
+    Megatron's schedule would reduce them as its last act (parallel/ddp.py: ``finalize``). The call is kept for the
     step, which makes it next, so that it can be read there. With parallel.overlap_grad_reduce most of the reduction has
     run by then, during the last microbatch's backward pass.
     """

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.tokenizers import Tokenizer
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from parallel.replicas import Chunks, unwrap
 from training.checkpoint import settled
 
 

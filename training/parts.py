@@ -14,8 +14,8 @@ from data.split import SplitName
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
 from models.shapes import GPTShape
 from parallel import metrics
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from parallel.stages import layers_per_chunk
 from training import optimizer
 from training.batches import BatchStream

@@ -34,11 +34,11 @@ def prepared_run(
         output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False),
         lean_imports.lean(device),
     ):
-        from parallel.cpu import mcore_spots
+        from parallel import mcore_patches
         from training.train import train
 
         with contextlib.suppress(RuntimeError):  # which each rank will meet, and report
-            mcore_spots.check_once()
+            mcore_patches.check_once()
 
     def run(heartbeat: Heartbeat, rank: launch.Identity) -> int:
         request.speaks = rank.rank == 0

@@ -16,8 +16,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from data.loader import Batch
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from training.forward_backward import forward_backward
 from training.loss_scale import LossScale
 from training.optimizer import set_schedule

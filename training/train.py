@@ -11,12 +11,12 @@ from models.layers import packed
 from models.layers.spec import provider
 from models.resolve import resolve
 from models.shapes import GPTShape
-from parallel import groups, metrics, replicas
+from parallel import ddp, groups, metrics
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.precision import params_dtype
-from parallel.replicas import Chunks
 from training import loop, optimizer
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
@@ -118,7 +118,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     model = gpt.build(
         config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend
     )
-    chunks = replicas.wrap(model, config.parallel, config.precision, ranks)
+    chunks = ddp.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
 

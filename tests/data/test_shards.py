@@ -276,15 +276,15 @@ def test_a_flipped_byte_moves_no_split_of_megatrons_beyond_its_neighbours(tmp_pa
         assert found == before or place >= HEADER.size + 12 * COUNT, (place, mask)
 
 
-@pytest.mark.parametrize("describe, way_out", [(None, "Copy or"), (manifest_of, "tools.preprocess verify")])
-def test_a_boundary_that_was_changed_names_file_place_and_way_out(tmp_path, describe, way_out):
+@pytest.mark.parametrize("describe, fix", [(None, "Copy or"), (manifest_of, "tools.preprocess verify")])
+def test_a_boundary_that_was_changed_names_file_place_and_way_out(tmp_path, describe, fix):
     raw = bytearray(write_many(tmp_path / "x", describe))
     place = HEADER.size + 12 * COUNT + 8 * 450
     raw[place : place + 8] = struct.pack("<q", 100)
     idx_path(tmp_path / "x").write_bytes(raw)
     with pytest.raises(UserError) as caught:
         splits_of(tmp_path / "x")
-    for part in ("x.idx has documents 449 to 451 at sequences [449, 100, 451], expected each its own number", way_out):
+    for part in ("x.idx has documents 449 to 451 at sequences [449, 100, 451], expected each its own number", fix):
         assert part in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.hostile_files import PRECIOUS
 from tests.faults.hostile_process import SCRIPT, forked
 from training.run_lock import lock
-from training.run_lock.heartbeat import file_of
+from training.run_lock.lock_heartbeat import file_of
 from training.run_lock.record import OWNER, encode, myself, successor
 from training.watchdog import verdict_file
 from training.watchdog.verdict import Verdict

@@ -17,9 +17,9 @@ from models.names import canonical
 from models.resolve import resolve
 from parallel import groups, launch, local_ranks, output
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from parallel.replicas import Chunks, unwrap
 from training import checkpoint, train
 from training.checkpoint import optimizer_state
 from training.config.run_config import RunConfig, TrainConfig

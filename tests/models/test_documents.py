@@ -191,12 +191,12 @@ def test_a_run_does_what_its_data_section_says(short_documents: tuple[DataConfig
 
 
 def _masked_targets(identity: Identity) -> None:
-    from parallel import groups, replicas
+    from parallel import ddp, groups
     from training.forward_backward import forward_step
 
     with groups.start(layout_of(ParallelConfig(), 1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
         chunk = build(ranks, ModelConfig(seq_length=64, mtp_num_layers=1))
-        (wrapped,) = replicas.wrap([chunk], ParallelConfig(), PrecisionConfig(dtype="fp32"), ranks)
+        (wrapped,) = ddp.wrap([chunk], ParallelConfig(), PrecisionConfig(dtype="fp32"), ranks)
 
         def gradients(batch: Batch) -> list[torch.Tensor]:
             wrapped.zero_grad_buffer()

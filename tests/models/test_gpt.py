@@ -271,11 +271,11 @@ def test_sequence_shards_drop_different_elements() -> None:
 
 
 def _no_gradient(ranks: Any, parallel: ParallelConfig) -> None:
-    from parallel import replicas
+    from parallel import ddp
 
     chunks = build(ranks, ModelConfig(seq_length=64), parallel)
     chunks[0].spare = torch.nn.Parameter(torch.ones(3))
-    (wrapped,) = replicas.wrap(chunks, parallel, FP32, ranks)
+    (wrapped,) = ddp.wrap(chunks, parallel, FP32, ranks)
     tokens = torch.zeros(1, 64, dtype=torch.int64)
     wrapped(tokens, torch.arange(64)[None], None, labels=tokens).sum().backward()
     with pytest.raises(RuntimeError, match=r"1 parameter\(s\) got no gradient in this step: spare"):

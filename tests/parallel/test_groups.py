@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from parallel import local_ranks
-from parallel.cpu import cuda_redirect, mcore_spots
+from parallel import local_ranks, mcore_patches
+from parallel.cpu import cuda_redirect
 from parallel.launch import Identity
 from parallel.layout import Coordinates, Layout
 from ranks import run_ranks
@@ -132,12 +132,12 @@ def test_what_is_redirected_is_a_closed_list() -> None:
     run_ranks(1, _closed_list)
 
 
-@pytest.mark.parametrize("spot", list(mcore_spots.PROBES))
+@pytest.mark.parametrize("spot", list(mcore_patches.PROBES))
 def test_a_private_spot_that_moved_is_named(spot: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mcore_spots.check()
-    monkeypatch.setitem(mcore_spots.PROBES, spot, lambda: False)
+    mcore_patches.check()
+    monkeypatch.setitem(mcore_patches.PROBES, spot, lambda: False)
     with pytest.raises(RuntimeError, match="megatron-core") as raised:
-        mcore_spots.check()
+        mcore_patches.check()
     assert spot in str(raised.value)
 
 
@@ -148,7 +148,7 @@ def test_probes_notice_a_changed_megatron(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(mcore_random, "_set_cuda_rng_state", lambda state: None)
     monkeypatch.setattr(DistributedOptimizer, "_get_main_param_and_optimizer_states", lambda self: None)
     with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, DistributedOptimizer"):
-        mcore_spots.check()
+        mcore_patches.check()
 
 
 def _start_as_torchruns_only_rank(identity: Identity) -> int:

@@ -5,8 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _coalescing_manager
 
-from parallel import groups
-from parallel.cpu import mcore_spots
+from parallel import groups, mcore_patches
 from parallel.launch import Identity
 from parallel.layout import Layout
 from ranks import run_ranks
@@ -22,15 +21,15 @@ def _check(identity: Identity, dtype: torch.dtype) -> None:
             summed, gathered, apart = torch.empty_like(part), torch.empty_like(whole), torch.empty_like(part)
             dist.reduce_scatter_tensor(summed, whole.clone(), group=group)
             dist.all_gather_into_tensor(gathered, summed, group=group)
-            mcore_spots.reduce_scatter_in_place(apart, whole.clone(), op=dist.ReduceOp.SUM, group=group)
+            mcore_patches.reduce_scatter_in_place(apart, whole.clone(), op=dist.ReduceOp.SUM, group=group)
             with _coalescing_manager(group, async_ops=True) as handle:  # as Megatron calls them
-                mcore_spots.reduce_scatter_in_place(part, whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
+                mcore_patches.reduce_scatter_in_place(part, whole, op=dist.ReduceOp.SUM, group=group, async_op=True)
             handle.wait()
             assert torch.equal(part, summed) and torch.equal(apart, summed)
             whole[: rank * length], whole[(rank + 1) * length :] = 0, 0
-            mcore_spots.all_gather_in_place(whole, part, group=group)
+            mcore_patches.all_gather_in_place(whole, part, group=group)
             assert torch.equal(whole, gathered)
-            mcore_spots.all_gather_in_place(whole.zero_(), summed, group=group)
+            mcore_patches.all_gather_in_place(whole.zero_(), summed, group=group)
             assert torch.equal(whole, gathered)
 
 

@@ -9,10 +9,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import models.gpt  # noqa: F401  (imported here once, with torch and megatron, so that forked ranks start at once)
 import training.optimizer  # noqa: F401
-from parallel import launch, local_ranks
-from parallel.cpu import mcore_spots
+from parallel import launch, local_ranks, mcore_patches
 
-mcore_spots.check_once()  # as in pretrain_gpt.py, before ranks are forked
+mcore_patches.check_once()  # as in pretrain_gpt.py, before ranks are forked
 
 
 def run_ranks(world_size: int, check: Callable[..., Any], *args: object, log: Path | None = None) -> None:

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint import FileSystemReader, load
 
 from models.gpt import Recompute, transformer_config
 from models.resolve import resolve
-from parallel import groups, replicas
-from parallel.replicas import unwrap
+from parallel import ddp, groups
+from parallel.ddp import unwrap
 from ranks import run_ranks
 from tests.training.checkpoint.test_checkpoint_ranks import Parts
 from training import optimizer
@@ -67,7 +67,7 @@ def gpt_on_ranks(world_size: int, config: RunConfig, check: Any, *args: Any) -> 
     def run(identity: Any) -> None:
         with groups.start(config.layout(world_size), identity, device="cpu", seed=7, timeout_minutes=1) as ranks:
             model = gpt_model(config, ranks)
-            chunks = replicas.wrap([model], config.parallel, config.precision, ranks)
+            chunks = ddp.wrap([model], config.parallel, config.precision, ranks)
             chunks[0].broadcast_params()  # each rank has drawn its own
             optim = optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, 64)
             check(Parts(ranks, chunks, optim), *args)

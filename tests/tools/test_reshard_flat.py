@@ -17,7 +17,7 @@ from tests.tools.reshard_sources import gpt_on_ranks, save
 from tests.tools.test_reshard_megatron import refused, with_recipe
 from tests.training.checkpoint.test_checkpoint_ranks import Parts, assembled, configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
-from tools.reshard.megatron_files import TorchDist
+from tools.reshard.megatron.files import TorchDist
 from training.checkpoint import optimizer_state
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.state import read_state

@@ -13,8 +13,8 @@ from tests.tools.test_reshard import same, tensors
 from tests.tools.test_reshard_to_megatron import load_and_go_on, load_gpt, train_and_save
 from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
-from tools.reshard.megatron_buckets import chunk_sites
-from tools.reshard.megatron_job import MegatronJob
+from tools.reshard.megatron.buckets import chunk_sites
+from tools.reshard.megatron.job import MegatronJob
 from training.config import recipe
 
 FORM = ["--format", "megatron", "--optimizer_format", "dp_reshardable", "--transformer_impl", "local", "--verify"]
@@ -79,7 +79,7 @@ def test_gpt_model_loads_flat_memory_beside_stacked_blocks(runs: dict[str, Path]
 
 
 def test_transformer_engine_orders_its_own_way() -> None:
-    """Norms inside the linear layers behind them; grouped experts by layer (``megatron_params`` names the sources)."""
+    """Norms inside the linear layers behind them; grouped experts by layer (sources: ``megatron/params.py``)."""
     shape = resolve(configuration(sizes(), shape="qwen3_moe_tiny").model, 257)
     names = {
         form: [f"{name.removeprefix('layers.0.')} {expert or 0}" for name, expert in chunk_sites(job, shape, 0)[1:17]]

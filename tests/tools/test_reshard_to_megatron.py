@@ -9,7 +9,7 @@ import torch
 from megatron.core import dist_checkpointing
 
 from parallel.config import ParallelConfig
-from parallel.replicas import unwrap
+from parallel.ddp import unwrap
 from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks, optimizer_states, states
 from tests.training.checkpoint.test_checkpoint_ranks import (
     Parts,

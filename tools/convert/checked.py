@@ -13,14 +13,14 @@ from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.reader import FileReader, overlaps
 from training.checkpoint.format.verify import STEP_BYTES, damages, hash_of
 
-WAY_OUT = "Take another checkpoint, or bring these files back."
+FIX = "Take another checkpoint, or bring these files back."
 
 
 def check_files(folder: Path) -> None:
     """Sizes of all files and every byte of the small ones, the index among them. Raises UserError."""
     if found := damages(folder, "sizes"):
         texts = "; ".join(damage.text for damage in found[:3])
-        raise UserError(f"{folder} is damaged: {texts}. {WAY_OUT}")
+        raise UserError(f"{folder} is damaged: {texts}. {FIX}")
 
 
 class CheckedReader(FileReader):

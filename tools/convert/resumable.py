@@ -18,7 +18,7 @@ from parallel.durable import replace_file, sync_folder
 from parallel.errors import UserError
 from parallel.processes import ctrl_c_later, die_with_parent
 from parallel.untrusted import InputError, read_bytes
-from tools.convert.checked import WAY_OUT
+from tools.convert.checked import FIX
 from training.checkpoint.format.manifest import DamagedError
 
 UNFINISHED = ".tmp-convert"
@@ -76,7 +76,7 @@ def unfinished(target: Path, job: dict[str, Any]) -> Iterator[Path]:
         yield folder
     except DamagedError as error:
         _remove(folder)
-        raise UserError(f"{error}. {WAY_OUT}") from None
+        raise UserError(f"{error}. {FIX}") from None
     except Rejected as error:
         _remove(folder)
         raise Rejected(str(error).replace(str(folder), str(target)) + f" {target} was removed.") from None

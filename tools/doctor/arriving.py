@@ -60,8 +60,8 @@ def gather(
             found.append((situation.name_of(rank), _absent(limit_s)))
     if cut_off and len(cut_off) == len(others) > 1:
         text = f"no other node reaches it: {letters[cut_off[0]]['error']}"
-        way_out = "leave this node out, or choose another address with MASTER_ADDR"
-        found.append((mine.node, judged("meeting", "network", "wrong", text, "connections", way_out)))
+        fix = "leave this node out, or choose another address with MASTER_ADDR"
+        found.append((mine.node, judged("meeting", "network", "wrong", text, "connections", fix)))
         cut_off = []
     for one in (one for one in seen if one.rank in cut_off):
         found.append((one.node, _cut_off(letters[one.rank]["error"])))
@@ -71,22 +71,22 @@ def gather(
 
 
 def _absent(limit_s: float) -> Finding:
-    way_out = "read its log; is the node up, does its process start, does it see the checkout and the network?"
+    fix = "read its log; is the node up, does its process start, does it see the checkout and the network?"
     found = f"did not arrive within {limit_s:.0f} s"
-    return judged("meeting", "arrived", "wrong", found, "a process on every node", way_out)
+    return judged("meeting", "arrived", "wrong", found, "a process on every node", fix)
 
 
 def _no_answers(count: int, limit_s: float) -> Finding:
     """More likely a matter of the start, or of this node, than of all others."""
-    way_out = "start one process on each node (srun --ntasks-per-node=1); can they reach MASTER_ADDR and MASTER_PORT?"
+    fix = "start one process on each node (srun --ntasks-per-node=1); can they reach MASTER_ADDR and MASTER_PORT?"
     found = f"none of the {count} other nodes arrived within {limit_s:.0f} s"
-    return judged("meeting", "arrived", "wrong", found, "a process on every node", way_out, setting=True)
+    return judged("meeting", "arrived", "wrong", found, "a process on every node", fix, setting=True)
 
 
 def _cut_off(error: str) -> Finding:
     found = f"came through the shared folder only: {error}"
-    way_out = "repair this node's network, or name its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
-    return judged("meeting", "network", "wrong", found, "a connection to the first node", way_out)
+    fix = "repair this node's network, or name its interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)"
+    return judged("meeting", "network", "wrong", found, "a connection to the first node", fix)
 
 
 def left(why: str) -> Finding:

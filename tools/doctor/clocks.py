@@ -50,6 +50,6 @@ def _one(seconds: float, error: str) -> Finding:
     found = f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} the first node ({error})"
     if abs(seconds) <= LATE_S:
         return judged(GROUP, "between nodes", "ok", "within a second of the first node")
-    expected, way_out = f"within {LATE_S:.0f} s", "set the clock: chronyc makestep, or systemctl restart chronyd"
+    expected, fix = f"within {LATE_S:.0f} s", "set the clock: chronyc makestep, or systemctl restart chronyd"
     status = "wrong" if abs(seconds) > WRONG_S else "warning"
-    return judged(GROUP, "between nodes", "wrong" if status == "wrong" else "warning", found, expected, way_out)
+    return judged(GROUP, "between nodes", "wrong" if status == "wrong" else "warning", found, expected, fix)

@@ -10,7 +10,7 @@ from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
 from tools.doctor.outliers import shares_of_median
 
 GROUP = "collectives"
-WAY_OUT = "see names and interfaces above; NCCL_DEBUG=INFO tells more"
+FIX = "see names and interfaces above; NCCL_DEBUG=INFO tells more"
 GOOD, POOR = 0.7, 0.4
 """Shares of what card and fabric should give. Not run on GPUs yet."""
 SLOW = {"nccl": (0.85, 0.6), "gloo": (0.5, 0.1)}
@@ -23,7 +23,7 @@ def check_node(measured: Sequence[Mapping[str, Any]]) -> NodeCheck:
     causes = [error for error in errors if not any(echo in error for echo in ECHOES)]
     findings = []
     if causes:
-        findings = [judged(GROUP, "runs", "wrong", causes[0], "collectives", WAY_OUT, setting=True)]
+        findings = [judged(GROUP, "runs", "wrong", causes[0], "collectives", FIX, setting=True)]
     elif errors:  # of another node's failure, or of a network that swallows everything: see ``evaluate``
         findings = [judged(GROUP, "runs", "not checked", errors[0])]
     return NodeCheck(findings=findings, facts={"ranks": list(measured)})
@@ -57,7 +57,7 @@ def evaluate(seen: Sequence[NodeFacts], situation: DoctorContext, local: int) ->
     ranks = {one.node: [rank for rank in _ranks(one) if "all" in rank] for one in seen}
     measured = [rank for several in ranks.values() for rank in several]
     if not measured:
-        return [("", judged(GROUP, "runs", "wrong", "no collective over all ranks", "", WAY_OUT, setting=True))]
+        return [("", judged(GROUP, "runs", "wrong", "no collective over all ranks", "", FIX, setting=True))]
     world = local * situation.nodes
     found = [("", one) for one in _over_all(measured, local, world, backend, situation)]
     if situation.nodes > 1:
@@ -95,11 +95,11 @@ def _judge(check: str, speed: float, best: float | None, reported: str, situatio
         return judged(GROUP, check, "ok", found + share)
     status: Status = "wrong" if speed < POOR * best else "warning"
     cluster = situation.cluster.name if situation.cluster else ""
-    wanted, way_out = (
+    wanted, fix = (
         f"{GOOD:.0%} or more of {best:.0f} GB/s ({cluster})",
         "NCCL_DEBUG=INFO: which network does it use?",
     )
-    return judged(GROUP, check, status, found, wanted, way_out, setting=True)
+    return judged(GROUP, check, status, found, wanted, fix, setting=True)
 
 
 def _within(

@@ -21,7 +21,7 @@ class Finding:
     """A format string for ``numbers``: nodes that differ in their numbers alone share a row, which shows a range."""
     numbers: tuple[float, ...] = ()
     expected: str = ""
-    way_out: str = ""
+    fix: str = ""
     fault: Literal["node", "setting"] = "node"
     """Whom "wrong" speaks against: this node's machine; or what the user or the cluster's administrator has set, which
     speaks against a node only where other nodes are better off."""
@@ -90,7 +90,7 @@ def plain(text: str) -> str:
 
 
 def judged(
-    group: str, check: str, status: Status, found: str, expected: str = "", way_out: str = "", setting: bool = False
+    group: str, check: str, status: Status, found: str, expected: str = "", fix: str = "", setting: bool = False
 ) -> Finding:
     """A finding without numbers; braces in ``found`` mean nothing. ``setting``: see ``Finding.fault``."""
     return Finding(
@@ -99,7 +99,7 @@ def judged(
         status=status,
         found=plain(found),
         expected=expected,
-        way_out=way_out,
+        fix=fix,
         fault="setting" if setting else "node",
     )
 

@@ -32,8 +32,8 @@ def evaluate(measured: Sequence[Mapping[str, Any]], situation: DoctorContext) ->
 def _one(place: int, device: Mapping[str, Any], situation: DoctorContext) -> Finding | None:
     label = _label(place, situation.device)
     if "error" in device:
-        way_out = "see the message; --skip gemm collectives to go on without"
-        return judged(GROUP, "runs", "wrong", f"{label}: {device['error']}", "a matrix product", way_out)
+        fix = "see the message; --skip gemm collectives to go on without"
+        return judged(GROUP, "runs", "wrong", f"{label}: {device['error']}", "a matrix product", fix)
     if not device["exact"]:
         found = f"{label} ({device['device']}) gives wrong sums of integers"
         return judged(GROUP, "result", "wrong", found, "the exact product", "take this card out of service")
@@ -65,9 +65,9 @@ def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
 
 def _bits(devices: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[str, Finding]]:
     right = deciding([device["digest"] for device in devices.values()])
-    way_out = "take this card out of service: it computes other numbers"
+    fix = "take this card out of service: it computes other numbers"
     return [
-        (node, judged(GROUP, "same bits", "wrong", f"{_name(place, one)}: other bits", "as equal cards give", way_out))
+        (node, judged(GROUP, "same bits", "wrong", f"{_name(place, one)}: other bits", "as equal cards give", fix))
         for (node, place), one in devices.items()
         if one["digest"] != right
     ]
@@ -83,8 +83,8 @@ def _speeds(devices: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[
             continue
         status: Status = "wrong" if share < BROKEN and one["nccl"] else "warning"
         text = f"{_name(place, one)}: {one['tflops']:.3g} TFLOP/s, {share:.0%} of the median"
-        way_out = "check clocks, cooling and other processes of this node"
-        found.append((node, judged(GROUP, "speed", status, text, f"{least:.0%} of the median or more", way_out)))
+        fix = "check clocks, cooling and other processes of this node"
+        found.append((node, judged(GROUP, "speed", status, text, f"{least:.0%} of the median or more", fix)))
     return found
 
 

@@ -51,10 +51,10 @@ def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     for name, status in AGREE.items() if len(known) > 1 else ():
         right = deciding([one.facts[GROUP][name] for one in known])
-        expected, way_out = f"{right} as on most nodes", "leave this node out until it is like the others"
+        expected, fix = f"{right} as on most nodes", "leave this node out until it is like the others"
         check = f"{name.replace('_', ' ')} between nodes"
         found += [
-            (one.node, judged(GROUP, check, status, str(one.facts[GROUP][name]), expected, way_out))
+            (one.node, judged(GROUP, check, status, str(one.facts[GROUP][name]), expected, fix))
             for one in known
             if one.facts[GROUP][name] != right
         ]
@@ -147,9 +147,9 @@ def _rows() -> Iterator[Finding]:
             yield _wrong("remapped rows", f"GPU {index}: pending", "none pending", "reset the GPU")
 
 
-def _wrong(check: str, found: str, expected: str, way_out: str) -> Finding:
-    return judged(GROUP, check, "wrong", found, expected, way_out)
+def _wrong(check: str, found: str, expected: str, fix: str) -> Finding:
+    return judged(GROUP, check, "wrong", found, expected, fix)
 
 
-def _warning(check: str, found: str, expected: str, way_out: str) -> Finding:
-    return judged(GROUP, check, "warning", found, expected, way_out)
+def _warning(check: str, found: str, expected: str, fix: str) -> Finding:
+    return judged(GROUP, check, "warning", found, expected, fix)

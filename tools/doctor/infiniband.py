@@ -75,8 +75,8 @@ def _counters(active: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     for name, port in active.items():
         errors = ", ".join(f"{counter} {count}" for counter, count in port["errors"].items() if count)
         if errors:
-            way_out = "clear the counters (perfquery -R) and look again; then clean or replace the cable"
-            yield _finding("error counters", "warning", f"{name}: {errors}", "0", way_out)
+            fix = "clear the counters (perfquery -R) and look again; then clean or replace the cable"
+            yield _finding("error counters", "warning", f"{name}: {errors}", "0", fix)
 
 
 def _hca(environ: Mapping[str, str], ports: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -90,8 +90,8 @@ def _hca(environ: Mapping[str, str], ports: Mapping[str, Mapping[str, Any]]) -> 
     for name in names:
         if not any(device == name if exact else device.startswith(name) for device in devices):
             here = f"one of {', '.join(sorted(devices)) or 'no device at all'}"
-            way_out = "correct NCCL_IB_HCA (the cluster's [env])"
-            yield judged(GROUP, "NCCL_IB_HCA", "wrong", f"names {name}, which is not here", here, way_out, setting=True)
+            fix = "correct NCCL_IB_HCA (the cluster's [env])"
+            yield judged(GROUP, "NCCL_IB_HCA", "wrong", f"names {name}, which is not here", here, fix, setting=True)
 
 
 def _against_cluster(active: Mapping[str, Mapping[str, Any]], situation: DoctorContext) -> Iterator[Finding]:
@@ -141,5 +141,5 @@ def _none(situation: DoctorContext) -> Finding:
     return _finding("ports", "not checked", "no InfiniBand or RoCE device here")
 
 
-def _finding(check: str, status: Status, found: str, expected: str = "", way_out: str = "") -> Finding:
-    return judged(GROUP, check, status, found, expected, way_out)
+def _finding(check: str, status: Status, found: str, expected: str = "", fix: str = "") -> Finding:
+    return judged(GROUP, check, status, found, expected, fix)

@@ -94,8 +94,8 @@ def judge_routes(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     for node, one in routes.items():
         if "error" in one:
-            way_out = "repair this node's network"
-            found.append((node, judged(GROUP, "route", "wrong", one["error"], "a route to the first node", way_out)))
+            fix = "repair this node's network"
+            found.append((node, judged(GROUP, "route", "wrong", one["error"], "a route to the first node", fix)))
     for node, one in outer.items():
         found.append((node, _told(one, outer, mtus, node)))
     if not found and routes:
@@ -113,11 +113,11 @@ def _told(
     rate = f", {one['speed_mbit_per_s'] / 1000:g} Gbit/s" if one["speed_mbit_per_s"] else ""
     found = f"{name}, MTU {mtu[node]}{rate}"
     if mtu[node] != right:
-        way_out = f"ip link set {name} mtu {right}: large packets get lost between unequal MTUs"
-        return judged(GROUP, "route", "warning", found, f"MTU {right} as on most nodes", way_out)
+        fix = f"ip link set {name} mtu {right}: large packets get lost between unequal MTUs"
+        return judged(GROUP, "route", "warning", found, f"MTU {right} as on most nodes", fix)
     if one["speed_mbit_per_s"] < fast:
         return judged(GROUP, "route", "warning", found, f"{fast / 1000:g} Gbit/s as on most nodes", "check the cable")
     if name != usual:
-        way_out = "name both in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME per node, or give them one name"
-        return judged(GROUP, "route", "warning", found, f"{usual} as on most nodes", way_out, setting=True)
+        fix = "name both in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME per node, or give them one name"
+        return judged(GROUP, "route", "warning", found, f"{usual} as on most nodes", fix, setting=True)
     return judged(GROUP, "route", "ok", found)

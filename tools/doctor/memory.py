@@ -32,7 +32,7 @@ def check_node(situation: DoctorContext) -> NodeCheck:
         found="{:.0f} GiB available of {:.0f} GiB",
         numbers=(free, total),
         expected="" if status == "ok" else "more than half",
-        way_out="" if status == "ok" else "see who uses it: other jobs, leftover processes, files in /dev/shm",
+        fix="" if status == "ok" else "see who uses it: other jobs, leftover processes, files in /dev/shm",
     )
     findings = [main, *_shared(), *_locked(), *_files(), *_cluster(total, situation)]
     return NodeCheck(findings=findings, facts={"total_gib": total})
@@ -70,7 +70,7 @@ def _shared() -> Iterator[Finding]:
         found=f"{{:.{2 if low else 0}f}} GiB free of {{:.{2 if low else 0}f}} GiB in {SHM}",
         numbers=(free, size),
         expected=f"room for a node's share of the optimizer's state, at least {SHM_GIB:.0f} GiB" if low else "",
-        way_out="docker run --shm-size, or checkpoint.async_save = false" if low else "",
+        fix="docker run --shm-size, or checkpoint.async_save = false" if low else "",
         fault="setting",
     )
 
@@ -84,8 +84,8 @@ def _locked() -> Iterator[Finding]:
             GROUP, "locked memory", "ok", reported if needed else f"{reported} (InfiniBand alone needs unlimited)"
         )
         return
-    way_out = "ulimit -l unlimited; under SLURM LimitMEMLOCK=infinity for slurmd"
-    yield judged(GROUP, "locked memory", "wrong", reported, "unlimited, for InfiniBand", way_out, setting=True)
+    fix = "ulimit -l unlimited; under SLURM LimitMEMLOCK=infinity for slurmd"
+    yield judged(GROUP, "locked memory", "wrong", reported, "unlimited, for InfiniBand", fix, setting=True)
 
 
 def _files() -> Iterator[Finding]:
@@ -93,5 +93,5 @@ def _files() -> Iterator[Finding]:
     if soft >= OPEN_FILES or soft == resource.RLIM_INFINITY:
         yield judged(GROUP, "open files", "ok", f"{soft} per process")
         return
-    way_out = f"ulimit -n {hard}" if hard > soft else "raise nofile in limits.conf, or LimitNOFILE for slurmd"
-    yield judged(GROUP, "open files", "warning", f"{soft} per process", f"{OPEN_FILES} or more", way_out, setting=True)
+    fix = f"ulimit -n {hard}" if hard > soft else "raise nofile in limits.conf, or LimitNOFILE for slurmd"
+    yield judged(GROUP, "open files", "warning", f"{soft} per process", f"{OPEN_FILES} or more", fix, setting=True)

@@ -51,9 +51,9 @@ def check_node(situation: DoctorContext) -> NodeCheck:
     try:
         facts["own"] = resolve(situation.host)
     except OSError as error:
-        way_out = "add the name to /etc/hosts or to the name server, or set GLOO_SOCKET_IFNAME"
+        fix = "add the name to /etc/hosts or to the name server, or set GLOO_SOCKET_IFNAME"
         found = f"{situation.host} does not resolve: {error.strerror or error}"
-        finding = judged(GROUP, "own name", "warning", found, "an address of this machine", way_out, setting=True)
+        finding = judged(GROUP, "own name", "warning", found, "an address of this machine", fix, setting=True)
         return NodeCheck(findings=[finding], facts=facts)
     return NodeCheck(findings=[_own(situation.host, facts["own"], addresses)], facts=facts)
 
@@ -63,8 +63,8 @@ def _own(host: str, resolved: Sequence[str], addresses: Sequence[str]) -> Findin
     foreign = [address for address in resolved if address not in addresses and not is_loopback(address)]
     if foreign:
         found = f"{host} resolves to {', '.join(foreign)}, which no interface of this machine has"
-        way_out = "correct /etc/hosts or the name server"
-        return judged(GROUP, "own name", "wrong", found, f"one of {', '.join(addresses)}", way_out, setting=True)
+        fix = "correct /etc/hosts or the name server"
+        return judged(GROUP, "own name", "wrong", found, f"one of {', '.join(addresses)}", fix, setting=True)
     return judged(GROUP, "own name", "ok", f"{host} resolves to {', '.join(resolved)}")
 
 
@@ -77,9 +77,9 @@ def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
         own = one.facts.get(GROUP, {}).get("own", [])
         if own and all(map(is_loopback, own)) and not one.facts[GROUP]["chosen"]:
             text = f"{one.host} resolves to {', '.join(own)}: ranks here are not reachable from other nodes"
-            way_out = "set GLOO_SOCKET_IFNAME to the route's interface (see interfaces), or correct /etc/hosts"
+            fix = "set GLOO_SOCKET_IFNAME to the route's interface (see interfaces), or correct /etc/hosts"
             expected = "an address that other nodes reach"
-            found.append((one.node, judged(GROUP, "loopback", "wrong", text, expected, way_out, setting=True)))
+            found.append((one.node, judged(GROUP, "loopback", "wrong", text, expected, fix, setting=True)))
     return found
 
 
@@ -100,17 +100,17 @@ def around(question: Mapping[str, Any], situation: DoctorContext) -> list[Findin
 
 
 def _other(one: Mapping[str, Any]) -> list[Finding]:
-    expected, way_out = f"one of {', '.join(one['addresses'])}", "correct /etc/hosts or the name server"
+    expected, fix = f"one of {', '.join(one['addresses'])}", "correct /etc/hosts or the name server"
     try:
         resolved = resolve(one["host"])
     except OSError as error:
         found = f"{one['host']} does not resolve: {error.strerror or error}"
-        way_out += "; ranks meet by address all the same"
-        return [judged(GROUP, "other nodes", "warning", found, expected, way_out, setting=True)]
+        fix += "; ranks meet by address all the same"
+        return [judged(GROUP, "other nodes", "warning", found, expected, fix, setting=True)]
     if set(resolved) & set(one["addresses"]):
         return []
     found = f"{one['host']} resolves to {', '.join(resolved)}, which is not that node"
-    return [judged(GROUP, "other nodes", "warning", found, expected, way_out, setting=True)]
+    return [judged(GROUP, "other nodes", "warning", found, expected, fix, setting=True)]
 
 
 def _master(question: Mapping[str, Any], situation: DoctorContext) -> list[Finding]:
@@ -118,18 +118,18 @@ def _master(question: Mapping[str, Any], situation: DoctorContext) -> list[Findi
         return []
     address = situation.master[0]
     first = next((one for one in question["nodes"] if one["rank"] == 0), None)
-    way_out = "set MASTER_ADDR to an address of the first node that the others reach"
+    fix = "set MASTER_ADDR to an address of the first node that the others reach"
     try:
         resolved = resolve(address)
     except OSError as error:
         found = f"{address} does not resolve: {error.strerror or error}"
-        return [judged(GROUP, "MASTER_ADDR", "wrong", found, "the first node", way_out, setting=True)]
+        return [judged(GROUP, "MASTER_ADDR", "wrong", found, "the first node", fix, setting=True)]
     there = set(first["addresses"]) if first else set()
     if first and not any(one in there or is_loopback(one) for one in resolved):
         found = f"{address} is {', '.join(resolved)}, not the first node ({first['host']})"
-        return [judged(GROUP, "MASTER_ADDR", "wrong", found, ", ".join(sorted(there)), way_out, setting=True)]
+        return [judged(GROUP, "MASTER_ADDR", "wrong", found, ", ".join(sorted(there)), fix, setting=True)]
     machines = {one["machine"] for one in question["nodes"]}
     if len(machines) > 1 and all(map(is_loopback, resolved)):
         found = f"{address} is {', '.join(resolved)}: every node would call itself"
-        return [judged(GROUP, "MASTER_ADDR", "wrong", found, ", ".join(sorted(there)), way_out, setting=True)]
+        return [judged(GROUP, "MASTER_ADDR", "wrong", found, ", ".join(sorted(there)), fix, setting=True)]
     return [judged(GROUP, "MASTER_ADDR", "ok", f"{address} is the first node, from every node")]

@@ -107,8 +107,8 @@ class ExaminedNode:
         try:
             return within(limit, lambda: subject.check_node(self.situation))
         except TimeoutError as error:
-            way_out = "something hangs on this node: the file system, the driver, or the name server"
-            return NodeCheck(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", way_out)])
+            fix = "something hangs on this node: the file system, the driver, or the name server"
+            return NodeCheck(findings=[judged(subject.group, "time", "wrong", str(error), "an answer", fix)])
         except Exception as error:  # whatever is odd on a node is reported, and the other subjects are checked
             why = f"{type(error).__name__}: {error}"
             return NodeCheck(findings=[judged(subject.group, "examination", "not checked", why)])

@@ -55,5 +55,5 @@ def compare(seen: Sequence[NodeFacts]) -> list[tuple[str, Finding]]:
     ]
 
 
-def _finding(status: Status, found: str, expected: str = "", way_out: str = "") -> Finding:
-    return judged(GROUP, "links", status, found, expected, way_out)
+def _finding(status: Status, found: str, expected: str = "", fix: str = "") -> Finding:
+    return judged(GROUP, "links", status, found, expected, fix)

@@ -27,8 +27,8 @@ def check_node(situation: DoctorContext) -> NodeCheck:
     if error is None:
         return NodeCheck(findings=[_range(port)])
     found = f"{port} cannot be listened on: {error}{owner(port)}"
-    way_out = "end that process, or export another MASTER_PORT"
-    return NodeCheck(findings=[judged(GROUP, "MASTER_PORT", "wrong", found, "a free port", way_out)])
+    fix = "end that process, or export another MASTER_PORT"
+    return NodeCheck(findings=[judged(GROUP, "MASTER_PORT", "wrong", found, "a free port", fix)])
 
 
 def refusal(port: int) -> str | None:
@@ -74,8 +74,6 @@ def _range(port: int) -> Finding:
         low, high = 1, 0
     if low <= port <= high:
         found = f"{port} is free, but Linux hands out {low} to {high} to outgoing connections"
-        way_out = f"choose one below {low}"
-        return judged(
-            GROUP, "MASTER_PORT", "warning", found, f"a port outside of {low} to {high}", way_out, setting=True
-        )
+        fix = f"choose one below {low}"
+        return judged(GROUP, "MASTER_PORT", "warning", found, f"a port outside of {low} to {high}", fix, setting=True)
     return judged(GROUP, "MASTER_PORT", "ok", f"{port} is free on the first node")

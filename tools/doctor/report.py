@@ -69,8 +69,8 @@ def _line(row: FindingRow, group: str, nodes: Sequence[str], room: int, width: i
     body = textwrap.wrap(text, max(40, width - len(indent)), break_on_hyphens=False) or [""]
     head = f"{group:<{GROUP_ROOM}}  {word}  {finding.check:<{room}}  "
     out = [head + body[0], *(indent + more for more in body[1:])]
-    if finding.way_out and finding.status in ("warning", "wrong"):
-        hint = textwrap.wrap(f"-> {finding.way_out}", max(40, width - len(indent)), subsequent_indent="   ")
+    if finding.fix and finding.status in ("warning", "wrong"):
+        hint = textwrap.wrap(f"-> {finding.fix}", max(40, width - len(indent)), subsequent_indent="   ")
         out += [indent + more for more in hint]
     return out
 
@@ -93,7 +93,7 @@ def write_json(path: Path, result: Result, situation: DoctorContext, seconds: fl
             "status": row.finding.status,
             "found": row.found,
             "expected": row.finding.expected,
-            "way_out": row.finding.way_out,
+            "fix": row.finding.fix,
             "nodes": row.nodes,
         }
         for row in result.rows

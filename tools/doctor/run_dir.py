@@ -48,8 +48,8 @@ def check_node(situation: DoctorContext) -> NodeCheck:
         ahead = token_path(situation.run_dir, situation.rank).stat().st_mtime - (before + situation.clock()) / 2
     except OSError as error:
         found = f"{situation.run_dir} cannot be written: {error.strerror or error}"
-        way_out = "mount the shared folder here, or use another --run_dir"
-        return NodeCheck(findings=[judged(GROUP, "write", "wrong", found, "a writable folder", way_out, setting=True)])
+        fix = "mount the shared folder here, or use another --run_dir"
+        return NodeCheck(findings=[judged(GROUP, "write", "wrong", found, "a writable folder", fix, setting=True)])
     kind = file_system(folder)
     scratch = folder / f"scratch-{situation.rank:05d}"
     with _scratch(scratch):
@@ -87,9 +87,9 @@ def _scratch(path: Path) -> Iterator[None]:
         path.rmdir()
 
 
-def _wrong(check: str, error: OSError | str, way_out: str, warning: bool = False) -> Finding:
+def _wrong(check: str, error: OSError | str, fix: str, warning: bool = False) -> Finding:
     words = error if isinstance(error, str) else (error.strerror or str(error))
-    return judged(GROUP, check, "warning" if warning else "wrong", words, "it works", way_out, setting=True)
+    return judged(GROUP, check, "warning" if warning else "wrong", words, "it works", fix, setting=True)
 
 
 def _rename(scratch: Path) -> Finding | None:
@@ -153,6 +153,6 @@ def _speed(scratch: Path) -> Finding:
         found="{:.1f} ms for 4 KiB with fsync and rename",
         numbers=(typical * 1e3,),
         expected=f"below {SLOW_S * 1e3:.0f} ms" if slow else "",
-        way_out="the file system is loaded, or far: many small files will be slow" if slow else "",
+        fix="the file system is loaded, or far: many small files will be slow" if slow else "",
         fault="setting",
     )

@@ -140,17 +140,17 @@ def _not_shared(one: Mapping[str, Any], names: Mapping[int, str], together: Sequ
     missing = [names[int(rank)] for rank, error in one["sees"].items() if error]
     found = f"does not see what {', '.join(missing) or 'the others'} wrote, nor they what it wrote"
     expected = f"the same folder as on {', '.join(names[rank] for rank in together[:3])}"
-    way_out = "mount the shared folder there, or choose a --run_dir that every node has"
-    return judged(GROUP, "shared by all nodes", "wrong", found, expected, way_out, setting=True)
+    fix = "mount the shared folder there, or choose a --run_dir that every node has"
+    return judged(GROUP, "shared by all nodes", "wrong", found, expected, fix, setting=True)
 
 
 def _race(facts: Mapping[int, Mapping[str, Any]], together: Sequence[int]) -> list[Finding]:
     winners = sum(1 for rank in together if facts[rank]["won"] is True)
     if winners == 1:
         return [judged(GROUP, "exclusive create between nodes", "ok", "one of all nodes won")]
-    way_out = "use a file system whose O_EXCL holds between nodes: two runs could own one folder"
+    fix = "use a file system whose O_EXCL holds between nodes: two runs could own one folder"
     found = f"{winners} nodes created the same name"
-    return [judged(GROUP, "exclusive create between nodes", "wrong", found, "1", way_out, setting=True)]
+    return [judged(GROUP, "exclusive create between nodes", "wrong", found, "1", fix, setting=True)]
 
 
 def _locks_and_changes(
@@ -161,15 +161,13 @@ def _locks_and_changes(
         lock, renewed = facts[rank]["lock"], facts[rank].get("renewed_s", 0.0)
         if lock not in ("", "refused"):
             text = "holds on one node only" if lock == "given" else lock
-            way_out = "mount with locks between nodes; data is prepared by one node in any case"
-            one = judged(GROUP, "flock between nodes", "warning", text, "refused on the others", way_out, setting=True)
+            fix = "mount with locks between nodes; data is prepared by one node in any case"
+            one = judged(GROUP, "flock between nodes", "warning", text, "refused on the others", fix, setting=True)
             found.append((names[rank], one))
         if renewed is None or renewed > SLOW_S:
             text = "never seen" if renewed is None else f"seen after {renewed:.0f} s"
-            way_out = "mount with shorter caches of attributes (nfs: actimeo), or expect stale reads after a restart"
-            one = judged(
-                GROUP, "changes of other nodes", "warning", text, f"within {SLOW_S:.0f} s", way_out, setting=True
-            )
+            fix = "mount with shorter caches of attributes (nfs: actimeo), or expect stale reads after a restart"
+            one = judged(GROUP, "changes of other nodes", "warning", text, f"within {SLOW_S:.0f} s", fix, setting=True)
             found.append((names[rank], one))
     if not found:
         ok = judged(GROUP, "between nodes", "ok", "locks hold, and a renamed file shows its new content at once")

@@ -27,7 +27,7 @@ def check_node(situation: DoctorContext) -> NodeCheck:
     )
 
 
-def _folder(check: str, folder: Path, wanted_gib: float, way_out: str) -> list[Finding]:
+def _folder(check: str, folder: Path, wanted_gib: float, fix: str) -> list[Finding]:
     there = os.statvfs(nearest(folder))
     free, total = (blocks * there.f_frsize / GIB for blocks in (there.f_bavail, there.f_blocks))
     status = _status(free, wanted_gib)
@@ -40,16 +40,16 @@ def _folder(check: str, folder: Path, wanted_gib: float, way_out: str) -> list[F
             found=f"{{:,.{digits}f}} GiB free of {{:,.{digits}f}} GiB in {nearest(folder)}",
             numbers=(free, total),
             expected="" if status == "ok" else f"{wanted_gib:g} GiB free",
-            way_out="" if status == "ok" else way_out,
+            fix="" if status == "ok" else fix,
             fault="setting",
         )
     ]
     if there.f_files:  # 0: this file system has no limit of names
-        findings += _names(check, there.f_favail, way_out)
+        findings += _names(check, there.f_favail, fix)
     return findings
 
 
-def _names(check: str, free: int, way_out: str) -> list[Finding]:
+def _names(check: str, free: int, fix: str) -> list[Finding]:
     status = _status(free, FILES)
     return [
         Finding(
@@ -59,7 +59,7 @@ def _names(check: str, free: int, way_out: str) -> list[Finding]:
             found="{:,.1f} million more files" if free > 1e6 else "{:,.0f} more files",
             numbers=(free / 1e6 if free > 1e6 else float(free),),
             expected="" if status == "ok" else f"{FILES:,}",
-            way_out="" if status == "ok" else way_out,
+            fix="" if status == "ok" else fix,
             fault="setting",
         )
     ]

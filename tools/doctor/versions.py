@@ -63,7 +63,7 @@ def _has(one: NodeFacts, name: str, value: str) -> bool:
 
 def _differs(name: str, value: str, right: str, others: Sequence[str]) -> Finding:
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    way_out = (
+    fix = (
         "let every node see the same checkout"
         if name == "Triplane's code"
         else "use one environment for all nodes (a shared folder or one container image)"
@@ -71,7 +71,7 @@ def _differs(name: str, value: str, right: str, others: Sequence[str]) -> Findin
     status: Status = "warning" if name in MAY_DIFFER else "wrong"
     found, expected = (text if text != "none" else "not installed" for text in (value, right))
     there = f"{expected} as on {', '.join(others[:3])}{more}"
-    return judged(GROUP, f"{name} between nodes", status, found, there, way_out)
+    return judged(GROUP, f"{name} between nodes", status, found, there, fix)
 
 
 def _pins() -> list[Finding]:
@@ -81,16 +81,16 @@ def _pins() -> list[Finding]:
         broken.append(f"Python {platform.python_version()}: expected 3.12")
     if not broken and not untested:
         return [judged(GROUP, "pins", "ok", "all in the range that has been run")]
-    way_out = "make setup, or pip install with constraints.txt"
+    fix = "make setup, or pip install with constraints.txt"
     return [
-        *(judged(GROUP, "pins", "wrong", text, way_out=way_out, setting=True) for text in broken),
-        *(judged(GROUP, "pins", "warning", text, way_out=way_out, setting=True) for text in untested),
+        *(judged(GROUP, "pins", "wrong", text, fix=fix, setting=True) for text in broken),
+        *(judged(GROUP, "pins", "warning", text, fix=fix, setting=True) for text in untested),
     ]
 
 
 def _no_te() -> Finding:
-    expected, way_out = "Transformer Engine on GPUs: fused layers and fp8", 'pip install -e ".[te]"'
-    return judged(GROUP, "transformer-engine", "warning", "not installed", expected, way_out, setting=True)
+    expected, fix = "Transformer Engine on GPUs: fused layers and fp8", 'pip install -e ".[te]"'
+    return judged(GROUP, "transformer-engine", "warning", "not installed", expected, fix, setting=True)
 
 
 def nccl_version() -> str:

@@ -75,5 +75,5 @@ def _judge(pci: str, code: int, recent: bool, count: int) -> Finding | None:
     return _finding("warning", found, "see NVIDIA's Xid catalogue")
 
 
-def _finding(status: Status, found: str, way_out: str = "") -> Finding:
-    return judged(GROUP, "kernel log", status, found, "no Xid" if way_out else "", way_out)
+def _finding(status: Status, found: str, fix: str = "") -> Finding:
+    return judged(GROUP, "kernel log", status, found, "no Xid" if fix else "", fix)

@@ -16,9 +16,9 @@ from models.init import global_tensors
 from models.names import canonical
 from models.resolve import resolve
 from parallel import groups
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from parallel.replicas import Chunks, unwrap
 from training import checkpoint, train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule

@@ -9,7 +9,7 @@ from typing import Literal
 import tyro
 
 from parallel.launch import MOST_RANKS
-from tools.plan.request import AXES
+from tools.plan.search.request import AXES
 
 LARGEST = {"num_gpus": MOST_RANKS, "global_batch_size": (1 << 31) - 1, "seq_length": 1 << 27, "mbs": 1 << 24}
 """Of the axes of a layout, MOST_RANKS: what is beyond is a typing mistake, and would be counted through for hours."""

@@ -13,9 +13,8 @@ from models.families import named
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
-from tools.plan import recipe, rejections, report, results, sizing
 from tools.plan.calibrate.one_rank import made_up_links
-from tools.plan.enumeration import candidates
+from tools.plan.cost.hardware import computable
 from tools.plan.flags import (
     BacktestFlags,
     CalibrateFlags,
@@ -26,12 +25,15 @@ from tools.plan.flags import (
     SizeFlags,
     TraceFlags,
 )
-from tools.plan.hardware import computable
-from tools.plan.pricing import PricedLayout, price
-from tools.plan.ranking import distinct
-from tools.plan.request import AXES, SWITCHES, PlanRequest
-from tools.plan.selection import fitting, offered
-from tools.plan.switches import switched
+from tools.plan.report import results
+from tools.plan.report import table as report
+from tools.plan.search import recipe, rejections, sizing
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.ranking import distinct
+from tools.plan.search.request import AXES, SWITCHES, PlanRequest
+from tools.plan.search.selection import fitting, offered
+from tools.plan.search.switches import switched
 from training.config.divisibility import sequence_problems
 from training.config.recipe import load
 from training.config.run_config import RunConfig
@@ -145,7 +147,7 @@ def _finish(
         if not chosen.fits:
             print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
     if flags.report is not None:
-        from tools.plan.page.page import write_page
+        from tools.plan.report.page import write_page
 
         write_page(flags.report, narrowed, plans, rows, chosen, base)
         print(f"written: {flags.report}")

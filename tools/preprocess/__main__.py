@@ -156,7 +156,7 @@ class Verify:
         if not found:
             print(f"good: {self.path}")
             return 0
-        print(*(one.what for one in found), f"DAMAGED: {len(found)} finding(s)", verify.way_out(found), sep="\n")
+        print(*(one.what for one in found), f"DAMAGED: {len(found)} finding(s)", verify.how_to_fix(found), sep="\n")
         return 1
 
 

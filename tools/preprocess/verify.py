@@ -82,7 +82,7 @@ def verify(path: Path) -> list[ShardDamage]:
     return found
 
 
-def way_out(found: list[ShardDamage]) -> str:
+def how_to_fix(found: list[ShardDamage]) -> str:
     """What to do about findings: the command that made shards makes them again, if only they are missing."""
     ours = sorted({str(work.with_suffix("")) for one in found if (work := _work_of(one.prefix))})
     again = (

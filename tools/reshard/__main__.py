@@ -22,9 +22,10 @@ import tyro
 from parallel import command
 from parallel.errors import UserError
 from tools.convert.__main__ import at_least_one, size_in_bytes
-from tools.reshard import megatron_target, triplane_format
+from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
-from tools.reshard.megatron_job import MegatronJob
+from tools.reshard.megatron import target as megatron_target
+from tools.reshard.megatron.job import MegatronJob
 from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned

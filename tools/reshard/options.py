@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parallel.untrusted import read_text
-from tools.reshard.megatron_job import MegatronJob
+from tools.reshard.megatron.job import MegatronJob
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Format = Literal["triplane", "megatron"]

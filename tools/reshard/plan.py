@@ -7,7 +7,7 @@ from models.resolve import resolve
 from parallel.errors import UserError
 from tools.convert.dtypes import FLOATS
 from tools.reshard.checkpoint_source import RNG, STATE, CheckpointSource
-from tools.reshard.megatron_buckets import FlatMemory
+from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin, TargetTensor
 from tools.reshard.vocabulary import is_of_vocabulary, repadded

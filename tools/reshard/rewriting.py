@@ -10,8 +10,9 @@ import numpy as np
 
 from tools.convert import resumable
 from tools.convert.parts import in_parts, is_done, part_name, write_parts
-from tools.reshard import megatron_plan, plan
+from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.megatron import plan as megatron_plan
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.sources import open_source
@@ -77,7 +78,7 @@ def writer_of(options: ReshardOptions) -> Callable[[Path, str], AbstractContextM
     """Of the form's files. Megatron's needs torch, so it is imported where it is wanted."""
     if options.format == "triplane":
         return FileWriter
-    from tools.reshard.megatron_blobs import BlobWriter
+    from tools.reshard.megatron.blobs import BlobWriter
 
     return BlobWriter
 

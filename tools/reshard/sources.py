@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from parallel.errors import UserError
-from tools.reshard import megatron_source
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.megatron import source as megatron_source
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin
 from training.checkpoint import folders

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
+from parallel.ddp import Chunks
 from parallel.errors import SharedFault, SharedMistake
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from training.checkpoint import Contents, folders, room, save, settled
 from training.checkpoint.agreement import gathered, on_every_rank, on_first_rank
 from training.checkpoint.background.messages import Commit, Outcome, mark_failed

@@ -11,8 +11,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Box, Region
 
 

@@ -16,8 +16,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import is_turn_of, regions
 from training.checkpoint.state import JSON

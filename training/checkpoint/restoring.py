@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
+from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
-from parallel.replicas import Chunks
 from training.checkpoint import fit, folders, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from training.checkpoint import committing, folders, optimizer_state, rng, storage
 from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.boxes import Box

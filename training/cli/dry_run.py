@@ -21,7 +21,7 @@ from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
-from training.memory.static import FP8_COPIES, StageParameters, checkpoint_bytes, stages
+from training.memory.stage_parameters import FP8_COPIES, StageParameters, checkpoint_bytes, stages
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""

@@ -58,12 +58,12 @@ def check(config: RunConfig, world_size: int, ranks_per_node: int | None = None)
 
     ranks_per_node: of an allocation; the nearest numbers of nodes that fit are named then.
     """
-    problems, way_out = config.problems(world_size), []
+    problems, fix = config.problems(world_size), []
     if problems and ranks_per_node and world_size % ranks_per_node == 0:
-        way_out = _nodes_that_fit(config, world_size // ranks_per_node, ranks_per_node)
+        fix = _nodes_that_fit(config, world_size // ranks_per_node, ranks_per_node)
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-        raise SharedMistake("\n  ".join([f"{count} with this configuration:", *problems, *way_out]))
+        raise SharedMistake("\n  ".join([f"{count} with this configuration:", *problems, *fix]))
 
 
 def _nodes_that_fit(config: RunConfig, nodes: int, ranks_per_node: int) -> list[str]:

@@ -12,7 +12,7 @@ from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
 from training.config.run_config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
 from training.memory.predicted import Planned, Predicted, fullest, planned_modules
-from training.memory.static import checkpoint_bytes
+from training.memory.stage_parameters import checkpoint_bytes
 
 GPUS_PER_NODE = 8
 H100_BYTES = 80e9

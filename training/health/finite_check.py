@@ -8,10 +8,10 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from parallel.ddp import Chunks
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from parallel.replicas import Chunks
 from training.checkpoint.optimizer_state import allocate, held_slices
 from training.health.names import host_of, parameter_names
 from training.progress import Progress

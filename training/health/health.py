@@ -7,14 +7,14 @@ from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer
 
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from training.checkpoint.model_state import settled
 from training.config.fault_config import FaultConfig
 from training.health.finite_check import check_finite
 from training.health.memory_growth import MemoryGrowth
 from training.health.nonfinite import NonFinite
-from training.health.replicas import Replicas
+from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
 from training.health.stopwatch import Stopwatch
 from training.health.stragglers import Stragglers

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.names import canonical
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from parallel.replicas import Chunks, unwrap
 from training.checkpoint.boxes import Region
 from training.checkpoint.model_state import regions
 

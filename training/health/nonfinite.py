@@ -18,10 +18,10 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.loader import Batch
+from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from parallel.replicas import Chunks, unwrap
 from training.checkpoint import folders
 from training.checkpoint.agreement import on_first_rank
 from training.health.names import non_finite, parameter_names

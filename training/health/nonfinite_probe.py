@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel.replicas import Chunks, unwrap
+from parallel.ddp import Chunks, unwrap
 
 
 class NonfiniteProbe:

@@ -15,8 +15,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor, nn
 
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from parallel.replicas import Chunks, unwrap
 from training.health.names import module_names, parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
 from training.loss_scale import LossScale

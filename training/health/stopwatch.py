@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from parallel.replicas import Chunks, unwrap
 
 
 class Stopwatch:

@@ -12,7 +12,7 @@ from parallel.groups import Ranks
 from parallel.schema import Count, structured
 from training.config.fault_config import FaultConfig
 from training.health.nonfinite import NonFinite
-from training.health.replicas import Replicas
+from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
 from training.loop import Callback
 from training.progress import Progress

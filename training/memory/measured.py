@@ -12,8 +12,8 @@ from torch import Tensor
 
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from parallel.untrusted import read_text
 from training.config.run_config import RunConfig
 from training.health.stragglers import gathered_rows

@@ -20,8 +20,8 @@ from training.memory.activations import (
 )
 from training.memory.cases import Column, MemoryColumns, tokens
 from training.memory.layouts import Candidate
+from training.memory.stage_parameters import FP8_COPIES
 from training.memory.states import BlockStack, states
-from training.memory.static import FP8_COPIES
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""

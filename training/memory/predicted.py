@@ -17,8 +17,8 @@ from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
+from training.memory.stage_parameters import FP8_COPIES
 from training.memory.states import BlockStack, HeldParameters, States, states
-from training.memory.static import FP8_COPIES
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
 

@@ -8,7 +8,7 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_string
 from training.memory.layouts import Candidate
-from training.memory.static import local_size
+from training.memory.stage_parameters import local_size
 
 
 class Blocks(NamedTuple):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from models.shapes import GPTShape
 from models.sublayers import block_of
+from parallel.ddp import unwrap
 from parallel.groups import Ranks
-from parallel.replicas import unwrap
 from training.metrics.values import Value
 
 

@@ -11,10 +11,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from data.prepared import Prepared
 from data.tokenizer_json import JsonTokenizer
 from models.hf.files import beside
+from parallel.ddp import Chunks
 from parallel.durable import replace_file
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
-from parallel.replicas import Chunks
 from parallel.untrusted import InputError, parse_toml, read_text
 from training import checkpoint
 from training.checkpoint.folders import checkpoints

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from parallel.processes import is_running
-from training.run_lock import heartbeat
+from training.run_lock import lock_heartbeat
 from training.run_lock.record import Owner, current, describe
 
 STILL_S = 60.0  # without a heartbeat for so long, an owner that cannot be looked at is dead: 30 beats
 POLL_S = 0.25
-QUIET_S = 2.5 * heartbeat.BEAT_S  # a live owner has shown itself by then, and nothing need be said of waiting
+QUIET_S = 2.5 * lock_heartbeat.BEAT_S  # a live owner has shown itself by then, and nothing need be said of waiting
 
 
 def is_dead(
@@ -54,12 +54,12 @@ def _stands_still(folder: Path, owner: Owner, still_s: float, say: Callable[[str
 
     Seconds in which we, or the file server, stood still ourselves do not count: the owner could not beat either.
     """
-    file = heartbeat.file_of(folder, owner.attempt)
-    counted, still, said = heartbeat.count(file), 0.0, False
+    file = lock_heartbeat.file_of(folder, owner.attempt)
+    counted, still, said = lock_heartbeat.count(file), 0.0, False
     last = time.monotonic()
     while still < still_s:
         time.sleep(POLL_S)
-        if heartbeat.count(file) != counted or current(folder) != owner:
+        if lock_heartbeat.count(file) != counted or current(folder) != owner:
             return False
         now = time.monotonic()
         last, still = now, still + min(now - last, 2 * POLL_S)

@@ -10,8 +10,8 @@ from pathlib import Path
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.untrusted import InputError, read_text
-from training.run_lock.heartbeat import LockHeartbeat, file_of
 from training.run_lock.liveness import STILL_S, is_dead
+from training.run_lock.lock_heartbeat import LockHeartbeat, file_of
 from training.run_lock.record import OWNER, Owner, current, describe, encode, myself, progress, successor
 
 ATTEMPT = "TRIPLANE_ATTEMPT"

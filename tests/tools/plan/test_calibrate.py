@@ -22,9 +22,9 @@ from tools.plan.calibrate import cluster_file, collectives, fit
 from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants, fitted
+from tools.plan.cost.hardware import NVLINK_SHARE
 from tools.plan.cost.products import product_s
-from tools.plan.hardware import NVLINK_SHARE
-from tools.plan.pricing import constants
+from tools.plan.search.pricing import constants
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = ["-m", "tools.plan"]

@@ -11,10 +11,10 @@ import pytest
 from models.config import ModelConfig
 from tools import clusters
 from tools.plan.__main__ import main
-from tools.plan.enumeration import candidates
-from tools.plan.gpu_counts import EVERY_NODE, LARGEST, fewest, fits, gpu_counts
-from tools.plan.pricing import price
-from tools.plan.request import PlanRequest
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.gpu_counts import EVERY_NODE, LARGEST, fewest, fits, gpu_counts
+from tools.plan.search.pricing import price
+from tools.plan.search.request import PlanRequest
 
 LLAMA = "--model llama3_70b --seq_length 8192".split()
 

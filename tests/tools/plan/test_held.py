@@ -8,17 +8,17 @@ import pytest
 from models.families import named
 from tests.training.memory.by_hand import rank_bytes
 from tools.plan.flags import RequestFlags
-from tools.plan.pricing import PricedLayout, price, program
-from tools.plan.recipe import configuration
-from tools.plan.request import PlanRequest
 from tools.plan.run import asked
+from tools.plan.search.pricing import PricedLayout, price, program
+from tools.plan.search.recipe import configuration
+from tools.plan.search.request import PlanRequest
 from tools.plan.trace import command
 from training.cli.dry_run import table
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.software import OURS
-from training.memory.static import stages
+from training.memory.stage_parameters import stages
 
 RECIPE = """
 [model]

@@ -9,12 +9,12 @@ import pytest
 from models.config import ModelConfig
 from parallel.stages import layers_per_chunk
 from tools import clusters
-from tools.plan.enumeration import candidates
-from tools.plan.pricing import holdable, price
-from tools.plan.ranking import CLOSE, complexity, ranked
-from tools.plan.recipe import configuration, problems
-from tools.plan.request import PlanRequest
-from tools.plan.splits import stage_choices
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import holdable, price
+from tools.plan.search.ranking import CLOSE, complexity, ranked
+from tools.plan.search.recipe import configuration, problems
+from tools.plan.search.request import PlanRequest
+from tools.plan.search.splits import stage_choices
 from training.memory.layouts import Candidate
 from training.memory.states import chunks
 

@@ -10,13 +10,13 @@ import pytest
 
 from models.config import ModelConfig
 from tools import clusters
-from tools.plan.enumeration import candidates
-from tools.plan.page.charts import COLOURS
-from tools.plan.page.schedule import Seconds, schedule
-from tools.plan.page.stages import StageTimeline, pass_seconds, stages
-from tools.plan.page.timeline import pipeline, words
-from tools.plan.pricing import PricedLayout, price
-from tools.plan.request import PlanRequest
+from tools.plan.report.charts import COLOURS
+from tools.plan.report.schedule import Seconds, schedule
+from tools.plan.report.stages import StageTimeline, pass_seconds, stages
+from tools.plan.report.timeline import pipeline, words
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.request import PlanRequest
 from training.memory.layouts import Candidate
 
 

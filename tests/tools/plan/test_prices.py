@@ -9,13 +9,13 @@ import pytest
 from models.families import named
 from models.sizes import ModelSizes, sizes
 from tools import clusters
-from tools.plan.cases import PricedCase, PricedColumns
+from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.experts import routed_products, routed_traffic
+from tools.plan.cost.hardware import machine
 from tools.plan.cost.links import exchange_s, gather_s, latency
 from tools.plan.cost.products import product_s
 from tools.plan.cost.step import StepTimes, step_times
-from tools.plan.hardware import machine
 from training.memory.layouts import Candidate
 from training.memory.peak import PeakBytes, memory
 from training.memory.software import OURS, Software

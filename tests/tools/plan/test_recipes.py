@@ -11,7 +11,7 @@ from tools.plan.backtest.models import shape_of
 from tools.plan.backtest.programs import on_card, program, when
 from tools.plan.backtest.recipes import RECIPES, recipe, release
 from tools.plan.backtest.rows import PUBLISHED, PublishedRun, read
-from tools.plan.hardware import card_age
+from tools.plan.cost.hardware import card_age
 from training.memory.software import Software
 
 

@@ -11,16 +11,16 @@ import pytest
 from parallel.errors import UserError
 from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_plan import printed, refused
-from tools.plan import sizing
 from tools.plan.__main__ import main
-from tools.plan.enumeration import candidates
-from tools.plan.page.page import scaled
-from tools.plan.pricing import PricedLayout, price
-from tools.plan.ranking import CLOSE, complexity, distinct, ranked
-from tools.plan.recipe import problems, write
-from tools.plan.request import PlanRequest
+from tools.plan.report.page import scaled
 from tools.plan.run import shown
-from tools.plan.selection import best, fitting, offered
+from tools.plan.search import sizing
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.ranking import CLOSE, complexity, distinct, ranked
+from tools.plan.search.recipe import problems, write
+from tools.plan.search.request import PlanRequest
+from tools.plan.search.selection import best, fitting, offered
 from training.config.recipe import load
 from training.config.run_config import RunConfig, TrainConfig
 from training.memory.layouts import Candidate
@@ -130,7 +130,7 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
     asked = small(pp=1, cp=1)
     fastest = price(asked, candidates(asked), keep=1)
     assert [bool(problems(asked, plan.layout, RAMPED)) for plan in fastest] == [True]
-    monkeypatch.setattr("tools.plan.selection.KEPT", 1)
+    monkeypatch.setattr("tools.plan.search.selection.KEPT", 1)
     slower = best(asked, RAMPED)
     assert slower is not None and slower.step_s > fastest[0].step_s
 

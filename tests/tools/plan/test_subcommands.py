@@ -11,11 +11,11 @@ from tools import clusters
 from tools.plan.__main__ import MOVED, SUBCOMMANDS, main, subcommand
 from tools.plan.calibrate.compare import compare, filled
 from tools.plan.calibrate.one_rank import made_up_links
-from tools.plan.enumeration import candidates
 from tools.plan.flags import CompareFlags
-from tools.plan.pricing import price
-from tools.plan.request import PlanRequest
 from tools.plan.run import asked
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import price
+from tools.plan.search.request import PlanRequest
 
 ASKED = "--model llama3_8b --cluster h100_ib --num_gpus 16 --global_batch_size 64 --seq_length 4096".split()
 

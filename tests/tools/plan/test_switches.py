@@ -8,11 +8,11 @@ import pytest
 
 from tests.tools.plan.test_layouts import question
 from tools.plan.__main__ import main
-from tools.plan.enumeration import candidates
-from tools.plan.pricing import PricedLayout, holdable, price
-from tools.plan.rejections import constraint
-from tools.plan.request import PlanRequest
-from tools.plan.switches import switched
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import PricedLayout, holdable, price
+from tools.plan.search.rejections import constraint
+from tools.plan.search.request import PlanRequest
+from tools.plan.search.switches import switched
 from training.config.recipe import load
 from training.memory.layouts import Candidate
 

@@ -18,9 +18,9 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Coordinates
 from tools import clusters
-from tools.plan.pricing import price
-from tools.plan.recipe import configuration
-from tools.plan.request import PlanRequest
+from tools.plan.search.pricing import price
+from tools.plan.search.recipe import configuration
+from tools.plan.search.request import PlanRequest
 from tools.plan.trace import balance, command, one_rank
 from training import train
 from training.config.recipe import dump

@@ -38,7 +38,7 @@ def printed(capsys):
     return capsys.readouterr().out.splitlines()
 
 
-def way_out(prefix):
+def how_to_fix(prefix):
     return (
         "Remove the .bin, .idx and .json of each shard that is named, and give the command again that made "
         f"{prefix}: it makes what is missing."
@@ -53,13 +53,13 @@ def test_shards_that_are_lost_wholly_are_named_as_the_others_tell(shards, tmp_pa
         capsys.readouterr()
         assert run("verify", path) == 1
         names = [f"{prefix}.bin, .idx and .json are missing: lost, or not made yet" for prefix in lost]
-        assert printed(capsys) == [*names, "DAMAGED: 3 finding(s)", way_out(tmp_path / "x")]
+        assert printed(capsys) == [*names, "DAMAGED: 3 finding(s)", how_to_fix(tmp_path / "x")]
     assert run("verify", shards[2]) == 1
     assert run("verify", shards[1]) == 0
     assert printed(capsys) == [
         f"{shards[2]}.bin, .idx and .json are missing: lost, or not made yet",
         "DAMAGED: 1 finding(s)",
-        way_out(tmp_path / "x"),
+        how_to_fix(tmp_path / "x"),
         f"good: {shards[1]}",
     ]
 
@@ -150,7 +150,7 @@ def test_the_way_out_of_damage_is_one(lines, tmp_path, capsys, flags):
     assert run(*command) == 0 and results(tmp_path) != before  # there is all, by its names
     capsys.readouterr()
     assert run("verify", tmp_path / "x") == 1
-    assert printed(capsys)[-1] == way_out(tmp_path / "x")
+    assert printed(capsys)[-1] == how_to_fix(tmp_path / "x")
     removed(guilty.with_suffix(""), ".bin", ".idx", ".json")
     assert run(*command) == 0
     assert results(tmp_path) == before

@@ -19,10 +19,10 @@ from models.names import canonical
 from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.ddp import unwrap
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
-from parallel.replicas import unwrap
 from ranks import run_ranks
 from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer
 from training import checkpoint, train

@@ -21,7 +21,7 @@ from training.cli.parse import parse_config
 from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.memory.predicted import Modules, Planned, bytes_per_parameter, fullest
-from training.memory.static import stages
+from training.memory.stage_parameters import stages
 
 DEMO, DEBUG = "slurm/recipes/demo.toml", "slurm/recipes/debug.toml"
 LARGE = """--dry_run --model.shape llama31_405b --model.seq_length 8192 --train.train_iters 1000000

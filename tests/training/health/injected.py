@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import runs
 from data.prepared import Prepared
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.local_ranks import Failure
-from parallel.replicas import Chunks, unwrap
 from training import loop, train
 from training.health.names import parameter_names
 from training.progress import Progress

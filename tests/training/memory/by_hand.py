@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout
-from training.memory.static import FP8_COPIES, StageParameters
+from training.memory.stage_parameters import FP8_COPIES, StageParameters
 
 
 @dataclass(slots=True, frozen=True)

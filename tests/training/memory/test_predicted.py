@@ -16,7 +16,7 @@ from training.cli.parse import parse_config
 from training.config.run_config import RunConfig
 from training.memory.measured import MeasuredBytes, sentence
 from training.memory.predicted import Modules, Planned, Predicted, fullest, of_stage
-from training.memory.static import stages
+from training.memory.stage_parameters import stages
 
 CPU = Modules(cuda=False, transformer_engine=False)
 GPU = Modules(cuda=True, transformer_engine=True)

@@ -10,8 +10,8 @@ from parallel.layout import layout_of
 from parallel.stages import stage_problems
 from tests.training.memory.by_hand import rank_bytes
 from training.memory.layouts import Candidate
+from training.memory.stage_parameters import stages
 from training.memory.states import BlockStack, parallel_config, states
-from training.memory.static import stages
 
 LAYOUTS = [
     Candidate(tp=2, pp=4, dp=2),

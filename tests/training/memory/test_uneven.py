@@ -3,9 +3,9 @@
 import pytest
 
 from tests.tools.plan.test_layouts import question
-from tools.plan.cases import PricedColumns
-from tools.plan.enumeration import candidates
-from tools.plan.pricing import planned_cases, price
+from tools.plan.cost.cases import PricedColumns
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import planned_cases, price
 from training.memory.peak import crowding, stage_memory
 from training.memory.states import BlockStack
 

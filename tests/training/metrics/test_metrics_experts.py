@@ -15,8 +15,8 @@ from models.init import global_tensors
 from models.names import canonical
 from models.resolve import resolve
 from parallel import groups
+from parallel.ddp import unwrap
 from parallel.launch import Identity
-from parallel.replicas import unwrap
 from ranks import run_ranks
 from training import train
 from training.batches import BatchStream

@@ -20,7 +20,7 @@ from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
-from training.run_lock import heartbeat, liveness
+from training.run_lock import liveness, lock_heartbeat
 from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, acquire, fenced, held_lock
 from training.run_lock.record import OWNER, Owner, current, encode, myself, successor
 
@@ -119,7 +119,7 @@ def beating(folder: Path) -> list[int]:
             words = path.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "training.run_lock.heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
+        if "training.run_lock.lock_heartbeat" in words and any(word.startswith(f"{folder}/") for word in words):
             found.append(int(path.parent.name))
     return found
 
@@ -248,14 +248,14 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     holder.kill()
     until(lambda: Path(f"/proc/{holder.pid}/stat").read_text().split(")")[1].split()[0] == "Z")
     lock = acquire(tmp_path, {})
-    assert not heartbeat.file_of(tmp_path, attempt).exists()
+    assert not lock_heartbeat.file_of(tmp_path, attempt).exists()
     lock.release()
     holder.communicate()
 
 
 def test_an_owner_elsewhere_lives_while_its_counter_moves(tmp_path: Path) -> None:
     owner = put_elsewhere(tmp_path)
-    beats = heartbeat.LockHeartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
+    beats = lock_heartbeat.LockHeartbeat(lock_heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     assert "host elsewhere" in refusal(tmp_path)
     assert current(tmp_path) == owner
     beats.end()
@@ -266,7 +266,7 @@ def test_an_owner_elsewhere_whose_counter_stands_still_is_replaced(
 ) -> None:
     monkeypatch.setattr(liveness, "QUIET_S", 0.5)
     owner = put_elsewhere(tmp_path)
-    heartbeat.file_of(tmp_path, owner.attempt).write_text("7\n")
+    lock_heartbeat.file_of(tmp_path, owner.attempt).write_text("7\n")
     said: list[str] = []
     lock = acquire(tmp_path, {}, still_s=1.0, say=said.append)
     assert lock.still_owns()
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_an_owner_that_cannot_be_seen(tmp_path: Path) -> Non
 def test_slurm_restarts_a_job_after_it_has_ended_it(job: str, restarts: str, replaced: bool, tmp_path: Path) -> None:
     """Then the counter need not be watched; here it moves. Restart 0 has no variable."""
     owner = put_elsewhere(tmp_path, {"SLURM_JOB_ID": "7"})
-    beats = heartbeat.LockHeartbeat(heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
+    beats = lock_heartbeat.LockHeartbeat(lock_heartbeat.file_of(tmp_path, owner.attempt), owner.process_start)
     environ = {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
     if replaced:
         acquire(tmp_path, environ).release()
@@ -447,13 +447,13 @@ def children(pid: int) -> list[int]:
 def test_the_heartbeat_outlives_what_ends_whole_groups_and_a_suspended_owner(tmp_path: Path) -> None:
     holder = python(HOLD, tmp_path)
     assert holder.stdout is not None
-    file = heartbeat.file_of(tmp_path, holder.stdout.readline().strip())
-    until(lambda: heartbeat.count(file) != b"0000000000000000000\n")  # it has begun
+    file = lock_heartbeat.file_of(tmp_path, holder.stdout.readline().strip())
+    until(lambda: lock_heartbeat.count(file) != b"0000000000000000000\n")  # it has begun
     holder.send_signal(signal.SIGSTOP)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(beating(tmp_path)[0], number)
-    counted = heartbeat.count(file)
-    until(lambda: heartbeat.count(file) != counted or not beating(tmp_path))
+    counted = lock_heartbeat.count(file)
+    until(lambda: lock_heartbeat.count(file) != counted or not beating(tmp_path))
     assert len(beating(tmp_path)) == 1
     holder.kill()
     holder.communicate()

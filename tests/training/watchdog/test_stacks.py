@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import runs
-from parallel.cpu.mcore_spots import all_gather_in_place, reduce_scatter_in_place
 from parallel.groups import Ranks
 from parallel.launch import Identity
+from parallel.mcore_patches import all_gather_in_place, reduce_scatter_in_place
 from ranks import run_ranks
 from training.evaluation import Asked
 from training.watchdog import stacks
@@ -102,7 +102,7 @@ def test_collectives_are_told_from_all_else(lines: list[str], waits: str | None)
 @pytest.mark.parametrize(
     ("file", "caller", "part", "waits"),
     [
-        ("parallel/cpu/mcore_spots.py", "all_gather_in_place", "broadcast", "all_gather_in_place"),
+        ("parallel/mcore_patches.py", "all_gather_in_place", "broadcast", "all_gather_in_place"),
         ("training/evaluation.py", "__call__", "all_reduce", "all_reduce of the evaluation"),
         ("training/evaluation.py", "__call__", "barrier", "barrier"),
         ("training/step.py", "unite", "broadcast", "broadcast"),

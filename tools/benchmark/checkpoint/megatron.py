@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 )
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from parallel.replicas import unwrap
+from parallel.ddp import unwrap
 from tools.benchmark.checkpoint import disk, memory
 from tools.benchmark.checkpoint.trainer import Trainer
 

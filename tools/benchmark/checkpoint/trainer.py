@@ -11,9 +11,9 @@ from models.config import ModelConfig
 from models.resolve import resolve
 from parallel import groups
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
-from parallel.replicas import Chunks
 from training import train
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
 

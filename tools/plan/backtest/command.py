@@ -16,7 +16,7 @@ from tools.plan.backtest.metrics import Errors, errors, grouped, memory_errors, 
 from tools.plan.backtest.peaks import as_given, peak_bytes, untold
 from tools.plan.backtest.recipes import recipe
 from tools.plan.backtest.rows import GIB, PUBLISHED, PublishedRun, read
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants, fitted, interval
 from tools.plan.cost.step import step_times
 from tools.plan.flags import BacktestFlags

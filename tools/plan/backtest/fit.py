@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.plan.backtest.rows import PublishedRun
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import ASSUMED, EXPERTS_ONLY, Constants
 from tools.plan.cost.step import step_times
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from tools.plan.backtest.rows import PublishedRun
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from training.memory.cases import Column
 from training.memory.layouts import Recompute
 from training.memory.peak import SAFE_SHARE, memory

@@ -17,8 +17,8 @@ from tools.plan.backtest.columns import canonical, cells
 from tools.plan.backtest.machines import cluster_of
 from tools.plan.backtest.models import model_name, shape_of, sizes_of
 from tools.plan.backtest.programs import on_card, program, when
-from tools.plan.cases import PricedCase
-from tools.plan.hardware import Hardware, card_age, generation, machine
+from tools.plan.cost.cases import PricedCase
+from tools.plan.cost.hardware import Hardware, card_age, generation, machine
 from training.memory.layouts import Candidate, Recompute
 from training.memory.software import Software
 

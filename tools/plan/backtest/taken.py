@@ -6,7 +6,7 @@ from tools.plan.backtest.columns import unread
 from tools.plan.backtest.machines import unknown_card
 from tools.plan.backtest.models import guessed
 from tools.plan.backtest.rows import PublishedRun
-from tools.plan.hardware import peak_tflops
+from tools.plan.cost.hardware import peak_tflops
 
 SHOWN = 6
 """Names in a line."""

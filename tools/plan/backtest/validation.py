@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tools.plan.backtest.fit import fit
 from tools.plan.backtest.rows import PublishedRun
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.step import step_times
 

@@ -14,8 +14,8 @@ from tools.plan.calibrate import fit
 from tools.plan.calibrate.collectives import Collective, Over
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants
+from tools.plan.cost.hardware import NVLINK_SHARE, generation
 from tools.plan.cost.products import SUSTAINED_MEMORY
-from tools.plan.hardware import NVLINK_SHARE, generation
 
 HEAD = """\
 # Written by python -m tools.plan calibrate; [measured] says when, by which versions, and holds the curves.

@@ -23,11 +23,11 @@ from parallel.errors import UserError
 from parallel.output import columns
 from tools import clusters
 from tools.plan.calibrate.one_rank import made_up_links
+from tools.plan.cost.hardware import on_cpu, precisions
 from tools.plan.flags import CompareFlags
-from tools.plan.hardware import on_cpu, precisions
-from tools.plan.pricing import PricedLayout, price
-from tools.plan.recipe import configuration, problems
-from tools.plan.request import PlanRequest
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.recipe import configuration, problems
+from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate

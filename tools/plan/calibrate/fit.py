@@ -12,11 +12,11 @@ from models.sizes import sizes
 from tools.clusters import Cluster
 from tools.plan.calibrate.collectives import Collective, Operation, Over
 from tools.plan.calibrate.measure import Product
-from tools.plan.cases import PricedCase, PricedColumns
+from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
+from tools.plan.cost.hardware import machine
 from tools.plan.cost.products import moved_s, shape_share, share_of_peak
-from tools.plan.hardware import machine
-from tools.plan.pricing import program
+from tools.plan.search.pricing import program
 from training.memory.layouts import Candidate
 
 BYTES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)

@@ -18,11 +18,11 @@ from models.sizes import sizes
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout
 from tools.clusters import Cluster
-from tools.plan.cases import PricedCase, PricedColumns
+from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
+from tools.plan.cost.hardware import machine
 from tools.plan.cost.step import step_times
-from tools.plan.hardware import machine
-from tools.plan.pricing import program
+from tools.plan.search.pricing import program
 from training.config.run_config import RunConfig, TrainConfig
 from training.memory.layouts import Candidate
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import exchange_s, gather_s
 from tools.plan.cost.products import gap_s, product_s, tuned

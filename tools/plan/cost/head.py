@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.products import product_s
 from training.memory.cases import Column, tokens

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import GENERATIONS, PricedColumns
+from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_products, routed_traffic, slow_gradients_s
 from tools.plan.cost.links import bandwidth, gather_s, latency

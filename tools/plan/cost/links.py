@@ -6,7 +6,7 @@ ranks of a domain drive their own adapters ("rails"), and a ring's traffic betwe
 
 import numpy as np
 
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from training.memory.cases import Column
 

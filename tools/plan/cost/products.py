@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.plan.cases import GENERATIONS, PricedColumns
+from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from training.memory.activations import element_bytes
 from training.memory.cases import FORMATS, Column

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.plan.cases import PricedColumns
+from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.links import gather_s
 from tools.plan.cost.products import SUSTAINED_MEMORY

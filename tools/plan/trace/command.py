@@ -19,18 +19,18 @@ from parallel.errors import UserError
 from parallel.layout import Coordinates
 from parallel.output import columns
 from parallel.untrusted import parse_json
-from tools.plan.cases import PricedCase, PricedColumns
-from tools.plan.hardware import machine
-from tools.plan.pricing import PricedLayout
-from tools.plan.recipe import configuration
-from tools.plan.request import PlanRequest
+from tools.plan.cost.cases import PricedCase, PricedColumns
+from tools.plan.cost.hardware import machine
+from tools.plan.search.pricing import PricedLayout
+from tools.plan.search.recipe import configuration
+from tools.plan.search.request import PlanRequest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.peak import stage_memory
 from training.memory.software import OURS
+from training.memory.stage_parameters import FP8_COPIES
 from training.memory.states import BlockStack
-from training.memory.static import FP8_COPIES
 
 SPEC = (
     "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "

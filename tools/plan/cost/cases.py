@@ -1,0 +1,26 @@
+"""Cases to be priced: layouts of a model under a program, as memory sees them, on a machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.plan.cost.hardware import Hardware
+from training.memory import cases
+from training.memory.cases import ColumnGroup, codes
+
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PricedCase(cases.MemoryCase):
+    """One layout of one model on one machine under one program."""
+
+    machine: Hardware
+
+
+class PricedColumns(cases.MemoryColumns):
+    """The same cases, attribute by attribute: ``columns.machine.domain`` is an array over the cases."""
+
+    def __init__(self, priced: Sequence[PricedCase]) -> None:
+        super().__init__(priced)
+        self.machine = ColumnGroup([case.machine for case in priced], skip=("generation",))
+        self.generation = codes([case.machine.generation for case in priced], GENERATIONS)

@@ -1,1 +1,0 @@
-"""--report: one HTML file with pictures, which needs no network."""

@@ -1,0 +1,1 @@
+"""What the planner answers: the table, JSON and the page with its charts."""

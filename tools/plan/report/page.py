@@ -1,0 +1,124 @@
+"""The page: a table, and the pictures."""
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from parallel.errors import UserError
+from tools.plan.backtest.rows import PUBLISHED, read
+from tools.plan.backtest.validation import predicted_s
+from tools.plan.cost.constants import fitted
+from tools.plan.report import charts
+from tools.plan.report import table as report
+from tools.plan.report.timeline import pipeline, words
+from tools.plan.search.pricing import PricedLayout
+from tools.plan.search.request import PlanRequest
+from tools.plan.search.selection import best
+from tools.shared import chart
+from training.config.run_config import RunConfig
+
+PARETO = "The fastest that fit. Green: today's program runs it; blue: planned only; red: chosen."
+STYLE = """
+body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: var(--ink);
+  background: var(--page) }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2.2em }
+pre { background: var(--soft); padding: .8em; overflow-x: auto; font-size: 11px } p { max-width: 70ch }
+"""
+
+
+def write_page(
+    path: Path,
+    question: PlanRequest,
+    plans: Sequence[PricedLayout],
+    shown: Sequence[PricedLayout],
+    chosen: PricedLayout,
+    base: RunConfig | None = None,
+) -> None:
+    """Raises UserError where the file cannot be written. shown: those of the printed table, in its order. base: the
+    recipe that the question came from."""
+    try:
+        path.write_text(render(question, plans, shown, chosen, base))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+
+
+def render(
+    question: PlanRequest,
+    plans: Sequence[PricedLayout],
+    shown: Sequence[PricedLayout],
+    chosen: PricedLayout,
+    base: RunConfig | None = None,
+) -> str:
+    """One self-contained page. The chosen plan comes last where explain has asked for one that the table has not."""
+    if all(plan.layout != chosen.layout for plan in shown):
+        shown = [*shown, chosen]
+    title = f"{question.model.shape} on {question.num_gpus:,} × {question.cluster.gpu.name}"
+    parts = [
+        _part("", "", _text(report.table(shown))),
+        _part("Chosen", "Where its step and its memory go.", _text(report.details(chosen))),
+        _part("Step time", "By what takes it; the line is where four of five runs lie.", charts.step_times(shown)),
+        _part("Memory", "Of the fullest rank; dashed: the card, and 80 % of it.", charts.memory(shown)),
+        _part("Time against memory", PARETO, charts.pareto(plans, chosen)),
+    ]
+    if chosen.layout.pp > 1:
+        parts.append(_part("Pipeline", words(chosen), pipeline(question, chosen)))
+    points = scaled(question, chosen, base)
+    if len(points) > 1:
+        parts.append(_part("More or fewer GPUs", _kept(question), charts.scaling(points)))
+    parts.append(_part("Prediction against published runs", _accuracy(), charts.published(_published())))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
+        f"<style>{chart.STYLE}{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{''.join(parts)}</body></html>\n"
+    )
+
+
+def _part(heading: str, words: str, body: str) -> str:
+    head = f"<h2>{html.escape(heading)}</h2>" if heading else ""
+    return f"{head}{f'<p>{html.escape(words)}</p>' if words else ''}\n{body}\n"
+
+
+def _text(lines: Sequence[str]) -> str:
+    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+
+def scaled(
+    question: PlanRequest, chosen: PricedLayout, base: RunConfig | None = None
+) -> list[tuple[int, PricedLayout]]:
+    """The chosen plan, and the best on a quarter to four times as many GPUs, with the same batch and constraints.
+
+    But for the number of replicas, which is what more GPUs are for.
+    """
+    free = question.without(*(name for name in question.fixed if name != "dp"))
+    found = []
+    for times in (0.25, 0.5, 1, 2, 4):
+        world = int(question.num_gpus * times)
+        if world != question.num_gpus * times:
+            continue
+        plan = chosen if times == 1 else best(dataclasses.replace(free, num_gpus=world), base)
+        if plan is not None:
+            found.append((world, plan))
+    return found
+
+
+def _kept(question: PlanRequest) -> str:
+    kept = ", ".join(f"{name.upper()} {value}" for name, value in question.fixed.items() if name != "dp")
+    return f"The chosen layout, and the best on fewer and on more GPUs{f', all with {kept}' if kept else ''}."
+
+
+@cache
+def _published() -> tuple[tuple[float, float, bool, str], ...]:
+    rows = [row for row in read(PUBLISHED) if row.measured_s]
+    predicted = predicted_s(rows, fitted())
+    return tuple(
+        (row.measured_s or 0.0, float(guess), row.experts, f"{row.text.get('model')} {row.cluster.name}")
+        for row, guess in zip(rows, predicted, strict=True)
+    )
+
+
+def _accuracy() -> str:
+    from tools.plan.backtest.refit import kept
+
+    return kept()[0] if kept() else ""

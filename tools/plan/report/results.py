@@ -1,0 +1,133 @@
+"""Cost and days, memory by number format, checkpoints."""
+
+import math
+from typing import Literal, cast
+
+from models.parameters import block_parameters, num_parameters
+from parallel.config import PrecisionConfig
+from parallel.output import columns
+from tools.clusters import Cluster
+from tools.plan.cost.hardware import precisions
+from tools.plan.search.pricing import PricedLayout
+from tools.plan.search.request import PlanRequest
+from training.memory.stage_parameters import FP8_COPIES, checkpoint_bytes
+
+HOURS_BETWEEN_FAILURES = 50_000.0
+"""Of one GPU and its share of a node: 419 interruptions in 54 days of 16,384 (arXiv:2407.21783, section 3.3.4)."""
+DISK_BYTES_PER_S = 2e9
+"""That one node writes to a parallel file system, assumed; --async_save hides all but a copy to host memory."""
+
+
+def cost(question: PlanRequest, plan: PricedLayout, tokens: float) -> list[str]:
+    """Days and money to train on so many tokens, at the step time predicted and at both ends of its interval."""
+    steps = iterations(question, tokens)
+    days = steps * plan.step_s / 86400
+    low, high = plan.interval.low, plan.interval.high
+    lines = [f"{tokens:.3g} tokens: {steps:,} steps, {days:.3g} days ({days * low:.3g} to {days * high:.3g})"]
+    hourly = question.cluster.price.usd_per_gpu_hour
+    money = days * 24 * question.num_gpus * hourly
+    lines[0] += (
+        f", {_dollars(money)} ({_dollars(money * low)} to {_dollars(money * high)}) at {hourly:g} USD per GPU and hour"
+    )
+    return [*lines, *checkpoints(question, plan.step_s)]
+
+
+def iterations(question: PlanRequest, tokens: float) -> int:
+    """That see so many tokens."""
+    return math.ceil(tokens / (question.global_batch_size * question.seq_length))
+
+
+def _dollars(amount: float) -> str:
+    return f"{amount:,.0f} USD" if amount < 1e6 else f"{amount / 1e6:,.3g} M USD"
+
+
+def checkpoints(question: PlanRequest, step_s: float) -> list[str]:
+    """Their size, and the interval that loses least to writing and to failures (Young's formula)."""
+    size, nodes = _checkpoint_bytes(question), _nodes(question)
+    return [
+        f"checkpoints: {size / 1e9:,.0f} GB each, about {_writing_s(question):,.0f} s to write from {nodes:,} nodes; "
+        f"with a failure every {_failure_s(question) / 3600:,.0f} hours (arXiv:2407.21783) the best interval is "
+        f"{_between_s(question) / 60:,.0f} minutes, checkpoint.save_interval = {save_interval(question, step_s):,}"
+        " (Young 1974: sqrt(2 x writing x time between failures))"
+    ]
+
+
+def save_interval(question: PlanRequest, step_s: float) -> int:
+    """Iterations between checkpoints."""
+    return max(1, round(_between_s(question) / step_s))
+
+
+def _between_s(question: PlanRequest) -> float:
+    return math.sqrt(2 * _writing_s(question) * _failure_s(question))
+
+
+def _writing_s(question: PlanRequest) -> float:
+    return _checkpoint_bytes(question) / (_nodes(question) * DISK_BYTES_PER_S)
+
+
+def _failure_s(question: PlanRequest) -> float:
+    return HOURS_BETWEEN_FAILURES * 3600 / question.num_gpus
+
+
+def _nodes(question: PlanRequest) -> int:
+    return max(1, question.num_gpus // question.cluster.node.gpus_per_node)
+
+
+def _checkpoint_bytes(question: PlanRequest) -> float:
+    precision = PrecisionConfig(dtype=_dtype(question.cluster))
+    return checkpoint_bytes(num_parameters(question.shape, padded_vocab=True), precision)
+
+
+def _dtype(cluster: Cluster) -> Literal["fp32", "fp16", "bf16"]:
+    return cast(Literal["fp32", "fp16", "bf16"], precisions(cluster)[0])
+
+
+def memory_table(question: PlanRequest) -> list[str]:
+    """GiB of weights, gradients and optimizer per GPU, by number format and by what is sharded over all GPUs.
+
+    Without TP, PP or EP, and so without activations: what arXiv:1910.02054, figure 1, shows.
+    """
+    parameters, n = num_parameters(question.shape, padded_vocab=True), question.num_gpus
+    rows: list[tuple[str, ...]] = [("", "ZeRO-0", "ZeRO-1 (today's)", "ZeRO-2", "ZeRO-3")]
+    formats = {
+        "bf16 or fp16, fp32 gradients": (2, 0, 4, 12),
+        "fp8 products, bf16 weights, fp32 gradients": (2, FP8_COPIES, 4, 12),
+        "bf16, bf16 gradients": (2, 0, 2, 16),
+        "fp32": (4, 0, 4, 8),
+    }
+    for name, (weights, copies, gradients, optimizer) in formats.items():
+        if copies and "fp8" not in precisions(question.cluster):
+            continue
+        sizes = (
+            weights + copies + gradients + optimizer,
+            weights + copies + gradients + optimizer / n,
+            weights + copies + (gradients + optimizer) / n,
+            (weights + gradients + optimizer) / n,  # sharded weights are cast as they are gathered
+        )
+        rows.append((name, *(f"{parameters * size / 2**30:,.1f}" for size in sizes)))
+    head = (
+        f"{question.model.shape}, {parameters / 1e9:,.1f} B parameters on {n:,} GPUs without {_axes(question)}: "
+        "GiB per GPU of weights, gradients and optimizer."
+    )
+    return [head, _divided(question), *columns(rows, left=(0,)), *checkpoint_sizes(parameters)]
+
+
+def _axes(question: PlanRequest) -> str:
+    return "TP, PP or EP" if question.shape.num_moe_experts else "TP or PP"
+
+
+def _divided(question: PlanRequest) -> str:
+    """What the axes of parallelism make of the table; what ZeRO shards is a share of all GPUs already."""
+    whole = "TP x PP divides what is not sharded"
+    shape = question.shape
+    if not shape.num_moe_experts:
+        return f"{whole}."
+    blocks = [parameter for number in range(shape.num_layers) for parameter in block_parameters(shape, number)]
+    experts = sum(parameter.size for parameter in blocks if parameter.of_experts)
+    return f"{whole}; of the experts' {experts / 1e9:,.1f} B parameters, EP x ETP x PP does."
+
+
+def checkpoint_sizes(parameters: int) -> list[str]:
+    """With optimizer state, and of the weights alone."""
+    whole = checkpoint_bytes(parameters, PrecisionConfig(dtype="bf16"))
+    return [f"checkpoint: {whole / 1e9:,.0f} GB with optimizer state, {2 * parameters / 1e9:,.0f} GB of bf16 weights"]

@@ -1,0 +1,239 @@
+"""Candidates into priced plans: seconds, bytes, and what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+
+import numpy as np
+
+from models.flops import flops_per_token
+from models.sizes import sizes
+from parallel.errors import UserError
+from tools.clusters import Cluster
+from tools.plan.cost.cases import PricedCase, PricedColumns
+from tools.plan.cost.constants import Constants, Interval, fitted, interval
+from tools.plan.cost.hardware import card_age, machine, on_cpu
+from tools.plan.cost.step import StepTimes, step_times
+from tools.plan.search.request import PlanRequest
+from training.memory.cases import Column
+from training.memory.layouts import Candidate, Zero
+from training.memory.peak import SAFE_SHARE, PeakBytes, memory
+from training.memory.software import OURS, Software
+from training.memory.states import BlockStack, HeldParameters, states
+
+SPENT = StepTimes.__slots__
+HELD = ("weights", "gradients", "optimizer", "activations", "workspace")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PricedLayout:
+    """One priced layout."""
+
+    layout: Candidate
+    step_s: float
+    spent_s: dict[str, float]
+    """Seconds of the step by what takes them; their sum is step_s."""
+    held_bytes: dict[str, float]
+    """On the fullest rank, by category."""
+    fullest_stage: int
+    tokens_per_s_per_gpu: float
+    mfu: float
+    interval: Interval
+    memory_bytes: float
+    """Of the card."""
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.held_bytes.values())
+
+    @property
+    def fits(self) -> bool:
+        """Below the share of the card that no published run failed at."""
+        return self.total_bytes <= SAFE_SHARE * self.memory_bytes
+
+    @property
+    def runs_today(self) -> bool:
+        """Whether pretrain_gpt.py has what the layout needs; ZeRO-2 and -3 are planned only."""
+        return self.layout.zero <= 1
+
+    @property
+    def bubble(self) -> float:
+        return self.spent_s["bubble"] / self.step_s
+
+    @property
+    def limit(self) -> str:
+        """What the step is spent on most, in words."""
+        names = {
+            "products": "matrix products", "attention": "attention", "traffic": "memory bandwidth (norms, activations)",
+            "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
+            "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
+            "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer",
+            "other": "overhead",
+        }  # fmt: skip
+        return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
+
+
+def price(question: PlanRequest, layouts: Sequence[Candidate], keep: int | None = None) -> list[PricedLayout]:
+    """All layouts at once: well below a millisecond each.
+
+    keep: of those that fit, no more than the fastest so many, and as many that run today; and, unless --zero decides
+    it, with ZeRO-2 those that do not fit with ZeRO-1, which is hardly ever slower. None: all, in the order given.
+    """
+    if keep is not None:
+        layouts = holdable(question, layouts)
+    if not layouts:
+        return []
+    cases = planned_cases(question, layouts)
+    times = _times(cases, constants(question.cluster))
+    chosen, leaner = (list(range(len(cases))), []) if keep is None else _fastest(question, cases, times.total, keep)
+    split = price(question, leaner, keep)
+    if not chosen:
+        return split
+    held = _memory(question, [cases[number] for number in chosen])
+    flops = flops_per_token(question.shape, question.seq_length)
+    plans = [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
+    if not split:
+        return plans
+    both = sorted(plans + split, key=lambda plan: plan.step_s)
+    kept = {id(plan) for plan in (*both[:keep], *[plan for plan in both if plan.runs_today][:keep])}
+    return [plan for plan in both if id(plan) in kept]
+
+
+def _with_split_gradients(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
+    """The same with ZeRO-2, of those with ZeRO-1 and more than one rank to split gradients over."""
+    if "zero" in question.fixed:
+        return []
+    return [replace(layout, zero=2) for layout in layouts if layout.zero == 1 and layout.dp * layout.cp > 1]
+
+
+def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[PricedCase]:
+    """On the question's cluster, under pretrain_gpt.py as the question's recipe has it."""
+    model = sizes(question.shape, question.seq_length)
+    machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
+    programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
+        name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
+        for name in machines
+    }
+    return [
+        PricedCase(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
+        for own in layouts
+    ]
+
+
+HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "precision")
+"""What decides how many parameters a rank has, near enough, and what it holds of them."""
+
+
+def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
+    """Without those whose weights, gradients and optimizer do not fit: no need to know what else they hold.
+
+    A stage is taken to hold nine tenths of its share, as the fullest of uneven ones may not be among those computed.
+    Where they do not fit with ZeRO-1, and do with ZeRO-2, that takes their place.
+    """
+    whole = BlockStack(question.shape).held(Candidate(), 0)
+    room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
+    fits: dict[tuple[object, ...], bool] = {}
+    narrow = 4 if question.grad_reduce_in_fp32 else 2
+
+    def fit(layout: Candidate, zero: Zero) -> bool:
+        key = HOLDS(layout), zero
+        if key not in fits:
+            ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
+            share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
+            fits[key] = 0.9 * states(share, replace(layout, zero=zero), narrow).total <= room
+        return fits[key]
+
+    found, leaner = [], []
+    for layout in layouts:
+        if fit(layout, layout.zero):
+            found.append(layout)
+        elif layout.zero == 1 and fit(layout, 2):
+            leaner.append(layout)
+    return found + _with_split_gradients(question, leaner)
+
+
+def _memory(question: PlanRequest, cases: Sequence[PricedCase]) -> PeakBytes:
+    found = memory(PricedColumns(cases), [question.shape] * len(cases), [case.layout for case in cases])
+    if on_cpu(question.cluster):
+        found.workspace = np.zeros(len(cases))  # neither CUDA nor NCCL is there to hold any
+    return found
+
+
+LIBRARIES_OF = 2026.6
+"""Year of the kernels that a run is predicted with: those of the newest published runs, of August 2026."""
+
+
+def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True) -> Software:
+    """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little.
+
+    Gradients of 16-bit weights that are not reduced in fp32 are neither held nor added up in it.
+    """
+    own = OURS if grad_reduce_in_fp32 else replace(OURS, gradient_bytes=2, main_gradient_bytes=2, accumulate_bytes=2.0)
+    if on_cpu(cluster):
+        return replace(own, transformer_engine=False, fused=False)
+    return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF))
+
+
+def constants(cluster: Cluster) -> Constants:
+    """The fitted ones, but for those that were measured on this very cluster. Raises UserError for unknown names."""
+    own, names = cluster.measured.get("constants", {}), [each.name for each in fields(Constants)]
+    if unknown := sorted(own.keys() - set(names)):
+        raise UserError(
+            f"cluster {cluster.name}: measured.constants.{unknown[0]}: no constant of the planner. Known: "
+            f"{', '.join(names)}. Take it out, or run calibrate again."
+        )
+    begun = {"collective_s": 0.0} if cluster.measured.get("collectives") else {}  # in the measured hops
+    return replace(fitted(), **begun | own)
+
+
+BLOCK = 8192
+"""Cases that are priced together: columns that stay in a processor's cache take two thirds of the time."""
+
+
+def _times(cases: Sequence[PricedCase], constants: Constants) -> StepTimes:
+    blocks = [
+        step_times(PricedColumns(cases[start : start + BLOCK]), constants) for start in range(0, len(cases), BLOCK)
+    ]
+    return StepTimes(*(np.concatenate([getattr(block, name) for block in blocks]) for name in SPENT))
+
+
+def _fastest(
+    question: PlanRequest, cases: Sequence[PricedCase], total_s: Column, keep: int
+) -> tuple[list[int], list[Candidate]]:
+    """Those that fit; and of as fast ones those that would with gradients split. Memory is worked out for the fastest
+    first, until enough of them fit: it takes as long as time does."""
+    order, fitting, runnable, leaner = np.argsort(total_s), [], [], []
+    for start in range(0, len(order), BLOCK):
+        block = [int(number) for number in order[start : start + BLOCK]]
+        held = _memory(question, [cases[number] for number in block])
+        for number, size, gradients in zip(block, held.total, held.gradients, strict=True):
+            room = SAFE_SHARE * cases[number].machine.memory_bytes
+            if size > room:
+                leaner += [cases[number].layout] if size - gradients <= room else []
+                continue
+            fitting.append(number)
+            if cases[number].layout.zero <= 1:
+                runnable.append(number)
+        if len(runnable) >= keep:
+            break
+    return sorted({*fitting[:keep], *runnable[:keep]}), _with_split_gradients(question, leaner)
+
+
+def _plan(
+    question: PlanRequest, case: PricedCase, times: StepTimes, number: int, held: PeakBytes, place: int, flops: float
+) -> PricedLayout:
+    """number, place: of the case among the times, and among what is held."""
+    spent = {name: float(getattr(times, name)[number]) for name in SPENT}
+    step_s = sum(spent.values())
+    rate = question.global_batch_size * question.seq_length / step_s / question.num_gpus
+    return PricedLayout(
+        layout=case.layout,
+        step_s=step_s,
+        spent_s=spent,
+        held_bytes={name: float(getattr(held, name)[place]) for name in HELD},
+        fullest_stage=int(held.stage[place]),
+        tokens_per_s_per_gpu=rate,
+        mfu=rate * flops / case.machine.peak_flops,
+        interval=interval("experts" if case.model.experts else "dense"),
+        memory_bytes=case.machine.memory_bytes,
+    )

@@ -1,0 +1,144 @@
+"""A plan as a recipe for pretrain_gpt.py and the line that starts it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, cast
+
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.errors import UserError
+from tools.plan.search.pricing import PricedLayout
+from tools.plan.search.request import PlanRequest
+from training.config.divisibility import context_problems
+from training.config.incompatible import exchange_problems
+from training.config.recipe import dump
+from training.config.run_config import RecomputeModule, RunConfig, TrainConfig
+from training.memory.layouts import Candidate
+from training.memory.states import parallel_config
+
+Exchange = Literal["p2p", "a2a", "all_gather"]
+EXCHANGES: tuple[Exchange, ...] = ("p2p", "all_gather")
+"""Of keys and values over context ranks, whatever their number: a2a needs heads that divide by it."""
+
+
+def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> RunConfig:
+    """The sections that a layout decides, over those of the recipe that the question came from."""
+    model = question.model
+    if base is None:  # the vocabulary that was planned for, not that of the built-in tokenizer
+        base = RunConfig()
+        model = dataclasses.replace(model, vocab_size=question.shape.vocab_size)
+    return dataclasses.replace(
+        base,
+        nproc=None,
+        device="auto" if base.device == "cpu" else base.device,
+        model=model,
+        parallel=_parallel(base, layout, question.shape),
+        precision=_precision(base.precision, layout.precision),
+        train=_train(base.train, question, layout),
+    )
+
+
+def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelConfig:
+    planned, kept = parallel_config(layout, experts=shape.num_moe_experts > 0), base.parallel
+    return dataclasses.replace(
+        planned,
+        moe_token_dispatcher_type=kept.moe_token_dispatcher_type,
+        cp_comm_type=_exchange(planned, shape, kept.cp_comm_type),
+        ddp_bucket_size=kept.ddp_bucket_size,
+        distributed_timeout_minutes=kept.distributed_timeout_minutes,
+        megatron=kept.megatron,
+    )
+
+
+def _exchange(planned: ParallelConfig, shape: GPTShape, kept: Exchange) -> Exchange:
+    """How keys and values reach all context ranks: the recipe's way, or the first that can carry this attention."""
+    for kind in (kept, *EXCHANGES):
+        tried = dataclasses.replace(planned, cp_comm_type=kind)
+        if not exchange_problems(shape, tried, "cuda") and not context_problems(shape, tried):
+            return kind
+    return kept
+
+
+def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
+    if name == "fp8":
+        return dataclasses.replace(base, dtype="bf16", fp8=base.fp8 or "hybrid", loss_scale=None)
+    scale = base.loss_scale if name == "fp16" else None
+    return dataclasses.replace(base, dtype=name, fp8=None, loss_scale=scale)  # type: ignore[arg-type]
+
+
+def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> TrainConfig:
+    full, none = layout.recompute == "full", layout.recompute == "none"
+    return dataclasses.replace(
+        base,
+        global_batch_size=question.global_batch_size,
+        micro_batch_size=layout.mbs,
+        recompute_granularity=None if none else "full" if full else "selective",
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        recompute_modules=base.recompute_modules
+        if none or full
+        else cast(tuple[RecomputeModule, ...], (layout.recompute,)),
+    )
+
+
+def problems(question: PlanRequest, layout: Candidate, base: RunConfig | None = None) -> list[str]:
+    """What pretrain_gpt.py would refuse; empty where it would run."""
+    return configuration(question, layout, base).problems(question.num_gpus)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True, frozen=True)
+class Length:
+    """How long a run is to be, where --tokens says so."""
+
+    train_iters: int
+    save_interval: int
+
+
+def write(
+    path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None
+) -> str:
+    """Writes the recipe; the sbatch line. Raises UserError where today's program would not run it."""
+    if not plan.runs_today:
+        raise UserError(
+            f"{plan.layout}: today's program does not shard weights (ZeRO-{plan.layout.zero}), so no recipe is "
+            "written. Fix another layout, for example with --zero 1."
+        )
+    config = lasting(configuration(question, plan.layout, base), length)
+    if refused := config.problems(question.num_gpus):
+        raise UserError(
+            f"{plan.layout}: pretrain_gpt.py would refuse this layout, so no recipe is written:\n  "
+            + "\n  ".join(refused)
+            + "\nSearch for one that it accepts, or change the recipe that this one is made from."
+        )
+    if path.exists():
+        raise UserError(f"{path}: exists already. Choose another name, or remove it.")
+    command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
+    too_much = "" if plan.fits else f" of {plan.memory_bytes / 2**30:.0f}: more than is safe, it may run out of memory"
+    head = (
+        f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name}: {plan.layout}. Planned, "
+        f"not run.\n# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
+        f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
+    )
+    try:
+        path.write_text(head + dump(config))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error}") from None
+    return command
+
+
+def lasting(config: RunConfig, length: Length | None) -> RunConfig:
+    """The same for so many iterations, with checkpoints that far apart; without a length, as it is."""
+    if length is None:
+        return config
+    train = dataclasses.replace(config.train, train_iters=length.train_iters)
+    checkpoint = dataclasses.replace(config.checkpoint, save_interval=length.save_interval)
+    return dataclasses.replace(config, train=train, checkpoint=checkpoint)
+
+
+def sbatch(question: PlanRequest, path: Path) -> str:
+    """The line that starts it; a node of the script's own eight GPUs needs no further flags."""
+    node = min(question.cluster.node.gpus_per_node, question.num_gpus)
+    flags = [f"--nodes {-(-question.num_gpus // node)}"]
+    if node != 8:
+        flags.append(f"--ntasks-per-node {node} --gpus-per-node {node}")
+    return f"sbatch {' '.join(flags)} slurm/pretrain.sbatch {path}"

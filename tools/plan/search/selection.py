@@ -1,0 +1,71 @@
+"""Which layouts are offered, in which order: one answer for the table, recipes, sizing and pictures."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from parallel.errors import UserError
+from tools.plan.search.enumeration import candidates
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.ranking import ranked
+from tools.plan.search.recipe import problems
+from tools.plan.search.request import PlanRequest
+from training.config.run_config import RunConfig
+from training.memory.layouts import Candidate
+
+KEPT = 300
+"""Plans of each kind that are worked out in full; the rest stay two numbers."""
+
+
+def best(question: PlanRequest, base: RunConfig | None = None) -> PricedLayout | None:
+    """The plan that is offered; None where nothing fits that today's program runs, with the rest of a recipe."""
+    today = dataclasses.replace(question, fixed={"zero": 1, **question.fixed})  # others have no say
+    _, accepted = _fitting(today, candidates(today), base)
+    return next((plan for plan in accepted if plan.runs_today), None)
+
+
+def offered(plans: Sequence[PricedLayout]) -> PricedLayout:
+    """Of ranked plans: the best that today's program runs; without one, the best."""
+    return next((plan for plan in plans if plan.runs_today), plans[0])
+
+
+def fitting(question: PlanRequest, layouts: Sequence[Candidate], base: RunConfig | None = None) -> list[PricedLayout]:
+    """Plans that fit, the best first; over a recipe, those that the program accepts with the rest of it.
+
+    Raises UserError where some fit, and the recipe forbids them all.
+    """
+    plans, accepted = _fitting(question, layouts, base)
+    if base is None or accepted or not plans:
+        return accepted
+    first = offered(ranked(plans))
+    raise UserError(
+        f"the recipe forbids every layout that fits. Of the fastest, {first.layout}, pretrain_gpt.py says:\n  "
+        + "\n  ".join(problems(question, first.layout, base))
+        + "\nChange that in the recipe, or plan with fewer constraints or for another number of GPUs."
+    )
+
+
+def _fitting(
+    question: PlanRequest, layouts: Sequence[Candidate], base: RunConfig | None
+) -> tuple[Sequence[PricedLayout], list[PricedLayout]]:
+    """The fastest that fit; and those, or slower ones, that the program accepts with the rest of a recipe, ranked."""
+    plans = [plan for plan in price(question, layouts, keep=KEPT) if plan.fits]
+    if base is None or not plans:
+        return plans, ranked(plans)
+    accepted = _accepted(question, plans, base)
+    if not any(plan.runs_today for plan in accepted):  # slower ones, then
+        accepted = _accepted(question, [plan for plan in price(question, layouts) if plan.fits], base)
+    return plans, ranked(accepted)
+
+
+def _accepted(question: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig) -> list[PricedLayout]:
+    """One check for all that are alike in what the rest of a recipe can clash with; ``write`` checks its own again."""
+    known: dict[tuple[int, ...], bool] = {}
+    found = []
+    for plan in plans:
+        at = plan.layout
+        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs)
+        if sizes not in known:
+            known[sizes] = not problems(question, at, base)
+        if known[sizes]:
+            found.append(plan)
+    return found

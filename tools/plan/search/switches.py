@@ -1,0 +1,47 @@
+"""What each switch of a layout is worth: the same layout with that one the other way."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from tools.plan.cost.hardware import computable
+from tools.plan.search.pricing import PricedLayout, price
+from tools.plan.search.recipe import problems
+from tools.plan.search.request import PlanRequest
+from training.config.run_config import RunConfig
+from training.memory.layouts import Candidate
+
+
+def switched(
+    question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None
+) -> list[tuple[str, PricedLayout, bool]]:
+    """Words, the plan with that switch the other way, and whether pretrain_gpt.py would accept it, with the rest of a
+    recipe; the fastest first."""
+    found = []
+    for words, layout in _others(question, plan.layout):
+        (other,) = price(question, [layout])
+        found.append((words, other, not problems(question, layout, base)))
+    return sorted(found, key=lambda each: each[1].step_s)
+
+
+def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Candidate]]:
+    ranks = layout.dp * layout.cp
+    if layout.tp > 1:
+        yield _without("sequence parallelism", layout, "sequence_parallel")
+    if ranks > 1:
+        yield _without("overlap of reductions and gathers", layout, "overlap")
+        for zero in (0, 1, 2, 3):
+            if zero != layout.zero:
+                yield f"ZeRO-{zero}", dataclasses.replace(layout, zero=zero)
+    for again in ("none", "full"):
+        if again != layout.recompute:
+            yield f"recompute {again}", dataclasses.replace(layout, recompute=again)
+    for precision in ("bf16", "fp8"):
+        if precision in computable(question.cluster) and precision != layout.precision:
+            yield precision, dataclasses.replace(layout, precision=precision)
+
+
+def _without(words: str, layout: Candidate, name: str) -> tuple[str, Candidate]:
+    on: bool = getattr(layout, name)
+    changes: dict[str, Any] = {name: not on}
+    return f"{'without' if on else 'with'} {words}", dataclasses.replace(layout, **changes)

@@ -1,0 +1,21 @@
+"""Checkpoints of Megatron-LM and megatron-core (torch_dist), read and written without importing either.
+
+Read:
+    pickle.py          pickles read as data: what they name is never imported, what they call is never called
+    files.py           .metadata and .distcp files: tensors by rectangle, the common state
+    keys.py            Megatron's keys <-> Triplane's: stacked, by block, by sublayer
+    source.py          what of a Megatron checkpoint is what, and whether its optimizer's state can be trusted
+    params.py          the parameters that ranks held, and the order of a model's modules
+    dp_reshardable.py  dp_reshardable optimizers: ranks' flat memory, in which each tensor is found
+    copies.py          ... what several ranks hold alike, compared whole
+    known.py           ... written by Triplane: its layout is recorded
+
+Written (``--format megatron``):
+    job.py             the job that is to load it
+    plan.py            which tensors, by Megatron's keys
+    target.py          .metadata, metadata.json
+    blobs.py           .distcp files
+    buckets.py         dp_reshardable optimizers: each rank's flat memory
+    state.py           the common state, and ranks' own
+    args.py            what Megatron-LM restores besides: its arguments, samples, schedule
+"""

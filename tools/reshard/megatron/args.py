@@ -1,0 +1,163 @@
+"""What Megatron-LM restores of a run besides tensors: its arguments, and its scheduler's state.
+
+Megatron-LM core_r0.19.0, megatron/training/checkpointing.py (load_checkpoint, check_checkpoint_args,
+load_args_from_checkpoint) and megatron/core/optimizer_param_scheduler.py (state_dict, load_state_dict).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from models.flops import flops_per_token
+from models.shapes import GPTShape
+from models.sublayers import SUBLAYERS_PER_BLOCK, hybrid_layer_pattern
+from parallel.stages import layers_per_chunk
+from tools.reshard.megatron.known import JOB
+from tools.reshard.options import ReshardOptions
+from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.progress import Progress
+
+ARGS, SCHEDULER = "megatron_args", "megatron_opt_param_scheduler"
+"""Entries of our state that keep what a Megatron checkpoint said."""
+
+_SHAPE = (
+    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "normalization",
+    "max_position_embeddings", "position_embedding_type", "rotary_base", "rotary_percent", "add_bias_linear",
+    "add_qkv_bias", "qk_layernorm", "untie_embeddings_and_output_weights", "attention_dropout", "hidden_dropout",
+    "norm_epsilon", "make_vocab_size_divisible_by",
+)  # fmt: skip
+"""Fields of a model that have Megatron-LM's names and values."""
+
+_OF_EXPERTS = (
+    "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_score_function",
+    "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor",
+)  # fmt: skip
+
+_OF_LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+
+_OF_OPTIMIZER = (
+    "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "lr_decay_iters", "lr_wsd_decay_iters", "lr_wsd_decay_style",
+    "weight_decay", "weight_decay_incr_style", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
+)  # fmt: skip
+
+
+def arguments(
+    config: RunConfig, shape: GPTShape, progress: Progress, options: ReshardOptions, rows: int, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of ``args``. rows: of the vocabulary. known: what a Megatron checkpoint said, which stays but for
+    what is now otherwise.
+
+    Left out, for they are the loading run's own affair: add_position_embedding (the deprecated
+    --no-position-embedding of a model that has none anyway) and paths.
+    """
+    trained = {
+        "seq_length": config.model.seq_length,
+        "global_batch_size": config.train.global_batch_size,
+        "micro_batch_size": config.train.micro_batch_size,
+        "train_iters": config.train.train_iters,
+        "seed": config.train.seed,
+        "fp16": config.precision.dtype == "fp16",
+        "bf16": config.precision.dtype == "bf16",
+        "tokenizer_type": _tokenizer_type(config.data.tokenizer),
+        **{name: getattr(config.optimizer, name) for name in _OF_OPTIMIZER},
+    }
+    return {
+        **trained,
+        **known,
+        **_model(shape),
+        **_depth(shape, options),
+        "padded_vocab_size": rows,
+        **_job(options),
+        "iteration": progress.iteration,
+        "consumed_train_samples": progress.consumed_samples,
+        "skipped_train_samples": int(known.get("skipped_train_samples") or 0),
+        "consumed_valid_samples": int(known.get("consumed_valid_samples") or 0),
+        "no_save_optim": options.drop_optimizer,
+        "no_save_rng": True,
+    }
+
+
+def _model(shape: GPTShape) -> dict[str, Any]:
+    found: dict[str, Any] = {name: getattr(shape, name) for name in _SHAPE}
+    found |= {
+        "group_query_attention": shape.num_query_groups != shape.num_attention_heads,
+        "use_rotary_position_embeddings": shape.position_embedding_type == "rope",
+        "swiglu": shape.activation == "swiglu",
+        "squared_relu": shape.activation == "squared_relu",
+        "multi_latent_attention": shape.multi_latent_attention,
+        "mtp_num_layers": shape.mtp_num_layers or None,
+        "num_experts": shape.num_moe_experts or None,
+    }
+    if shape.num_moe_experts:
+        found |= {name: getattr(shape, name) for name in _OF_EXPERTS}
+        found["moe_layer_freq"] = [int(is_moe) for is_moe in shape.moe_blocks]
+        found["moe_ffn_hidden_size"] = shape.expert_ffn_hidden_size
+        found["moe_shared_expert_intermediate_size"] = shape.moe_shared_expert_intermediate_size or None
+    if shape.multi_latent_attention:
+        found |= {name: getattr(shape, name) for name in _OF_LATENTS}
+        found["q_lora_rank"] = shape.q_lora_rank or None
+    return found
+
+
+def _depth(shape: GPTShape, options: ReshardOptions) -> dict[str, Any]:
+    """Megatron-LM takes a checkpoint for HybridModel's where, and only where, it has a pattern of layers; it counts
+    two layers for each block then."""
+    if options.keys != "per_layer":
+        return {"num_layers": shape.num_layers, "hybrid_layer_pattern": None}
+    pattern = hybrid_layer_pattern(shape, layers_per_chunk(options.job.parallel, shape.num_layers))
+    return {"num_layers": shape.num_layers * SUBLAYERS_PER_BLOCK, "hybrid_layer_pattern": pattern}
+
+
+def _job(options: ReshardOptions) -> dict[str, Any]:
+    layout, job = options.job.layout, options.job
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": job.virtual_pipeline_model_parallel_size,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "data_parallel_size": layout.dp,
+        "world_size": layout.world_size,
+        "transformer_impl": job.transformer_impl,
+        "moe_grouped_gemm": job.moe_grouped_gemm,
+        "use_distributed_optimizer": True,
+        "dist_ckpt_optim_fully_reshardable": job.optimizer_format == "fully_reshardable",
+        "ckpt_format": "torch_dist",
+        JOB: dataclasses.asdict(job),
+    }
+
+
+def _tokenizer_type(tokenizer: str) -> str:
+    """Megatron-LM compares it in runs with --vocab-file."""
+    if tokenizer == "byte":
+        return "NullTokenizer"
+    return "SentencePieceTokenizer" if tokenizer.endswith(".model") else "HuggingFaceTokenizer"
+
+
+def scheduler(config: RunConfig, progress: Progress, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``opt_param_scheduler``: lengths in samples, which Megatron-LM compares with those of its own command line
+    unless --use-checkpoint-opt-param-scheduler or --override-opt-param-scheduler is given.
+
+    known: what a Megatron checkpoint said, if anything.
+    """
+    if known:
+        return {**known, "num_steps": progress.consumed_samples}
+    schedule = learning_schedule(config.optimizer, config.train)
+    return {
+        "max_lr": schedule.lr,
+        "lr_warmup_steps": schedule.warmup_samples,
+        "num_steps": progress.consumed_samples,
+        "lr_decay_style": schedule.lr_decay_style,
+        "lr_decay_steps": schedule.decay_samples,
+        "min_lr": schedule.min_lr,
+        "start_wd": schedule.start_weight_decay,
+        "end_wd": schedule.end_weight_decay,
+        "wd_incr_style": schedule.weight_decay_incr_style,
+        "wd_incr_steps": batch_schedule(config.train).consumed_after(config.train.train_iters),
+    }
+
+
+def operations(config: RunConfig, shape: GPTShape, progress: Progress) -> float:
+    """Floating-point operations so far, by our own count: Megatron-LM goes on counting from there."""
+    return flops_per_token(shape, config.model.seq_length) * config.model.seq_length * progress.consumed_samples
