@@ -18,7 +18,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    command.begin("pretrain_gpt.py")
+    command.prepare_process("pretrain_gpt.py")
     from training.watchdog.exit_code_file import exit_code_file
 
     try:

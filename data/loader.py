@@ -41,7 +41,7 @@ class Packing:
     """No loss for what is predicted from ``eod``."""
 
     @classmethod
-    def of(cls, config: DataConfig, eod: int) -> Self:
+    def from_config(cls, config: DataConfig, eod: int) -> Self:
         """What the data section asks for, with the tokenizer's ``eod``."""
         return cls(eod=eod, reset=config.reset_attention_mask, eod_mask_loss=config.eod_mask_loss)
 

@@ -33,7 +33,7 @@ class SamplePlan:
     test: int
 
     @classmethod
-    def of(
+    def from_schedule(
         cls, train_samples: int, train_iters: int, global_batch_size: int, eval_interval: int | None, eval_iters: int
     ) -> "SamplePlan":
         """Megatron-LM's sizes (megatron/training/training.py, get_train_valid_test_num_samples); none of what is not

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-def begin(name: str) -> None:
+def prepare_process(name: str) -> None:
     """Before anything else is imported: Ctrl-C from here on is one line and exit code 130.
 
     Nothing has been begun that would need an end, so the process leaves from within the handler: an exception could be
@@ -51,7 +51,7 @@ def begin(name: str) -> None:
 def run(name: str, main: Callable[[], int]) -> int:
     """What ``main`` returns, or the exit code of what it raised, which is said. Ctrl-C raises KeyboardInterrupt in it.
 
-    ``begin`` comes first. SystemExit goes through: its reason was printed where it was raised.
+    ``prepare_process`` comes first. SystemExit goes through: its reason was printed where it was raised.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

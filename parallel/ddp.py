@@ -55,16 +55,16 @@ def _tell_schedule(wrapped: Sequence[DistributedDataParallel], parallel: Paralle
     config.no_sync_func = no_sync[0] if len(wrapped) == 1 else no_sync
     if parallel.overlap_grad_reduce and ranks.layout.vpp > 1:
         config.grad_sync_func = [chunk.start_grad_sync for chunk in wrapped]
-    witness = GradientWitness(wrapped)
+    coverage = GradientCoverage(wrapped)
 
     def finalize(model: list[DistributedDataParallel], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
-        witness.check()
+        coverage.check()
         finalize_model_grads(model, num_tokens, **kwargs)
 
     config.finalize_model_grads_func = finalize
 
 
-class GradientWitness:
+class GradientCoverage:
     """Knows which parameters got a gradient since the last check, and names those that got none.
 
     Megatron would train such a parameter on zeros silently, or, with overlapped reduction, wait for its bucket.

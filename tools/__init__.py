@@ -5,4 +5,4 @@ import sys
 from parallel import command
 
 if sys.argv[:1] == ["-m"]:  # Python looks for the one to run, and imports this package first
-    command.begin(sys.orig_argv[sys.orig_argv.index("-m") + 1])
+    command.prepare_process(sys.orig_argv[sys.orig_argv.index("-m") + 1])

@@ -72,7 +72,7 @@ def build_stream(run: TrainingRun, begun: contents.Begun) -> BatchStream:
         batch_schedule(config.train),
         micro_batch_size,
         progress.consumed_samples,
-        Packing.of(config.data, prepared.tokenizer.eod),
+        Packing.from_config(config.data, prepared.tokenizer.eod),
     )
 
 
@@ -86,7 +86,7 @@ def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Ev
         config.model.seq_length,
         partial(open_source, prepared, config, "validation"),
         recorder.validation,
-        Packing.of(config.data, prepared.tokenizer.eod),
+        Packing.from_config(config.data, prepared.tokenizer.eod),
         run.heartbeat,
         lambda: run.stop.number is not None,
     )

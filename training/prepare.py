@@ -70,6 +70,8 @@ def with_megatrons_order(prepared: Prepared, config: RunConfig) -> Prepared:
             "Give --train-samples of the run that is continued, or fewer train.train_iters."
         )
     samples = taken if given is None else given
-    plan = SamplePlan.of(samples, train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters)
+    plan = SamplePlan.from_schedule(
+        samples, train.train_iters, train.global_batch_size, train.eval_interval, train.eval_iters
+    )
     splits = open_splits(prepared, config.data, config.model.seq_length, train.seed, plan, print)
     return replace(prepared, splits=splits, plan=plan.entries())

@@ -98,8 +98,8 @@ class Places:
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
 
-    def of(self, source: InputSource) -> str:
-        """Of a dataset of the Hub, its name."""
+    def real_path(self, source: InputSource) -> str:
+        """A source without symbolic links; of a dataset of the Hub, its name."""
         is_hubs = source.kind == "dataset" and not Path(source.path).exists()
         return source.path if is_hubs else self.at(source.path)
 
@@ -117,13 +117,13 @@ def _once(found: Iterable[InputSource], places: Places) -> list[InputSource]:
     """What links within a folder lead to as well is read once, under the name that comes first."""
     by_place: dict[str, InputSource] = {}
     for source in found:
-        by_place.setdefault(places.of(source), source)
+        by_place.setdefault(places.real_path(source), source)
     return list(by_place.values())
 
 
 def _check(inputs: tuple[str, ...], found: list[InputSource], places: Places) -> None:
     _check_each_is_another((os.path.realpath(path_of(name)), name) for name in inputs)
-    _check_each_is_another((places.of(source), source.path) for source in found)
+    _check_each_is_another((places.real_path(source), source.path) for source in found)
     if not any(source.size for source in found):
         raise UserError(f"empty: {len(found)} file(s) with 0 bytes in {', '.join(inputs)}.")
 

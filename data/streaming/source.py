@@ -88,11 +88,11 @@ class StreamedSource:
             nearest = max(earlier, default=(0, START))
             stream = self._open[number] = LogicalStream(self.shares[number], self.how, self.seq_length, *nearest)
         while stream.sample < sample:
-            stream.take()
+            stream.next_window()
         return stream
 
     def _take(self, stream: LogicalStream) -> np.ndarray:
-        window, cursor = stream.take(), stream.cursor
+        window, cursor = stream.next_window(), stream.cursor
         with self._lock:
             known = self._known.setdefault(stream.share.number, [])
             known.append((self._fetches, stream.sample, cursor))

@@ -109,7 +109,7 @@ class LogicalStream:
         here = self.cursor
         return here.epoch + here.piece / len(self.share.pieces)
 
-    def take(self) -> np.ndarray:
+    def next_window(self) -> np.ndarray:
         """The next window: [seq_length + 1] int32.
 
         Raises UserError where a share is smaller than a window, and what reading documents raises.

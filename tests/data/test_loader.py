@@ -57,8 +57,8 @@ def test_what_follows_an_end_of_document_has_no_loss_if_so_asked():
 
 
 def test_packing_is_what_the_data_section_asks_for():
-    assert Packing.of(DataConfig(), 3) == Packing(eod=3)
-    assert Packing.of(DataConfig(reset_attention_mask=True, eod_mask_loss=True), 3) == Packing(
+    assert Packing.from_config(DataConfig(), 3) == Packing(eod=3)
+    assert Packing.from_config(DataConfig(reset_attention_mask=True, eod_mask_loss=True), 3) == Packing(
         eod=3, reset=True, eod_mask_loss=True
     )
 

@@ -152,8 +152,8 @@ def test_samples_beyond_the_plan_are_refused(tmp_path):
 
 
 def test_the_plan_counts_as_megatron_does():
-    assert SamplePlan.of(790, 100, 8, 30, 5) == SamplePlan(train=790, validation=160, test=0)
-    assert SamplePlan.of(800, 100, 8, None, 5) == SamplePlan(train=800, validation=0, test=0)
+    assert SamplePlan.from_schedule(790, 100, 8, 30, 5) == SamplePlan(train=790, validation=160, test=0)
+    assert SamplePlan.from_schedule(800, 100, 8, None, 5) == SamplePlan(train=800, validation=0, test=0)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class HfFolder:
         """Rows of a tensor as words of ``dtype``: [count, elements of a row]."""
         place = self.places[name]
         words = np.empty((count, place.row_bytes // ITEM_BYTES[place.dtype]), dtype=WORDS[ITEM_BYTES[place.dtype]])
-        _read_into(self._descriptors.of(place.file.name), place.start + first * place.row_bytes, words, place.file)
+        _read_into(self._descriptors.get(place.file.name), place.start + first * place.row_bytes, words, place.file)
         if self._is_scaled(name):
             return from_numbers(dequantised(words, self._scale(name), first), dtype)
         return cast(words, place.dtype, dtype)

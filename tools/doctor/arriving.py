@@ -48,7 +48,7 @@ def gather(
     """Who came, in the order of ranks; and findings about who did not."""
     others = range(1, situation.nodes)
     brought = hub.gather(others, limit_s)
-    letters = mailbox.take() if len(brought) < len(others) else {}
+    letters = mailbox.answers() if len(brought) < len(others) else {}
     seen, found = [mine], []
     cut_off = [rank for rank in others if rank not in brought and rank in letters]
     if len(others) > 1 and not brought and not letters:

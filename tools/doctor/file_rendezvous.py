@@ -49,7 +49,7 @@ class Mailbox:
                 text = json.dumps({**reported, "nonce": self.asked()}, indent=1)
                 within(LIMIT_S, lambda: replace_file(path, text.encode()))
 
-    def take(self) -> dict[int, dict[str, Any]]:
+    def answers(self) -> dict[int, dict[str, Any]]:
         """The first node: today's answers by rank."""
         if self.folder is None:
             return {}

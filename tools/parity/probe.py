@@ -115,7 +115,7 @@ def open_stream(config: RunConfig, prepared: Prepared, ranks: Ranks, progress: P
         batch_schedule(config.train),
         config.train.micro_batch_size,
         progress.consumed_samples,
-        Packing.of(config.data, LINE_END),
+        Packing.from_config(config.data, LINE_END),
     )
 
 

@@ -103,5 +103,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command.begin("training.cli.parse")
+    command.prepare_process("training.cli.parse")
     sys.exit(command.run("training.cli.parse", lambda: main(sys.argv[1:])))

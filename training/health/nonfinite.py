@@ -64,12 +64,12 @@ class NonFinite:
 
         step: runs the microbatches of ``first`` again, by a decision.
         """
-        witnessed = self._gather(self._witnessed())
+        evidence = self._gather(self._evidence())
         trace = Trace(self.chunks, self.ranks)
         self.before.restore()
         with trace.attached():
             second = step(update_if_finite)
-        found = witnessed if second.finite else self._gather(self._traced(trace))
+        found = evidence if second.finite else self._gather(self._traced(trace))
         folder = self.run_dir / NONFINITE / folders.name_of(progress.iteration + 1)
         self._leave(folder, first, second, found, microbatches, progress)
         said = f"iteration {progress.iteration + 1}: loss {first.loss:g}, gradient norm {_text(first)}"
@@ -106,7 +106,7 @@ class NonFinite:
         at = self.ranks.at
         return Evidence(rank=self.ranks.rank, host=node_name(os.environ), stage=at.pp, data_rank=at.dp)
 
-    def _witnessed(self) -> Evidence:
+    def _evidence(self) -> Evidence:
         """Of the first run: in which chunk, and where only gradients are bad, in which of them."""
         evidence, layout, stage = self._own(), self.ranks.layout, self.ranks.at.pp
         if (output := self.probe.bad_output()) is not None:

@@ -51,7 +51,7 @@ class Replicas:
         self.optimizer, self.ranks = optimizer, ranks
         self.rows = ComparisonRows(ranks)
         self.held = [
-            ReplicatedTensor(self.rows.of(param, found[0]), name_of(found[0]), param)
+            ReplicatedTensor(self.rows.row_of(param, found[0]), name_of(found[0]), param)
             for chunk in chunks
             for param, found in regions(unwrap(chunk))
         ]
@@ -155,7 +155,7 @@ class ComparisonRows:
         self.experts, self.tied = first[2] + at.pp * experts + own, first[3] + at.tp
         self.everywhere, self.random, self.number = first[4], first[4] + 1, first[4] + 2
 
-    def of(self, param: Tensor, region: Region) -> int:
+    def row_of(self, param: Tensor, region: Region) -> int:
         """Megatron marks experts, and embeddings that two stages share; what is whole is the same for all TP ranks."""
         if not getattr(param, "allreduce", True):
             return self.experts

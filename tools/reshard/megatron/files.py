@@ -246,7 +246,7 @@ class TorchDist:
 
     def _descriptor(self, name: str) -> int:
         try:
-            return self._descriptors.of(name)
+            return self._descriptors.get(name)
         except ValueError as error:
             raise UserError(f"{self.folder}: a chunk lies in {error}.") from None
         except OSError as error:

@@ -16,7 +16,7 @@ class Descriptors:
         self._folder = folder
         self._open: dict[str, int] = {}
 
-    def of(self, name: str) -> int:
+    def get(self, name: str) -> int:
         """A file's descriptor, to be used at once: it may be closed when another file is asked for.
 
         Raises ValueError for a name that leads out of the folder, InputError for what is no regular file, and OSError

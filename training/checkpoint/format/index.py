@@ -83,7 +83,7 @@ class CheckpointIndex:
 
     def _descriptor(self, name: str) -> int:
         try:
-            return self._descriptors.of(name)
+            return self._descriptors.get(name)
         except (ValueError, InputError) as error:
             raise DamagedError(f"{self.folder}: a piece lies in {error}") from None
         except OSError as error:
