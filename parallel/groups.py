@@ -20,6 +20,7 @@ from parallel.cpu import adam, cuda_redirect, eager
 from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
+from parallel.processes import schedule_as_batch
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -166,6 +167,7 @@ def _prepare_device(device: Literal["cpu", "cuda"], identity: Identity) -> torch
     mcore_patches.check_once()
     adam.install()
     if device == "cpu":
+        schedule_as_batch()
         cuda_redirect.install()
         eager.install()
         mcore_patches.install()

@@ -55,6 +55,18 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+def schedule_as_batch() -> None:
+    """Ask Linux not to let wakeups interrupt this process, or threads and children that it starts from here on.
+
+    CPU ranks wake each other, by gloo's threads, thousands of times a step. Where they outnumber the cores, the default
+    policy lets each wakeup preempt a rank that computes; SCHED_BATCH (sched(7)) does not. 4 iterations of TP4 on 2
+    virtual CPUs: 6.4 to 10.4 s before, 4.4 to 5.4 s with it (2026-11-23, three runs each). No privilege is needed.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # a container may forbid the call
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def die_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when its parent dies, so that none is ever left running."""
     with contextlib.suppress(OSError):

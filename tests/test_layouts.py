@@ -94,7 +94,7 @@ the test suite.
 
 ## Proven equal to one rank
 
-On CPU ranks (gloo), fp32, 2 to 6 layers of width 64, 4 iterations of 4 or 8 samples of 64 tokens: the losses, the
+On CPU ranks (gloo), fp32, 2 to 6 layers of width 64, 3 iterations of 4 samples of 64 tokens: the losses, the
 gradient norms, the gradient of **every parameter** at step 1, the samples and their order (not with CP, where a rank
 sees slices of samples), and the losses after a checkpoint of this layout was resumed on **one** rank, weights and
 optimizer, all within 1e-5 relative of one rank that ran straight through. A layout's name spells its sizes: `tp2` is

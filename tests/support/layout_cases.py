@@ -55,9 +55,8 @@ MODELS = [
     model(
         "Llama: RMSNorm, SwiGLU, RoPE, 2 query groups",
         "tp2 tp4 tp2sp pp2 pp4 pp2vpp2 dp2 dp4overlapbucket20000 dp2zero0 tp2sppp2dp2 tp2pp2vpp2dp2 cp2 cp4 "
-        "cp2tp2sppp2 mbs2 mbs8 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL]",
+        "cp2tp2sppp2 mbs2 mbs4 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL]",
         num_layers=4,
-        global_batch_size=8,
     ),
     model("Qwen3: norms of queries and keys", "tp2sp dp2", shape="qwen3_tiny"),
     model("Qwen2: biases of queries, keys and values", "tp2 pp2", shape="qwen2_tiny"),

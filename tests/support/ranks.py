@@ -7,9 +7,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import models.gpt  # noqa: F401  (imported here once, with torch and megatron, so that forked ranks start at once)
-import training.optimizer  # noqa: F401
-from parallel import launch, local_ranks, mcore_patches
+from training.lean_imports import lean
+
+with lean("cpu"):  # as pretrain_gpt.py does: torch and megatron once, so that forked ranks start at once
+    import training.train  # noqa: F401
+    from parallel import launch, local_ranks, mcore_patches
 
 mcore_patches.check_once()  # as in pretrain_gpt.py, before ranks are forked
 

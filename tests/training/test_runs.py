@@ -29,8 +29,10 @@ TP2PP2 = (
     "True",
     "--parallel.pipeline_model_parallel_size",
     "2",
+    "--train.micro_batch_size",
+    "2",
 )
-SIX = ("--train.train_iters", "6")
+FOUR = ("--train.train_iters", "4")
 
 
 # ---- the folder
@@ -93,9 +95,9 @@ def test_the_loss_reaches_rank_0_from_the_last_stage(prepared: Prepared, tmp_pat
 
 def test_resume_in_the_same_layout_is_bit_identical(prepared: Prepared, tmp_path: Path) -> None:
     """With dropout on: weights, moments, data order and random-number generators all come back."""
-    flags = ("--train.train_iters", "6", "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2PP2)
+    flags = (*FOUR, "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2PP2)
     straight = losses(train(prepared, configuration(tmp_path / "straight", *flags), 8))
-    broken = configuration(tmp_path / "broken", "--train.exit_interval", "4", *flags)
+    broken = configuration(tmp_path / "broken", "--train.exit_interval", "2", *flags)
     train(prepared, broken, 8)
     assert not (tmp_path / "broken/done").exists()
     resumed = train(prepared, configuration(tmp_path / "broken", *flags), 8)
@@ -125,10 +127,10 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def interrupted(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """A TP2 PP2 DP2 run stopped at iteration 3 of 6, and the losses of one that was not."""
+    """A TP2 PP2 DP2 run stopped at iteration 2 of 4, and the losses of one that was not."""
     folder = tmp_path_factory.mktemp("interrupted")
-    straight = losses(train(prepared, configuration(folder / "straight", *SIX, *TP2PP2), 8))
-    train(prepared, configuration(folder / "run", *SIX, "--train.exit_interval", "3", *TP2PP2), 8)
+    straight = losses(train(prepared, configuration(folder / "straight", *FOUR, *TP2PP2), 8))
+    train(prepared, configuration(folder / "run", *FOUR, "--train.exit_interval", "2", *TP2PP2), 8)
     return folder / "run", straight
 
 
@@ -139,15 +141,15 @@ def test_resume_in_another_layout(
     folder, straight = interrupted
     shutil.copytree(folder, tmp_path / "moved")  # a run folder can be copied and moved
     world_size, flags = TARGETS[target]
-    resumed = losses(train(prepared, configuration(tmp_path / "moved", *SIX, *flags), world_size))
-    assert resumed[3:] == pytest.approx(straight[3:], rel=1e-5)
-    assert len(resumed) == 6
+    resumed = losses(train(prepared, configuration(tmp_path / "moved", *FOUR, *flags), world_size))
+    assert resumed[2:] == pytest.approx(straight[2:], rel=1e-5)
+    assert len(resumed) == 4
 
 
 def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path) -> None:
     """``pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT`` continues it in a new folder."""
-    train(prepared, configuration(tmp_path / "one", *SIX, "--train.exit_interval", "3"), 1)
-    straight = losses(train(prepared, configuration(tmp_path / "straight", *SIX), 1))
+    train(prepared, configuration(tmp_path / "one", *FOUR, "--train.exit_interval", "3"), 1)
+    straight = losses(train(prepared, configuration(tmp_path / "straight", *FOUR), 1))
     saved = tmp_path / "one/checkpoints/iter_0000003"
     flags = [
         str(saved / "config.toml"),
@@ -165,8 +167,8 @@ def test_a_checkpoint_carries_what_starts_it(prepared: Prepared, tmp_path: Path)
 
 
 def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, tmp_path: Path) -> None:
-    """Bounds: 2e-2 nats over 6 iterations, with fp32 main weights, and a scale that never overflows."""
-    flags = (*SIX, "--precision.initial_loss_scale", "4096", "--precision.dtype")
+    """Bounds: 2e-2 nats over 4 iterations, with fp32 main weights, and a scale that never overflows."""
+    flags = (*FOUR, "--precision.initial_loss_scale", "4096", "--precision.dtype")
     runs = {
         dtype: losses(train(prepared, configuration(tmp_path / dtype, *flags, dtype), 1))
         for dtype in ("fp32", "bf16", "fp16")
@@ -178,11 +180,11 @@ def test_bf16_and_fp16_stay_near_fp32(prepared: Prepared, tmp_path: Path) -> Non
 
 def test_bf16_in_three_planes(prepared: Prepared, tmp_path: Path) -> None:
     one = losses(
-        train(prepared, configuration(tmp_path / "one", "--precision.dtype", "bf16", "--train.train_iters", "4"), 1)
+        train(prepared, configuration(tmp_path / "one", "--precision.dtype", "bf16", "--train.train_iters", "3"), 1)
     )
     eight = losses(
         train(
-            prepared, configuration(tmp_path / "8", "--precision.dtype", "bf16", "--train.train_iters", "4", *TP2PP2), 8
+            prepared, configuration(tmp_path / "8", "--precision.dtype", "bf16", "--train.train_iters", "3", *TP2PP2), 8
         )
     )
     assert max(abs(a - b) for a, b in zip(one, eight, strict=True)) < 5e-3
@@ -220,7 +222,7 @@ RECOMPUTE = {
 
 
 def test_recomputation_changes_nothing_with_dropout_on(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", "--train.train_iters", "3", *TP2PP2)
+    flags = ("--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", "--train.train_iters", "2", *TP2PP2)
     kept = losses(train(prepared, configuration(tmp_path / "kept", *flags), 4))
     for name, recompute in RECOMPUTE.items():
         assert losses(train(prepared, configuration(tmp_path / name, *flags, *recompute), 4)) == kept, name

@@ -6,6 +6,7 @@ This is the one part of the tool that builds models and needs torch; it starts
     python -m tools.convert.logits hf_folder|checkpoint FOLDER OUTPUT.npy DTYPE
 """
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -19,7 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.resolve import resolve
+from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
+from parallel.launch import Identity
+from parallel.layout import layout_of
 from parallel.processes import die_with_parent
 from tools.convert.checking import architecture
 from tools.convert.cut import available_bytes, cut_of, write_cut
@@ -27,6 +31,7 @@ from tools.convert.exporting import read_config, vocabulary
 from tools.convert.importing import import_folder
 from tools.convert.resumable import Rejected
 from tools.convert.source import HfFolder
+from training.lean_imports import lean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,18 +152,14 @@ def theirs_to_file(folder: Path, output: Path, dtype: str) -> None:
 
 def ours_to_file(folder: Path, output: Path, dtype: str) -> None:
     """Our logits, without the padding of the vocabulary, on one CPU rank."""
-    import dataclasses
+    with lean("cpu"):
+        import torch
 
-    import torch
-
-    from models import gpt
-    from parallel import groups
-    from parallel.config import ParallelConfig, PrecisionConfig
-    from parallel.launch import Identity
-    from parallel.layout import layout_of
-    from training.checkpoint.model_state import model_boxes
-    from training.checkpoint.restoring import read_weights
-    from training.checkpoint.storage import TensorReader
+        from models import gpt
+        from parallel import groups
+        from training.checkpoint.model_state import model_boxes
+        from training.checkpoint.restoring import read_weights
+        from training.checkpoint.storage import TensorReader
 
     config, parallel = read_config(folder), ParallelConfig()
     shape = resolve(config.model, vocabulary(config, folder))

@@ -18,6 +18,7 @@ from parallel import command, launch, output
 from parallel.errors import UserError
 from tools.parity.layouts import shrink
 from training.cli import parse
+from training.lean_imports import lean
 from training.prepare import prepare
 
 
@@ -51,7 +52,7 @@ def prove(job: Parity) -> int:
     """Run one rank, then every layout; one line each, then what differs."""
     config = shrink(parse.load(job.recipe), num_layers=job.num_layers)
     with tempfile.TemporaryDirectory(prefix="triplane-parity-") as scratch:
-        with output.own_output(Path(scratch), launch.Identity(), every_rank=False):
+        with output.own_output(Path(scratch), launch.Identity(), every_rank=False), lean("cpu"):
             from tools.parity.compare import compare, observe  # torch loads only now, and not quietly
 
             prepared = prepare(config, None)

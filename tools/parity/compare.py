@@ -16,8 +16,8 @@ from training.cli import parse
 from training.config.run_config import RunConfig
 
 TOLERANCE = 1e-5
-STEPS = 4
-SAVED_AT = 2
+STEPS = 3
+SAVED_AT = 1
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import ranks  # noqa: F401  (imports torch and megatron once)
+import tools.plan.trace.meta
+import tools.plan.trace.spots  # noqa: F401  (as a trace's own process does before it forks)
 from models.config import ModelConfig
 from models.layers.blockwise_attention import BLOCK_ROWS
 from models.resolve import resolve

@@ -16,6 +16,7 @@ from models.config import ModelConfig
 from models.resolve import resolve
 from models.sizes import sizes
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.launch import Identity
 from parallel.layout import Layout
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
@@ -24,6 +25,7 @@ from tools.plan.cost.hardware import machine
 from tools.plan.cost.step import step_times
 from tools.plan.search.pricing import program
 from training.config.run_config import RunConfig, TrainConfig
+from training.lean_imports import lean
 from training.memory.layouts import Candidate
 
 SEQ_LENGTH = 64
@@ -70,9 +72,9 @@ def steps_s() -> dict[tuple[int, int], float]:
 
     Taken in turns, so that whatever else runs here slows all of them alike.
     """
-    from parallel import groups
-    from parallel.launch import Identity
-    from training import train
+    with lean("cpu"):
+        from parallel import groups
+        from training import train
 
     with groups.pretend(Layout(), Identity()) as ranks:
         parts = {}

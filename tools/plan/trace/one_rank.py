@@ -6,7 +6,6 @@ Prints a JSON object for each: bytes of weights, gradients, optimizer and activa
 and what tracing itself took. torch and megatron are imported once, and each rank is traced in a fork of its own.
 """
 
-import gc
 import json
 import os
 import sys
@@ -16,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from parallel.untrusted import parse_json
+from training.lean_imports import lean
 
 
 def main() -> int:
     """Exit code 0: all are traced; 1: one could not be, and the others are left."""
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     recipe, world_size, microbatches, *numbers = sys.argv[1:]
-    import tools.plan.trace.meta
-    import tools.plan.trace.spots  # noqa: F401  (all that a trace imports, once)
-    import training.train  # noqa: F401
-
-    gc.freeze()  # a million objects of the libraries, which the collector would walk through in every child
+    with lean("cpu"):
+        import tools.plan.trace.meta
+        import tools.plan.trace.spots  # noqa: F401  (all that a trace imports, once)
+        import training.train  # noqa: F401
     for number in numbers:
         found = _forked(Path(recipe), int(world_size), int(number), int(microbatches))
         if found is None:
