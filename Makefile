@@ -1,6 +1,7 @@
 # make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
+WORKERS ?= 2
 ifeq ($(VENV),system)
 PYTHON := python3
 READY := .venv-system-checked
@@ -15,8 +16,9 @@ export OMP_NUM_THREADS ?= 1
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
+# Files of tests are dealt to WORKERS processes; 1 to 2 cores each.
 test: setup
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 setup: $(READY)
 

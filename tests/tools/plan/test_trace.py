@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # a trace loads it; once, not in every fork
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 import tools.plan.trace.meta

@@ -113,23 +113,31 @@ def damaged(texts):
 BAD = {"b.jsonl": GOOD * 9 + b'{"text": "x\n' + GOOD, "b.parquet": damaged([os.urandom(40).hex() for _ in range(9000)])}
 
 
-@pytest.mark.parametrize("file, row, why", [("b.jsonl", 0, "ArrowInvalid: JSON"), ("b.parquet", None, "Error: ")])
-def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row, why):
+PREPROCESS = ("-m", "tools.preprocess", "hf://owner/bad", "--output", "x", "--tokenizer", "byte")
+TRAIN = (
+    "pretrain_gpt.py", "slurm/recipes/debug.toml", "--data.stream", "hf://owner/bad", "--data.split", "1,0,0",
+    "--train.train_iters", "1", "--run_dir", "run", "--data.tokenizer", "byte", "--data.stream_count", "8",
+    "--train.generate_tokens", "0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "file, row, why, commands",
+    [
+        ("b.jsonl", 0, "ArrowInvalid: JSON", (PREPROCESS, TRAIN)),
+        ("b.parquet", None, "Error: ", ((*PREPROCESS, "--on_bad_document", "skip"),)),
+    ],
+    ids=["jsonl", "parquet"],
+)
+def test_a_row_that_cannot_be_read_is_named_by_its_step(run, tmp_path, file, row, why, commands):
     good = GOOD * 300 if file.endswith("l") else table(["gut"] * 300)
     run.hub.commit("owner/bad", {"README.md": b"", file.replace("b", "a", 1): good, file: BAD[file]})
-    printed = [
-        run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "x", "--tokenizer", "byte"),
-        run("-m", "tools.preprocess", "hf://owner/bad", "--output", tmp_path / "y", "--tokenizer", "byte",
-            "--on_bad_document", "skip"),
-        run("pretrain_gpt.py", "slurm/recipes/debug.toml", "--data.stream", "hf://owner/bad", "--data.split", "1,0,0",
-            "--train.train_iters", 1, "--run_dir", tmp_path / "run", "--data.tokenizer", "byte",
-            "--data.stream_count", 8, "--train.generate_tokens", 0),
-    ]  # fmt: skip
-    for one in printed:
-        assert one.returncode == 2, one.stderr
-        assert "Traceback" not in one.stderr and "worker of unit" not in one.stderr
-        assert f"dataset owner/bad: step 1, row {row if row is not None else ''}" in one.stderr
-        assert "or soon after cannot be read: " in one.stderr and why in one.stderr
+    for command in commands:
+        ended = run(*(tmp_path / word if word in ("x", "run") else word for word in command))
+        assert ended.returncode == 2, ended.stderr
+        assert "Traceback" not in ended.stderr and "worker of unit" not in ended.stderr
+        assert f"dataset owner/bad: step 1, row {row if row is not None else ''}" in ended.stderr
+        assert "or soon after cannot be read: " in ended.stderr and why in ended.stderr
 
 
 def test_rows_are_as_many_as_the_card_says(run):

@@ -23,6 +23,8 @@ def main() -> int:
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     recipe, world_size, microbatches, *numbers = sys.argv[1:]
     with lean("cpu"):
+        import torch._dynamo  # noqa: F401  (by torch's own decompositions for "meta": 0.6 CPU s a rank)
+
         import tools.plan.trace.meta
         import tools.plan.trace.spots  # noqa: F401  (all that a trace imports, once)
         import training.train  # noqa: F401
