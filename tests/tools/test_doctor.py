@@ -23,8 +23,7 @@ from tools.doctor import collectives, gemm, gpus, infiniband, interfaces, nvidia
 from tools.doctor.__main__ import main
 from tools.doctor.context import DoctorContext, situation
 from tools.doctor.deadline import within
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, bad_nodes, fold, judged
-from tools.doctor.outliers import deciding, shares_of_median
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, bad_nodes, deciding, fold, judged, shares_of_median
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -363,7 +363,7 @@ def test_windows_and_blocks_without_rope() -> None:
 
 
 def read_back_of(draft: Draft) -> RunConfig:
-    from tools.from_megatron.text import toml
+    from tools.from_megatron.draft import toml
 
     return read_back(toml(draft, "", []))
 

@@ -5,7 +5,7 @@
     headers.py      which tensors its safetensors files hold, and where
     checking.py     whether the tables cover all of it, before anything is written
     scales.py       whether fp8 matrices have the scales that they need
-    row_blocks.py   our tensors in blocks, made of rows of theirs
+    row_blocks.py   our tensors in blocks, made of rows of theirs; blocks in files of bounded size
     importing.py    its rows into pieces of a checkpoint
     checked.py      a checkpoint, of which no damaged byte is taken
     exporting.py    rows of a checkpoint into sharded safetensors

@@ -21,8 +21,18 @@ from parallel.layout import Layout
 from parallel.untrusted import read_bytes
 from tools.convert import resumable
 from tools.convert.checking import architecture, check, names_in
-from tools.convert.parts import in_parts, is_committed, is_done, part_name, write_parts
-from tools.convert.row_blocks import RowBlock, blocks, entry_dtype, most_frequent_dtype, read_block
+from tools.convert.row_blocks import (
+    RowBlock,
+    blocks,
+    entry_dtype,
+    in_parts,
+    is_committed,
+    is_done,
+    most_frequent_dtype,
+    part_name,
+    read_block,
+    write_parts,
+)
 from tools.convert.source import HfFolder
 from tools.convert.tokenizer import STAND_IN, Choice, check_beside, choose
 from training.checkpoint.format.manifest import write_manifest

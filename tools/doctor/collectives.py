@@ -6,8 +6,7 @@ from typing import Any
 from parallel.local_ranks import ECHOES
 from tools.clusters import Cluster
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
-from tools.doctor.outliers import shares_of_median
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged, shares_of_median
 
 GROUP = "collectives"
 FIX = "see names and interfaces above; NCCL_DEBUG=INFO tells more"

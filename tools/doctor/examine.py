@@ -23,14 +23,13 @@ from tools.doctor import (
 )
 from tools.doctor import node as nodes
 from tools.doctor import run_dir as folders
-from tools.doctor.arriving import come, gather, left, ports_of
 from tools.doctor.context import DoctorContext
 from tools.doctor.deadline import Deadline
 from tools.doctor.file_rendezvous import Mailbox
 from tools.doctor.finding import Finding, FindingRow, NodeFacts, bad_nodes, fold, judged
 from tools.doctor.names import resolve
 from tools.doctor.node import MEASURE_S, ExaminedNode
-from tools.doctor.tcp_rendezvous import Hub, MeetingError, serve
+from tools.doctor.tcp_rendezvous import Hub, MeetingError, come, gather, left, ports_of, serve
 from tools.doctor.workers import WorkerError, listen
 
 ROUND_S = 60.0

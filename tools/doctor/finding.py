@@ -1,7 +1,9 @@
 """What a check says, equal nodes folded into one row, and which nodes are to be excluded."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,3 +148,20 @@ def bad_nodes(rows: Sequence[FindingRow], reported: int) -> dict[str, list[str]]
 def worst(rows: Iterable[FindingRow]) -> Status:
     """The worst status of all; "ok" without rows."""
     return max((row.finding.status for row in rows), key=SEVERITY.index, default="ok")
+
+
+# ---- which of several nodes' answers counts, and which numbers fall out of the row
+
+
+def deciding[T: Hashable](values: Sequence[T]) -> T:
+    """The value that more than half have; without one, the first's (the first node's, in the order of ranks)."""
+    value, count = Counter(values).most_common(1)[0]
+    return value if 2 * count > len(values) else values[0]
+
+
+def shares_of_median(values: Mapping[str, float]) -> dict[str, float]:
+    """Each value divided by the median of all; empty for fewer than two values or a median of 0."""
+    if len(values) < 2:
+        return {}
+    median = statistics.median(values.values())
+    return {name: value / median for name, value in values.items()} if median > 0 else {}

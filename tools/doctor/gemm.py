@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
-from tools.doctor.outliers import deciding, shares_of_median
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged, shares_of_median
 
 GROUP = "gemm"
 SLOW, BROKEN, CPU_SLOW = 0.9, 0.75, 0.5

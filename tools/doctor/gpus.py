@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from tools.doctor import nvidia_smi
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 from tools.doctor.nvidia_smi import number
-from tools.doctor.outliers import deciding
 
 GROUP = "gpus"
 HOT_C = 85.0

@@ -11,8 +11,7 @@ from typing import Any
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
-from tools.doctor.outliers import deciding
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 
 GROUP = "infiniband"
 ROOT = Path("/sys/class/infiniband")

@@ -9,9 +9,8 @@ import psutil
 
 from parallel.untrusted import read_text
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, deciding, judged
 from tools.doctor.names import own_addresses, resolve
-from tools.doctor.outliers import deciding
 
 GROUP = "interfaces"
 

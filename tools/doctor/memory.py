@@ -7,9 +7,8 @@ from pathlib import Path
 import psutil
 
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, judged, shares_of_median
 from tools.doctor.infiniband import ROOT as INFINIBAND
-from tools.doctor.outliers import shares_of_median
 
 GROUP = "memory"
 GIB = 2**30

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from tools.doctor import nvidia_smi
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
-from tools.doctor.outliers import deciding
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 
 GROUP = "nvlink"
 

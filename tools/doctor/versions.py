@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from parallel.untrusted import read_toml
 from tools import versions as pins
 from tools.doctor.context import DoctorContext
-from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, judged
-from tools.doctor.outliers import deciding
+from tools.doctor.finding import Finding, NodeCheck, NodeFacts, Status, deciding, judged
 from training.run_dir import fingerprint
 
 GROUP = "versions"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.layout import smallest_world
-from tools.from_megatron import text as writing
+from tools.from_megatron import draft as writing
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.flags import known
 from tools.from_megatron.script import Launch, read_script

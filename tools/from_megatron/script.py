@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from parallel.errors import UserError
-from tools.from_megatron.conditions import holds
 from tools.from_megatron.gaps import gaps
-from tools.from_megatron.statements import Statement, split
+from tools.from_megatron.statements import Statement, holds, split
 from tools.from_megatron.words import Variables, one, words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)

@@ -1,14 +1,11 @@
 """What is in a checkpoint, whether it is whole, how two differ, and the mean of several: no torch, no model built.
 
     __main__.py     the command line: ``python -m tools.inspect_checkpoint``
-    catalogue.py    the checkpoints of a folder, complete or not; what one says of itself
+    catalogue.py    the checkpoints of a folder, complete or not; what one says of itself; damage
     contents.py     its tensors by parameter: weights, masters, moments, generators' states
     tree.py         these as a table, equal blocks folded
-    checking.py     its files against the manifest
     numbers.py      blocks of tensors, and statistics of them
-    compare.py      two checkpoints, tensor by tensor
-    fields.py       and field by field
-    difference.py   what was found, as text
+    compare.py      two checkpoints, tensor by tensor and field by field, and what differs as text
     average.py      the mean of several
     text.py         sizes and columns
 

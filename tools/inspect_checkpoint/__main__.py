@@ -23,7 +23,7 @@ import tyro
 from parallel import command, output
 from parallel.errors import UserError, printable
 from tools.convert.__main__ import at_least_one
-from tools.inspect_checkpoint import average, catalogue, checking, compare, difference, fields, numbers, tree
+from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
 from tools.inspect_checkpoint.text import size
 from training.checkpoint.format.manifest import DamagedError
@@ -89,7 +89,7 @@ class Inspect:
 
     def _verify(self, path: Path) -> int:
         depth: Depth = self.verify or "hashes"
-        found = checking.check(path, depth)
+        found = catalogue.check(path, depth)
         own = catalogue.read(path)
         good = f"good: {path}: {own.files:,} files, {size(own.bytes)}, are what was written ({depth})"
         bad = [*(damage.text for damage in found), f"DAMAGED: {path}: {len(found):,} of {own.files:,} files"]
@@ -105,7 +105,7 @@ class Inspect:
     def _statistics(self, path: Path, pattern: str) -> int:
         with FileReader(path) as reader:
             chosen = numbers.matching(parameters(reader.tensors), pattern, path)
-            with checking.bar(sum(stored.bytes for _, stored in chosen), "reading") as bar:
+            with catalogue.bar(sum(stored.bytes for _, stored in chosen), "reading") as bar:
                 found = []
                 for name, stored in chosen:
                     found.append((name, stored, numbers.statistics(reader, stored)))
@@ -117,10 +117,10 @@ class Inspect:
         with FileReader(path) as one, FileReader(other) as two:
             pairs = compare.pairs(parameters(one.tensors), parameters(two.tensors))
             total = sum(max(side.bytes if side else 0 for side in pair[2:]) for pair in pairs)
-            with checking.bar(total, "comparing") as bar:
+            with catalogue.bar(total, "comparing") as bar:
                 tensors = compare.compare(pairs, one, two, bar.update)
-        found = fields.differing(catalogue.read(path), catalogue.read(other))
-        same = difference.is_same(tensors, found)
+        found = compare.differing(catalogue.read(path), catalogue.read(other))
+        same = compare.is_same(tensors, found)
         record = {
             "first": str(path),
             "second": str(other),
@@ -128,7 +128,7 @@ class Inspect:
             "fields": [{"name": field.name, "first": field.first, "second": field.second} for field in found],
             "tensors": [tensor.to_json() for tensor in tensors],
         }
-        self._print(difference.report(path, other, tensors, found, self.top), record)
+        self._print(compare.report(path, other, tensors, found, self.top), record)
         return 0 if same else 1
 
     def _print(self, lines: Sequence[str], record: Any) -> None:

@@ -16,7 +16,7 @@ from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import resumable
 from tools.convert.checked import CheckedReader, check_files
 from tools.convert.dtypes import FLOATS, from_numbers, to_numbers
-from tools.convert.parts import in_parts, is_committed, is_done, part_name, write_parts
+from tools.convert.row_blocks import in_parts, is_committed, is_done, part_name, write_parts
 from tools.inspect_checkpoint.contents import Stored, kind_of, parameters
 from tools.inspect_checkpoint.numbers import Shape, read, rectangles
 from tools.inspect_checkpoint.text import some

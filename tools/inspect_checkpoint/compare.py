@@ -1,16 +1,18 @@
 """Two checkpoints, tensor by tensor, whatever layout wrote each."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from tools.convert.dtypes import FLOATS, cast
+from tools.inspect_checkpoint.catalogue import Checkpoint
 from tools.inspect_checkpoint.contents import Kind, Stored, StoredParameter
 from tools.inspect_checkpoint.numbers import read, rectangles, values
-from tools.inspect_checkpoint.text import finite
+from tools.inspect_checkpoint.text import columns, finite, number, some
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import FileReader
 
@@ -146,3 +148,112 @@ def _difference(first: Stored, second: Stored, one: FileReader, other: FileReade
     if not math.isfinite(difference):
         return largest, math.inf
     return largest, math.sqrt(difference / norms.max()) if difference else 0.0
+
+
+# ---- two checkpoints' progress, state and configuration, field by field
+
+
+UNSET = "unset"
+
+
+@dataclass(slots=True, frozen=True)
+class Field:
+    """One that differs."""
+
+    name: str
+    """Dotted, with the file's section first: ``progress.iteration``, ``config.optimizer.lr``."""
+    first: Any
+    second: Any
+
+
+def differing(one: Checkpoint, other: Checkpoint) -> list[Field]:
+    """Every field of state.json and config.toml that is not the same in both, sorted within each file."""
+    return [*_pairs("", one.state, other.state), *_pairs("config.", one.config, other.config)]
+
+
+def _pairs(prefix: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]:
+    first, second = dict(_flat(one, prefix)), dict(_flat(other, prefix))
+    for name in dict.fromkeys([*first, *second]):
+        if (values := (first.get(name, UNSET), second.get(name, UNSET)))[0] != values[1]:
+            yield Field(name, *values)
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every leaf; lists of tables are counted."""
+    if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+        value = {str(number): entry for number, entry in enumerate(value)}
+    if not isinstance(value, Mapping):
+        yield name.removesuffix("."), value
+        return
+    for key, entry in value.items():
+        yield from _flat(entry, f"{name}{key}.")
+
+
+# ---- what differs between two checkpoints, as text: the largest differences first, and few lines
+
+
+ONLY = {"first": "only in the first", "second": "only in the second"}
+
+
+def report(one: Path, other: Path, tensors: Sequence[Comparison], found: Sequence[Field], top: int) -> list[str]:
+    """Fields, tensors that cannot be compared, tensors that differ, and the summary."""
+    blocks = [
+        [f"first   {one}", f"second  {other}"],
+        _fields(found, top),
+        [*_only(tensors), *_unlike(tensors, top)],
+        _values(tensors, top),
+        [summary(tensors, found)],
+    ]
+    lines = [line for block in blocks if block for line in [*block, ""]]
+    return lines[:-1]
+
+
+def summary(tensors: Sequence[Comparison], found: Sequence[Field]) -> str:
+    """One line."""
+    parts = []
+    for what in dict.fromkeys(one.what for one in tensors):
+        kind = [one for one in tensors if one.what == what]
+        same = sum(one.is_same for one in kind)
+        rounded = sum(one.outcome == "rounded" for one in kind)
+        most = max((one.relative for one in kind if one.relative is not None), default=None)
+        notes = [f"{rounded:,} once rounded"] if rounded else []
+        notes += [f"relative difference up to {number(most)}"] if most is not None else []
+        parts.append(f"{what} {same:,} of {len(kind):,} equal{f' ({", ".join(notes)})' if notes else ''}")
+    fields = f"{len(found)} {'field differs' if len(found) == 1 else 'fields differ'}" if found else "all fields equal"
+    return f"{'same' if is_same(tensors, found) else 'different'}: {'; '.join([*parts, fields])}"
+
+
+def is_same(tensors: Sequence[Comparison], found: Sequence[Field]) -> bool:
+    """Whether nothing differs."""
+    return not found and all(one.is_same for one in tensors)
+
+
+def _fields(found: Sequence[Field], top: int) -> list[str]:
+    rows = [("field", "first", "second"), *((one.name, str(one.first), str(one.second)) for one in found[:top])]
+    return [*columns(rows), *_more(len(found), top)] if found else []
+
+
+def _only(tensors: Sequence[Comparison]) -> Iterator[str]:
+    for outcome, text in ONLY.items():
+        for what in dict.fromkeys(one.what for one in tensors if one.outcome == outcome):
+            names = [one.name for one in tensors if one.outcome == outcome and one.what == what]
+            yield f"{text}: {len(names):,} of {what}: {some(names)}"
+
+
+def _unlike(tensors: Sequence[Comparison], top: int) -> Iterator[str]:
+    found = [one for one in tensors if one.outcome in ("shape", "dtype")]
+    for one in found[:top]:
+        yield f"other {one.outcome}: {one.name} ({one.what}): {one.sizes[0]}, {one.sizes[1]}"
+    yield from _more(len(found), top)
+
+
+def _values(tensors: Sequence[Comparison], top: int) -> list[str]:
+    found = [one for one in tensors if one.outcome == "differs"]
+    found.sort(key=lambda one: -math.inf if one.relative is None else -one.relative)
+    rows = [("tensor", "of", "relative", "max abs")]
+    rows += [(one.name, one.what, number(one.relative), number(one.max_abs)) for one in found[:top]]
+    return [*columns(rows, right=(2, 3)), *_more(len(found), top)] if found else []
+
+
+def _more(count: int, top: int) -> list[str]:
+    return [f"... and {count - top:,} more (--top)"] if count > top else []

@@ -5,11 +5,9 @@
     sources.py            opens a checkpoint, Triplane's or Megatron's
     checkpoint_source.py  what it holds, under Triplane's keys
     tensors.py            tensors to write, and where each of their elements comes from
-    plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's padding
-    vocabulary.py         how many rows the vocabulary gets
-    rewriting.py          the work: parts of bounded size, by workers, resumable
+    plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding
+    rewriting.py          the work: parts of bounded size, by workers, resumable; the target against the source
     triplane_format.py    Triplane's checkpoint, from the parts
-    verify.py             the target against the source, element by element
     megatron/             Megatron's formats, read and written
 
 Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A Triplane

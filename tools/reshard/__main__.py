@@ -28,9 +28,8 @@ from tools.reshard.megatron import target as megatron_target
 from tools.reshard.megatron.job import MegatronJob
 from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
-from tools.reshard.rewriting import planned
+from tools.reshard.rewriting import planned, verify
 from tools.reshard.sources import check, open_ours, open_source
-from tools.reshard.verify import verify
 from training.checkpoint.format.manifest import DamagedError
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from models.resolve import resolve
 from parallel.errors import UserError
 from tools.convert.dtypes import FLOATS
-from tools.reshard.checkpoint_source import RNG, STATE, CheckpointSource
+from tools.reshard.checkpoint_source import RNG, STATE, STATES, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin, TargetTensor
-from tools.reshard.vocabulary import is_of_vocabulary, repadded
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
 
@@ -88,3 +87,33 @@ def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> TargetTen
     if rows is not None and is_of_vocabulary(key):
         shape = (rows, *shape[1:])
     return TargetTensor(key, dtype, shape, (origin,))
+
+
+# ---- how many rows the vocabulary gets
+
+
+OF_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Keys whose first dim is the padded vocabulary; so are the states of their optimizer."""
+
+
+def is_of_vocabulary(key: str) -> bool:
+    """Whether a tensor has a row per token id."""
+    return key in OF_VOCABULARY or any(key == f"{STATE}{part}.{name}" for part in STATES for name in OF_VOCABULARY)
+
+
+def repadded(source: CheckpointSource, options: ReshardOptions) -> RunConfig:
+    """The configuration with the vocabulary that is asked for. Raises UserError where real rows would be lost."""
+    if not options.repads:
+        return source.config
+    real = source.real_vocab_size
+    wanted = real if options.vocab_size is None else options.vocab_size
+    if wanted < real:
+        raise UserError(
+            f"--vocab_size {wanted}: {source.folder} has {real} token ids, and their rows are not removed. "
+            f"Use {real} or more; to change the padding alone, --make_vocab_size_divisible_by."
+        )
+    multiple = options.make_vocab_size_divisible_by or source.config.model.make_vocab_size_divisible_by
+    if multiple < 1:
+        raise UserError(f"--make_vocab_size_divisible_by {multiple}: expected 1 or more.")
+    model = dataclasses.replace(source.config.model, vocab_size=wanted, make_vocab_size_divisible_by=multiple)
+    return dataclasses.replace(source.config, model=model)

@@ -8,16 +8,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from parallel.errors import UserError
 from tools.convert import resumable
-from tools.convert.parts import in_parts, is_done, part_name, write_parts
+from tools.convert.row_blocks import in_parts, is_done, part_name, write_parts
 from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron import plan as megatron_plan
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.sources import open_source
-from tools.reshard.tensors import BLOCK_BYTES, TensorBlock, Tensors, blocks
-from training.checkpoint.format.pieces import TensorGroup
+from tools.reshard.tensors import BLOCK_BYTES, TargetTensor, TensorBlock, Tensors, blocks, rectangles
+from training.checkpoint.format.pieces import ITEM_BYTES, TensorGroup
 from training.checkpoint.format.writer import FileWriter
 
 
@@ -96,3 +97,43 @@ def _blocks(plan: ReshardPlan, max_file_bytes: int) -> Iterator[TensorBlock]:
 def job_of(source: CheckpointSource, options: ReshardOptions) -> dict[str, Any]:
     """What an unfinished folder is made from."""
     return {"source": str(source.folder.resolve()), "files": source.fingerprint, **options.as_json(), "version": 1}
+
+
+# ---- the target against the source, element by element, moments included
+
+
+STEP_BYTES = 24 << 20
+"""Of a rectangle that is compared: other ones than were written, so that an error at their edges shows."""
+
+
+def verify(source: CheckpointSource, plan: ReshardPlan, files: Tensors, target: Path) -> str:
+    """That the target has each planned tensor, no other, and the source's numbers in it: a sentence on what it found.
+
+    files: the target, opened by the reader of its format. Raises UserError with the tensors that differ.
+    """
+    wanted = {each.key: each for group in plan.groups for each in group}
+    found = files.tensors
+    differing = [f"{key} (missing)" for key in wanted if key not in found]
+    differing += [f"{key} (not of the source)" for key in found if key not in wanted]
+    for key, each in wanted.items():
+        if key in found:
+            info = found[key]
+            if (info.dtype, tuple(info.shape)) != (each.dtype, each.shape):
+                differing.append(f"{key} ({info.dtype} {list(info.shape)}, expected {each.dtype} {list(each.shape)})")
+            elif (at := _first_difference(each, source.files, files)) is not None:
+                differing.append(f"{key} (from {list(at)} on)")
+    if differing:
+        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        raise UserError(f"{target} differs from {source.folder} in {', '.join(differing[:5])}{more}. Do not use it.")
+    return f"verified: {len(wanted):,} tensors of {target} are those of {source.folder}, bit by bit."
+
+
+def _first_difference(target: TargetTensor, source: Tensors, files: Tensors) -> tuple[int, ...] | None:
+    item = ITEM_BYTES[target.dtype]
+    for offset, shape in rectangles(target.shape, item, STEP_BYTES, apart=int(target.stacked)):
+        expected = target.words(source, (offset, shape))
+        found = np.empty(shape, dtype=expected.dtype)
+        files.read(target.key, offset, found)
+        if not np.array_equal(expected, found):
+            return offset
+    return None

@@ -6,7 +6,7 @@ from pathlib import Path
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
-from tools.convert.parts import is_committed
+from tools.convert.row_blocks import is_committed
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan

@@ -11,8 +11,7 @@ import pytest
 from tests.faults import jobs
 from tests.faults.results import CaseResult
 from tools.plan.__main__ import main
-from tools.plan.goodput.model import CAUSES, FaultTimes, closed_form
-from tools.plan.goodput.simulation import simulate
+from tools.plan.goodput.model import CAUSES, FaultTimes, closed_form, simulate
 from training.checkpoint.young_daly import advised_interval_s
 
 HOUR_S = 3600.0

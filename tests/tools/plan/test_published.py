@@ -7,10 +7,8 @@ import pytest
 from models.families import SHAPES
 from models.parameters import num_parameters
 from tools.plan.__main__ import main
-from tools.plan.backtest.dimensions import dimensions
 from tools.plan.backtest.machines import cluster_of
-from tools.plan.backtest.models import guessed, model_name, shape_of
-from tools.plan.backtest.names import billions
+from tools.plan.backtest.models import billions, dimensions, guessed, model_name, shape_of
 from tools.plan.backtest.rows import PUBLISHED, read
 
 HEADER = "id,model,seq_len,gpu,n_gpus,tp,pp,dp,mbs,gbs,step_s"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.schema import shown
-from tools.plan.goodput import measured
-from tools.plan.goodput.model import CAUSES, FaultTimes, Shares, closed_form, times
-from tools.plan.goodput.simulation import simulate
+from tools.plan.goodput import model
+from tools.plan.goodput.model import CAUSES, FaultTimes, Shares, closed_form, simulate, times
 from training.checkpoint.young_daly import advised_interval_s, mtbf_s
 from training.config.fault_config import FAILURES_PER_GPU_HOUR
 
@@ -112,9 +111,9 @@ class Goodput:
 def goodput(job: Goodput) -> None:
     """Print what is expected. Raises UserError for times that no job has."""
     if job.run_dir is not None:
-        job.stall_s = measured.stall_s(job.run_dir)
+        job.stall_s = model.stall_s(job.run_dir)
     if job.faults is not None:
-        job.verdict_s, job.restart_s = measured.faults(job.faults)
+        job.verdict_s, job.restart_s = model.faults(job.faults)
     if problems := job.problems() or job.hopeless() or job.endless():
         raise UserError("\n".join(problems))
     answer(job)

@@ -6,8 +6,8 @@ Read:
     keys.py            Megatron's keys <-> Triplane's: stacked, by block, by sublayer
     source.py          what of a Megatron checkpoint is what, and whether its optimizer's state can be trusted
     params.py          the parameters that ranks held, and the order of a model's modules
-    dp_reshardable.py  dp_reshardable optimizers: ranks' flat memory, in which each tensor is found
-    copies.py          ... what several ranks hold alike, compared whole
+    dp_reshardable.py  dp_reshardable optimizers: ranks' flat memory, in which each tensor is found;
+                       what several ranks hold alike, compared whole
     known.py           ... written by Triplane: its layout is recorded
 
 Written (``--format megatron``):

@@ -20,15 +20,15 @@ from parallel.layout import Layout
 from parallel.untrusted import InputError, read_text
 from tools.convert.dtypes import cast
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
-from tools.reshard.megatron import copies as megatron_copies
+from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
 from tools.reshard.megatron.args import ARGS, SCHEDULER
 from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron.files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
 from tools.reshard.options import ReshardOptions
+from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import BLOCK_BYTES, Origin, Tensors, rectangles
-from tools.reshard.vocabulary import is_of_vocabulary
 from training.checkpoint.folders import LATEST_OF_MEGATRON
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State
@@ -231,7 +231,7 @@ def check_optimizer(source: CheckpointSource) -> None:
             f"{', '.join(wrong[:5])}{more} does not round to the saved weight. {why}"
             "The weights are right: --drop_optimizer."
         )
-    if isinstance(source.files, FlatStates) and (names := megatron_copies.differing(source.files)):
+    if isinstance(source.files, FlatStates) and (names := dp_reshardable.differing(source.files)):
         print(
             f"{source.folder}: the optimizer's state of {', '.join(names[:5])}"
             f"{f' and {len(names) - 5} more' if len(names) > 5 else ''} differs between the ranks that hold it alike; "

@@ -14,8 +14,7 @@ from tools.reshard.checkpoint_source import STATE
 from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import ReshardPlan
-from tools.reshard.vocabulary import OF_VOCABULARY
+from tools.reshard.plan import OF_VOCABULARY, ReshardPlan
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
 
