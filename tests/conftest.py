@@ -14,6 +14,13 @@ from data.prepare import prepare
 from data.prepared import Prepared
 from parallel.launch import count_gpus
 
+LONGEST = (
+    "test_layouts.py", "training/test_runs.py", "plan/test_trace.py", "test_checkpoint_ranks.py",
+    "test_supervise_runs.py", "test_preprocess_work.py", "test_calibrate.py", "test_requeue.py", "test_preprocess_hub.py",
+    "test_hostile.py", "test_run_lock.py", "test_watchdog.py",
+)  # fmt: skip
+"""Files of half a minute and more: dealt first, so that no process is busy with one when the others have ended."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--write_layouts``: see tests/test_layouts.py."""
@@ -27,7 +34,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, never pass, what needs a GPU."""
+    """Longest files first; deselect, never pass, what needs a GPU."""
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
     if count_gpus(os.environ):
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]

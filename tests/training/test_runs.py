@@ -96,11 +96,11 @@ def test_the_loss_reaches_rank_0_from_the_last_stage(prepared: Prepared, tmp_pat
 def test_resume_in_the_same_layout_is_bit_identical(prepared: Prepared, tmp_path: Path) -> None:
     """With dropout on: weights, moments, data order and random-number generators all come back."""
     flags = (*FOUR, "--model.hidden_dropout", "0.1", "--model.attention_dropout", "0.1", *TP2PP2)
-    straight = losses(train(prepared, configuration(tmp_path / "straight", *flags), 8))
+    straight = losses(train(prepared, configuration(tmp_path / "straight", *flags), 4))
     broken = configuration(tmp_path / "broken", "--train.exit_interval", "2", *flags)
-    train(prepared, broken, 8)
+    train(prepared, broken, 4)
     assert not (tmp_path / "broken/done").exists()
-    resumed = train(prepared, configuration(tmp_path / "broken", *flags), 8)
+    resumed = train(prepared, configuration(tmp_path / "broken", *flags), 4)
     assert losses(resumed) == straight
     assert (tmp_path / "broken/done").exists()
 
