@@ -3,6 +3,7 @@
 Reads package metadata only: nothing is imported, so it answers on a login node.
 """
 
+import argparse
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ def problems(requirements: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> int:
     """Exit code 1 where something is missing or a pin is broken; a version that has not been run is only said."""
+    argparse.ArgumentParser(prog="python -m tools.versions", description=__doc__).parse_args()
     project = read_toml(ROOT / "pyproject.toml")["project"]
     found, untested = problems(project["dependencies"])
     if sys.version_info[:2] != (3, 12):

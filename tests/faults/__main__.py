@@ -10,7 +10,7 @@
     hostile   files, flags and environments made to break things
 
 A campaign is a list of seeded cases; each leaves one result. The suite runs a few cases of each through the same
-functions. Interrupted, it goes on where it was: give it the same seed and the same commit.
+functions. The same seed and commit continue an interrupted campaign.
 """
 
 import importlib
@@ -54,7 +54,7 @@ class Faults:
     surroundings made to break things."""
 
     count: int | None = None
-    """Cases of each campaign. None: as many as docs/faults.md tells of."""
+    """Cases of each campaign. None: as many as in docs/faults.md."""
 
     seed: int = 0
     """Decides what is injected where."""

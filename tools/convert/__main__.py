@@ -3,10 +3,9 @@
     python -m tools.convert import HF_FOLDER CHECKPOINT_FOLDER
     python -m tools.convert export CHECKPOINT_FOLDER HF_FOLDER
 
-Nothing is downloaded and no code of the folder is run. A killed conversion goes on where it was when the same command
-is given again. What a table does not cover is refused by name. An import compares logits of one block of each kind with
-transformers' own first, where that is installed. Exit code 2: bad input, or what was compared
-differs; then there is no target.
+Nothing is downloaded and no code of the folder is run. The same command continues a killed conversion. A
+tensor that no table covers is refused by name. An import first compares logits of one block of each kind with those of
+transformers, if it is installed. Exit code 2: bad input, or a comparison differs; then no target is written.
 """
 
 import re
@@ -35,16 +34,16 @@ UNITS = {"": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KIB": 1 << 10, "MIB":
 class Import:
     """A Hugging Face folder becomes a checkpoint."""
 
-    hf_folder: tyro.conf.Positional[Path]
-    """config.json and safetensors files, and the carried tokenizer's."""
-    checkpoint: tyro.conf.Positional[Path]
+    hf_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="HF_FOLDER")]
+    """Folder with config.json, safetensors files and, if any, the tokenizer's."""
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """Folder to write; must not exist."""
     dtype: Dtype | None = None
     """Round all weights to this one; routers' biases stay. None: as they are; fp8 becomes bfloat16."""
     workers: int = 1
     """Processes; each needs about 0.5 GB."""
     max_file_size: str = "4GB"
-    """Size of the checkpoint's files; what is lost when the conversion is killed is one file per worker."""
+    """Size of the checkpoint's files. A kill loses at most one file per worker."""
     verify: bool = False
     """Convert back in memory and compare with the source, byte by byte; what differs is removed."""
     logits: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -84,18 +83,18 @@ class Import:
 class Export:
     """A checkpoint becomes a Hugging Face folder."""
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
     """A checkpoint, of a run or imported."""
-    hf_folder: tyro.conf.Positional[Path]
+    hf_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="HF_FOLDER")]
     """Folder to write; must not exist."""
     dtype: Dtype | None = None
-    """Of the weights. None: the one that the model computes in (precision.dtype)."""
+    """dtype of the weights. None: the one that the model computes in (precision.dtype)."""
     workers: int = 1
     """Processes; each needs about 0.5 GB."""
     max_shard_size: str = "5GB"
     """Size of the safetensors files."""
     like: Path | None = None
-    """Hugging Face folder to take the tokenizer's files from, where the checkpoint carries none."""
+    """Hugging Face folder to copy the tokenizer's files from, if the checkpoint carries none."""
     verify: bool = False
     """Read the new files back and compare with the checkpoint, byte by byte; what differs is removed."""
     logits: bool = False
@@ -141,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.convert: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tools.convert: interrupted; the same command starts again, or goes on where it was", file=sys.stderr)
+        print("tools.convert: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130
     return 0
 

@@ -5,7 +5,7 @@
 
 A line per check: ok, a warning, WRONG, or not checked and why; with what was found, what was expected, and the fix.
 Exit codes, of the first node: 0 fine (warnings included), 1 something is wrong, 2 bad usage. The other nodes end with
-0, or with 1 where they have not met the first one.
+0, or with 1 if they did not reach the first one.
 """
 
 import os
@@ -40,9 +40,9 @@ class Doctor:
     cluster: str | None = None
     """Compare cards and fabric with slurm/clusters/NAME.toml. Else nodes are compared with each other."""
     bad_nodes: Path | None = None
-    """File for the names of nodes to exclude, one a line; empty when there is none."""
+    """Write the names of nodes to exclude to this file, one a line; empty when there are none."""
     json: Path | None = None
-    """File for everything that was found."""
+    """Write all findings to this file, as JSON."""
     only: tuple[str, ...] = ()
     """Groups of checks to run, by their names in the report."""
     skip: tuple[str, ...] = ()
@@ -50,11 +50,11 @@ class Doctor:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """cpu: skip the GPU checks."""
     free_gib: float = 10.0
-    """Room that run_dir should have, GiB; a tenth of it is wrong."""
+    """Free space that run_dir should have, GiB: less is a warning, less than a tenth of it is WRONG."""
     meeting_s: float = 60.0
     """How long to wait for a node before it is named as missing, seconds."""
     time_limit_s: float = 240.0
-    """Of the whole examination; what is skipped then is reported as not checked."""
+    """Seconds for the whole examination; checks that it cuts off are reported as not checked."""
 
     def groups(self) -> tuple[str, ...]:
         """The groups to check. Raises UserError for an unknown name."""

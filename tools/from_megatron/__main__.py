@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -34,11 +35,11 @@ SHOWN = 1000
 class FromMegatron:
     """Translate a Megatron-LM command line or launch script."""
 
-    source: tyro.conf.Positional[str]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT")]
     """A script's path, the text of a script or of a command line in quotes, or - for standard input."""
 
-    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE of variables that the script takes from outside, as often as needed; 1=VALUE is its first argument."""
+    set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """A variable that the script takes from outside; 1=VALUE is its first argument. Repeat for more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,17 +40,17 @@ class Inspect:
     list_only: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Only list the checkpoints of the folder."""
     every_block: Annotated[bool, tyro.conf.arg(name="all")] = False
-    """Show blocks one by one, those that are alike too."""
+    """Show every block, also those that are alike."""
     verify: Depth | None = None
     """Compare all files with the manifest: by their sizes, or every byte."""
     tensor: str | None = None
-    """Statistics of the tensors whose name fits, as in "layers.*.linear_qkv.weight"."""
+    """Statistics of the tensors whose names match, as in "layers.*.linear_qkv.weight"."""
     diff: Path | None = None
     """Another checkpoint to compare with."""
     top: int = 20
     """Differences shown, the largest first."""
     json: bool = False
-    """For programs; NaN and infinity become null."""
+    """Print JSON; NaN and infinity become null."""
 
     def run(self) -> int:
         """The exit code. Raises UserError, DamagedError."""

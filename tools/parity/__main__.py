@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -26,7 +27,7 @@ from training.prepare import prepare
 class Parity:
     """Prove or refute that layouts train the same model as one rank: loss, every gradient, data order, resume."""
 
-    recipe: tyro.conf.Positional[Path]
+    recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """Recipe whose architecture is tried."""
 
     layouts: tuple[str, ...] = ("tp2", "pp2", "dp2", "tp2sppp2dp2")

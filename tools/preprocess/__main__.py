@@ -38,45 +38,43 @@ class Preprocess:
 
     input: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT ...")]
     """Files, folders, globs, or Hugging Face datasets as hf://OWNER/NAME[:CONFIGURATION][@SPLIT][#REVISION]. Without a
-    revision, the Hub's newest; the work names it, and is not continued by another one."""
+    revision, the newest; the work records it, and refuses to continue with another."""
     output: Path
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
     tokenizer: str
     """SentencePiece .model, tokenizer.json or its folder, .tiktoken, or "byte"."""
     eod_token: str | None = None
-    """What ends a document, where a tokenizer.json does not say."""
+    """End-of-document token, if tokenizer.json does not name one."""
     workers: int = 0
-    """Processes; 0: one for each CPU. What is written does not depend on it."""
+    """Processes; 0: one per CPU. The output is the same for any number."""
     engine: EngineName = "auto"
-    """What encodes. auto: the one that the output was begun with, else the fastest that gives the tokenizer's ids on a
-    sample."""
+    """The encoder. auto: the one that began this output, else the fastest with the tokenizer's ids on a sample."""
     special_tokens: SpecialText = "plain"
     """Text like "<|endoftext|>" in a document: stays text, becomes the control id (as in Megatron's preprocessing),
-    or makes the document a bad one. Counted in any case."""
+    or makes the document a bad one. Always counted."""
     append_eod: bool = True
     """End each document with the end-of-document id (Megatron's --append-eod)."""
     jsonl_key: str = "text"
     """Field of a line, or column, that holds the document."""
     on_bad_document: Literal["stop", "skip"] = "stop"
-    """A line that is no JSON, lacks the field or is no UTF-8 ends the work, or is left out and counted."""
+    """A line that is not JSON, not UTF-8 or lacks the field: stop there, or skip and count it."""
     merge: bool = False
     """Join the shards into PREFIX_text_document.bin/.idx (text: the --jsonl_key), as Megatron's preprocessing
     names it."""
     shuffle_docs: int | None = None
     """Seed: shuffle the documents over all shards."""
     unit_mb: float | None = None
-    """Input that becomes one shard, in 10^6 bytes; what was done of it is lost when it is killed. None: by the size of
-    all inputs."""
+    """Input for one shard, 10^6 bytes; a kill loses the shards in work. None: by the size of all inputs."""
     part: str | None = None
-    """I/N: do every Nth unit only, from the Ith; for the tasks of a SLURM array."""
+    """I/N: make only every N-th shard, from the I-th on; for the tasks of a SLURM array."""
     max_document_mb: float = 64.0
     """A longer document is a bad one."""
     max_expansion: float = 200.0
     """Bytes that one byte of a compressed file may unpack to, over the whole file."""
     check_space: bool = True
-    """Estimate what will be written, and refuse where the disk has not got it."""
+    """Estimate the output's size, and refuse to start if the disk has too little room."""
     overwrite: bool = False
-    """Remove what is there under PREFIX first; not with --part, where it would remove the other parts' work."""
+    """Remove the existing files of PREFIX first; not with --part, where it would remove the other parts' work."""
 
     def run(self) -> int:
         """The exit code. Raises UserError, Stopped."""

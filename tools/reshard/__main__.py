@@ -1,4 +1,4 @@
-"""Rewrite a checkpoint offline, on a CPU: ours to ours, Megatron's torch_dist to ours, ours to Megatron's.
+"""Rewrite a checkpoint offline, on a CPU: Triplane's or Megatron's torch_dist, to Triplane's or Megatron's.
 
     python -m tools.reshard SOURCE TARGET [--drop_optimizer] [--dtype bfloat16] [--max_file_size 2GB]
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
@@ -8,7 +8,7 @@
         --tensor_model_parallel_size 4 --pipeline_model_parallel_size 2 --data_parallel_size 8
 
 A Triplane checkpoint needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
-checkpoint is run, and no pickle is executed. A killed run goes on where it was when the same command is given again.
+checkpoint is run, and no pickle is executed. The same command continues a killed run.
 Exit code 2: bad input, or what was compared differs.
 """
 
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -37,9 +38,9 @@ from training.checkpoint.format.manifest import DamagedError
 class Reshard:
     """Rewrite a checkpoint."""
 
-    source: tyro.conf.Positional[Path]
-    """A checkpoint, or a run's folder, or a folder of checkpoints: the newest. Or Megatron's torch_dist folder."""
-    target: tyro.conf.Positional[Path]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """A checkpoint; a run's folder or a folder of checkpoints (takes the newest); or Megatron's torch_dist folder."""
+    target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """Folder to write; must not exist."""
     format: Format = "triplane"
     """megatron: TARGET/iter_N with latest_checkpointed_iteration.txt beside it, for Megatron-LM's --load TARGET."""
@@ -54,11 +55,11 @@ class Reshard:
     vocab_size: int | None = None
     """More token ids: new rows are 0. Rows of ids are never removed."""
     make_vocab_size_divisible_by: int | None = None
-    """Pad the vocabulary to a multiple of this, moments included; rows that are padding may go."""
+    """Pad the vocabulary to a multiple of this, moments included; rows of padding may be dropped."""
     recipe: Path | None = None
     """The model of a Megatron checkpoint as a recipe; python -m tools.from_megatron makes one of its command line."""
     max_file_size: str = "4GB"
-    """Size of the files; what is lost when it is killed is one file per worker."""
+    """Size of the files. A kill loses at most one file per worker."""
     workers: int = 1
     """Processes; each needs about 0.5 GB."""
     verify: bool = False
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tools.reshard: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tools.reshard: interrupted; the same command starts again, or goes on where it was", file=sys.stderr)
+        print("tools.reshard: interrupted; the same command continues it, or starts over", file=sys.stderr)
         return 130
     return 0
 

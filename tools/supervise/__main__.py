@@ -4,7 +4,7 @@
     python -m tools.supervise -- torchrun --nnodes 2 --node-rank 0 ... pretrain_gpt.py RECIPE.toml [flags]
 
 The rule is that of slurm/pretrain.sbatch (tools.supervise.decide): done and bad input end it, a stop on request does
-not count, other failures do until a checkpoint is committed. SIGTERM and Ctrl-C are handed on: the run saves and ends,
+not count, other failures do until a checkpoint is committed. SIGTERM and Ctrl-C are passed on: the run saves and ends,
 and is not started again. SIGUSR2 saves, ends and goes on. A second Ctrl-C does not wait. Each host has a supervisor
 of its own: docs/without_slurm.md.
 
@@ -33,23 +33,23 @@ class Supervise:
     """Run a command, and start it again after a fault. The command follows after --."""
 
     max_attempts: int = 5
-    """Failures in a row, without a new checkpoint in between, after which it is over."""
+    """Give up after this many failures in a row without a new checkpoint."""
 
     backoff_s: float = 5.0
-    """Seconds before the attempt after a failure; doubled with each further one in a row."""
+    """Seconds before the attempt after a failure; doubled with each further failure in a row."""
 
     max_backoff_s: float = 300.0
-    """Seconds that this grows to at most."""
+    """Upper limit of the backoff, seconds."""
 
     run_dir: Path | None = None
-    """The run's folder, where progress is read and attempts.jsonl is kept. None: the one that the command means."""
+    """The run's folder, where progress is read and attempts.jsonl is written. None: the command's own run_dir."""
 
     notice_command: str = ""
     """A shell command that asks whether this machine is about to be taken away: exit code 0 is a notice, and the run
     saves, ends, and is started again when the notice is gone. Empty: none is run."""
 
     notice_interval_s: float = 5.0
-    """Seconds between two such questions."""
+    """Seconds between two calls of it."""
 
     def problems(self) -> list[str]:
         """What is wrong within these flags."""

@@ -34,10 +34,10 @@ class Decide:
     """The run's folder."""
 
     exit_code: int
-    """Of the command that ran the attempt."""
+    """Exit code of the command that ran the attempt."""
 
     max_attempts: int = 5
-    """Failures in a row, without a new checkpoint in between, after which it is over."""
+    """Give up after this many failures in a row without a new checkpoint."""
 
     bad_node: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A node that was found bad in this attempt; once for each."""

@@ -17,7 +17,7 @@ class MegatronJob:
     """All for --format megatron alone. The sizes are of the job that loads it."""
 
     optimizer_format: OptimizerForm = "fully_reshardable"
-    """dp_reshardable: the flat memory of each TP x PP x EP rank, which Megatron-LM writes unless it is asked
+    """dp_reshardable: the flat memory of each TP x PP x EP rank, which Megatron-LM writes without
     --dist-ckpt-optim-fully-reshardable; it fits the sizes given here, with any DP. fully_reshardable fits all sizes."""
     tensor_model_parallel_size: int = 1
     """TP."""
