@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+import runs
 from data.prepared import Prepared
 from data.source import build_source
-from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
+from runs import DEBUG, ROOT, losses, train, train_or_fail
 from training.cli import parse
+from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
 
 TP2PP2 = (
@@ -29,10 +31,13 @@ TP2PP2 = (
     "True",
     "--parallel.pipeline_model_parallel_size",
     "2",
-    "--train.micro_batch_size",
-    "2",
 )
 FOUR = ("--train.train_iters", "4")
+
+
+def configuration(run_dir: Path, *flags: str) -> RunConfig:
+    """In half as many microbatches as the debug recipe has."""
+    return runs.configuration(run_dir, "--train.micro_batch_size", "2", *flags)
 
 
 # ---- the folder
@@ -253,7 +258,16 @@ def test_dropout_does_something(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--train.rampup_batch_size", "2", "2", "24", "--parallel.ddp_bucket_size", "20000")
+    flags = (
+        "--train.rampup_batch_size",
+        "2",
+        "2",
+        "24",
+        "--train.micro_batch_size",
+        "1",
+        "--parallel.ddp_bucket_size",
+        "20000",
+    )
     straight = train(prepared, configuration(tmp_path / "a", *flags), 1)
     assert [line["consumed_samples"] for line in straight][:4] == [2, 4, 6, 8]
     assert straight[-1]["consumed_samples"] - straight[-2]["consumed_samples"] == 8

@@ -195,10 +195,9 @@ DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layer
         (8, 4096, {"recompute": "full"}),
         (15, 512, {}),
         (15, 2048, {"recompute": "full", "precision": "fp32"}),
-        (7, 1024, DEALT),
         (0, 1024, DEALT | {"cp": 2, "dp": 32}),
     ],
-    ids=["scores", "depths", "depths-fp32", "uneven-chunks", "uneven-chunks-over-context-ranks"],
+    ids=["scores", "depths", "depths-fp32", "uneven-chunks-over-context-ranks"],
 )
 def test_formulas_know_the_moments_of_the_largest_models(
     tmp_path: Path, stage: int, seq: int, more: dict[str, Any]
