@@ -14,7 +14,7 @@ from pathlib import Path
 
 from training.watchdog.heartbeat import STACKS_SIGNAL, SUFFIX, HeartbeatReading, Page, remove
 from training.watchdog.pace import LOOK_S
-from training.watchdog.process import lives, moved_bytes, send, status
+from training.watchdog.process import lives, moved_bytes, send, send_to_main_thread, status
 from training.watchdog.stacks import StackPosition, stand
 
 _BUSY = 0.2
@@ -182,7 +182,7 @@ def _stacks_of(peers: Sequence[Peer]) -> dict[int, str]:
     before = {peer.about.rank: _size(peer.stacks_file()) for peer in peers}
     for peer in peers:
         _dump_collectives(peer)
-        peer.send(STACKS_SIGNAL)
+        send_to_main_thread(peer.about.pid, peer.about.process_start, STACKS_SIGNAL)
         if peer.state == "T":
             peer.send(signal.SIGCONT)
     deadline, waited_for, sizes = time.monotonic() + _STACKS_S, list(peers), dict(before)

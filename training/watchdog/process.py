@@ -57,6 +57,22 @@ def send(pid: int, start: int | None, number: int) -> None:
             os.kill(pid, number)
 
 
+def send_to_main_thread(pid: int, start: int | None, number: int) -> None:
+    """A signal to that process, handled by its main thread, where the C library has tgkill(2) (glibc 2.30).
+
+    Of a stopped process any thread may take a signal to the whole process when it continues. faulthandler then walks
+    the main thread's frames while that one runs, and may crash it (seen once in five runs of the suite).
+    """
+    import ctypes  # only a watchdog that takes stacks pays for it
+
+    if lives(pid, start):
+        tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+        if tgkill is None:
+            send(pid, start, number)
+        else:
+            tgkill(pid, pid, number)
+
+
 class Ending:
     """Waits for a process that need not be a child: by pidfd_open(2), or by looking where that is missing."""
 

@@ -1,6 +1,8 @@
 """Where a rank stands, from what faulthandler really writes."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +22,8 @@ from parallel.launch import Identity
 from parallel.mcore_patches import all_gather_in_place, reduce_scatter_in_place
 from ranks import run_ranks
 from training.evaluation import Asked
-from training.watchdog import stacks
+from training.watchdog import process, stacks
+from training.watchdog.heartbeat import STACKS_SIGNAL
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -187,3 +190,29 @@ def _asked(pid: int, path: Path, thread: int) -> stacks.StackPosition | None:
 def test_a_rank_that_is_blocked_in_gloo_answers(tmp_path: Path, name: str) -> None:
     """Who waits is not taken for who is waited for."""
     run_ranks(2, wait_for_a_peer_that_does_not_come, tmp_path, name)
+
+
+def test_a_stopped_process_writes_its_stacks_from_the_main_thread(tmp_path: Path) -> None:
+    """Another thread would walk the main thread's frames while that one runs on."""
+    path = tmp_path / "stacks"
+    command = [sys.executable, "-c", PROGRAM.format(what="time.sleep(60)"), str(path)]
+    with subprocess.Popen(command, cwd=runs.ROOT, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        main_thread = int(program.stdout.readline())
+        try:
+            for number in range(1, 11):
+                program.send_signal(signal.SIGSTOP)
+                until(lambda: (found := process.status(program.pid, None)) is not None and found.state == "T")
+                process.send_to_main_thread(program.pid, None, STACKS_SIGNAL)
+                program.send_signal(signal.SIGCONT)
+                until(lambda number=number: path.read_text().count("Current thread") == number)  # type: ignore[misc]
+        finally:
+            program.kill()
+    assert set(re.findall("Current thread 0x([0-9a-f]+)", path.read_text())) == {f"{main_thread:016x}"}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
