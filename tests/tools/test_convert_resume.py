@@ -3,11 +3,14 @@
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,9 @@ from safetensors.torch import save_file
 
 from data.sentencepiece_training import builtin_model
 from models.families import TINY
+from parallel.errors import UserError
 from tests.tools.hf_folders import write_folder
+from tools.convert import resumable
 from tools.convert.__main__ import main
 from tools.convert.source import HfFolder
 from training.checkpoint.format.manifest import write_manifest
@@ -50,6 +55,31 @@ def killed(arguments: list[str], unfinished: Path, ending: str) -> int:
     finally:
         process.wait()
     return len(list(unfinished.glob(f"*{ending}")))
+
+
+class DiesWhenAsked(SpawnProcess):
+    """A worker that dies right before its exit code is read for the ``reading``-th time."""
+
+    reading: int
+
+    @property
+    def exitcode(self) -> int | None:
+        self.reading -= 1
+        if self.reading == 0:
+            self.kill()
+            self.join()
+        return super().exitcode
+
+
+@pytest.mark.parametrize("reading", range(1, 8))
+def test_a_worker_that_dies_at_any_moment_is_seen(reading: int) -> None:
+    """The last one's end between two looks at it was a StopIteration, or success."""
+    worker = DiesWhenAsked(target=time.sleep, args=(60,))
+    worker.reading = reading
+    worker.start()
+    with pytest.raises(UserError, match=r"exit code -9\. What is done is kept"):
+        while resumable._are_running([worker], SimpleQueue(ctx=multiprocessing.get_context("spawn"))):
+            pass
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

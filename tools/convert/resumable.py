@@ -8,6 +8,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,19 +138,28 @@ def _run_workers(job: ConversionJob, workers: int, bar: tqdm) -> None:
         with ctrl_c_later():
             for process in processes:
                 process.start()
-        while any(process.is_alive() for process in processes):
-            next(process for process in processes if process.is_alive()).join(0.2)
+        while _are_running(processes, said):
             bar.update(start + counter.value - bar.n)
-            if failed := [process for process in processes if process.exitcode]:
-                text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0].exitcode}"
-                if failed[0].exitcode == DAMAGED:
-                    raise DamagedError(text)
-                raise UserError(f"{text} What is done is kept: run the same command again.")
         bar.update(start + counter.value - bar.n)
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+def _are_running(processes: list[SpawnProcess], said: "SimpleQueue[str]") -> bool:
+    """Waits 0.2 s, or until one of them ends. A worker may end at any line of this: who still runs is asked before who
+    failed, so that the last one's failure is seen too. Raises what a worker raised."""
+    running = [process.sentinel for process in processes if process.exitcode is None]
+    if failed := [process.exitcode for process in processes if process.exitcode]:
+        text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0]}."
+        if failed[0] == DAMAGED:
+            raise DamagedError(text)
+        raise UserError(f"{text} What is done is kept: run the same command again.")
+    if not running:
+        return False
+    wait(running, timeout=0.2)
+    return True
 
 
 def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:
