@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,3 +40,18 @@ def process(*arguments: object, **more: object) -> subprocess.Popen:
     """The program, started."""
     command = [sys.executable, "-m", "tools.preprocess", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def wait_for_end(workers: Sequence[psutil.Process]) -> None:
+    """A zombie has ended: init may leave it so for a second."""
+    end_s = time.monotonic() + 20
+    while any(map(_runs, workers)):
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

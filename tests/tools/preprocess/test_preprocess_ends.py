@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.support.doctor_nodes import can_mount, left_out
-from tests.tools.preprocess_program import ROOT, process
+from tests.tools.preprocess_program import ROOT, process, wait_for_end
 from tools.preprocess import worker_pool
 
 BLANK = b"\n" * (48 << 20)
@@ -93,8 +93,7 @@ def test_workers_that_are_at_work_end_with_a_killed_parent(slow, tmp_path):
         before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
         started.kill()
         started.wait()  # not for its pipes, which workers have too
-        _, alive = psutil.wait_procs(workers, timeout=20)
-        assert not alive
+        wait_for_end(workers)
     finally:
         for worker in psutil.wait_procs(workers, timeout=0)[1]:
             worker.kill()

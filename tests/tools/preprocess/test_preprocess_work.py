@@ -19,7 +19,7 @@ from data.inputs import resolve
 from data.manifest import BLOCK_BYTES, BlockSums
 from data.shards import Shard
 from parallel.errors import UserError
-from tests.tools.preprocess_program import process, results, shard_bytes
+from tests.tools.preprocess_program import process, results, shard_bytes, wait_for_end
 from tools.preprocess import worker_pool
 from tools.preprocess.__main__ import main
 
@@ -64,8 +64,7 @@ def killed_when(is_time, delay_s, folder, command):
     workers = psutil.Process(started.pid).children() if is_at_work else []
     started.kill()
     started.join()
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert not alive
+    wait_for_end(workers)
     found = published(folder)
     time.sleep(0.02)
     assert published(folder) == found
@@ -137,8 +136,7 @@ def test_workers_end_with_a_killed_parent_and_a_restart_is_not_refused(lines, se
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
     again = process(*command)
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert not alive
+    wait_for_end(workers)
     err = again.communicate()[1]
     assert again.returncode == 0, err
     assert len(documents(tmp_path / "x")) == 720
