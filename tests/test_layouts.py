@@ -94,15 +94,15 @@ the test suite.
 
 ## Proven equal to one rank
 
-On CPU ranks (gloo), fp32, 2 to 6 layers of width 64, 3 iterations of 4 samples of 64 tokens: the losses, the
+On CPU ranks (gloo), fp32, 2 to 6 layers of width 64, 3 iterations of 2 or 4 samples of 64 tokens: the losses, the
 gradient norms, the gradient of **every parameter** at step 1, the samples and their order (not with CP, where a rank
 sees slices of samples), and the losses after a checkpoint of this layout was resumed on **one** rank, weights and
 optimizer, all within 1e-5 relative of one rank that ran straight through. A layout's name spells its sizes: `tp2` is
-TP 2, `sp` sequence parallelism, `pp` pipeline, `vpp`
-chunks per stage, `dp` replicas, `cp` context, `ep` experts, `etp` expert TP; `mbs` micro-batch, `overlap` of gradient
-reduction and parameter gather, `bucket` gradient elements per bucket, `zero0` without distributed optimizer,
-`first`/`last` layers of the end stages, `account` embedding and loss counted as layers, `[Et|tL]` what each chunk holds
-in Megatron's letters, `allgather` the all-gather dispatcher of experts (otherwise all-to-all). Try your own:
+TP 2, `sp` sequence parallelism, `pp` pipeline, `vpp` chunks per stage, `dp` replicas, `cp` context, `ep` experts,
+`etp` expert TP; `mbs` micro-batch, `overlap` of gradient reduction and parameter gather, `bucket` gradient elements
+per bucket, `zero0` without distributed optimizer, `first`/`last` layers of the end stages, `account` embedding and
+loss counted as layers, `[Et|tL]` what each chunk holds in Megatron's letters, `allgather` the all-gather dispatcher of
+experts (otherwise all-to-all). Try your own:
 `python -m tools.parity RECIPE --layouts tp2spep2etp1 ...`.
 
 | Model | Layouts |

@@ -29,7 +29,7 @@ class Model:
     layouts: tuple[str, ...]
     shape: str = "debug"
     num_layers: int = 4
-    global_batch_size: int = 4
+    global_batch_size: int = 2
     overrides: tuple[tuple[str, Any], ...] = ()
     documents_apart: bool = False
 
@@ -57,6 +57,7 @@ MODELS = [
         "tp2 tp4 tp2sp pp2 pp4 pp2vpp2 dp2 dp4overlapbucket20000 dp2zero0 tp2sppp2dp2 tp2pp2vpp2dp2 cp2 cp4 "
         "cp2tp2sppp2 mbs2 mbs4 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL]",
         num_layers=4,
+        global_batch_size=4,
     ),
     model("Qwen3: norms of queries and keys", "tp2sp dp2", shape="qwen3_tiny"),
     model("Qwen2: biases of queries, keys and values", "tp2 pp2", shape="qwen2_tiny"),
@@ -71,6 +72,7 @@ MODELS = [
         "MoE: balancing and z loss, shared expert",
         "dp2 cp2 ep2 ep4 tp2spep2etp1 tp2spep2etp2 dp2ep2pp2 ep2pp2vpp2 dp4ep2overlap",
         num_layers=4,
+        global_batch_size=4,
         **MOE,
         moe_router_load_balancing_type="aux_loss",
         moe_aux_loss_coeff=0.05,
@@ -104,6 +106,7 @@ MODELS = [
     model(
         "MoE: group-limited routing",
         "ep4 tp2sp",
+        global_batch_size=4,
         **MOE | {"num_moe_experts": 8},
         moe_router_num_groups=4,
         moe_router_group_topk=2,
