@@ -22,7 +22,7 @@ SAMPLE = "transient: kill -9 of rank 1|step 6"
 def test_a_killed_rank_costs_nothing(
     cluster: PrivateCluster, tmp_path: Path, cache_dir: Path, prepared: Prepared
 ) -> None:
-    runs.train(prepared, runs.configuration(tmp_path / "undisturbed", *FLAGS), 2)
+    runs.train(prepared, runs.configuration(tmp_path / "undisturbed", *FLAGS, "--train.micro_batch_size", "1"), 2)
     newest = folders.latest(tmp_path / "undisturbed/checkpoints")
     assert newest is not None and folders.iteration_of(newest) == ITERATIONS
     undisturbed = Undisturbed(digests=digests(newest), losses={})

@@ -18,8 +18,8 @@ DEBUG = ROOT / "slurm/recipes/debug.toml"
 
 
 def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig:
-    """The debug recipe with flags over it."""
-    plain = ("--log.tensorboard", "False", "--checkpoint.async_save", "False")  # no helper process in each test
+    """The debug recipe with flags over it: no helper processes, and half its microbatches."""
+    plain = ("--log.tensorboard", "False", "--checkpoint.async_save", "False", "--train.micro_batch_size", "2")
     return parse.parse_config([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
 
 

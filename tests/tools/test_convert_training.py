@@ -69,7 +69,7 @@ def converted(direction: str, source: Path, target: Path) -> Path:
 
 def trained(recipe: Path, run_dir: Path, texts: Path, *flags: str) -> Path:
     """The checkpoint of an iteration."""
-    short = ("--train.train_iters", "1", "--train.global_batch_size", "1", "--model.seq_length", "32", "--nproc", "1")
+    short = ("--train.train_iters", "1", "--train.global_batch_size", "2", "--model.seq_length", "32", "--nproc", "1")
     data = ("--data.paths", str(texts), "--data.cache_dir", str(run_dir.with_name("cache")), "--data.split", "1")
     config = configuration(run_dir, *short, *data, "--device", "cpu", *flags, recipe=recipe)
     train(prepare.prepare(config, None), config, 1)

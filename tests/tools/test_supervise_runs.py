@@ -18,7 +18,7 @@ from data.prepared import Prepared
 from training.metrics.jsonl import read_jsonl
 
 FLAGS = ("--train.train_iters", "16", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
-         "--log.log_interval", "1", "--train.generate_tokens", "0")  # fmt: skip
+         "--log.log_interval", "1", "--train.generate_tokens", "0", "--train.micro_batch_size", "2")  # fmt: skip
 Start = Callable[..., subprocess.Popen[str]]
 pytestmark = pytest.mark.timeout(480)  # four processes import torch twice; other tests may want the cores, too
 

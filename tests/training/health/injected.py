@@ -20,7 +20,7 @@ from training.health.names import parameter_names
 from training.progress import Progress
 from training.step import StepResult
 
-PLAIN = ("--train.eval_interval", "None", "--checkpoint.save_interval", "2")
+PLAIN = ("--train.eval_interval", "None", "--checkpoint.save_interval", "2", "--train.micro_batch_size", "1")
 
 
 @dataclasses.dataclass

@@ -159,7 +159,9 @@ def see_known_routing(trial: Trial) -> None:
 
 def test_loads_belong_to_their_blocks_on_any_stage(prepared: Prepared, tmp_path: Path) -> None:
     flags = [*SHORT, *EXPERTS, *SOME_DENSE, *BIASED, *TWO_DEPTHS, *LAYOUTS["pp2"].split()]
-    config = runs.configuration(tmp_path, *flags, "--parallel.virtual_pipeline_model_parallel_size", "2")
+    config = runs.configuration(
+        tmp_path, *flags, "--parallel.virtual_pipeline_model_parallel_size", "2", "--train.micro_batch_size", "1"
+    )
     run_ranks(2, with_trial, config, prepared, see_known_routing)
 
 

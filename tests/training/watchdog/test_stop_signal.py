@@ -18,7 +18,8 @@ from training.checkpoint import folders
 from training.metrics.jsonl import read_jsonl
 from training.watchdog.stop_signal import REPEAT_S
 
-FLAGS = ("--train.train_iters", "2000", "--log.log_interval", "1", "--train.eval_interval", "None")
+FLAGS = ("--train.train_iters", "2000", "--log.log_interval", "1", "--train.eval_interval", "None",
+         "--train.micro_batch_size", "2")  # fmt: skip
 
 
 def until(condition: Callable[[], object], run: Program | subprocess.Popen[str]) -> None:
