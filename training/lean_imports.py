@@ -12,7 +12,6 @@ each rank, unless it is there before they are forked (`python -X importtime -c "
 numpy.random, megatron.core.models.mimo"`; 2 cores, 2026-11-23)."""
 
 
-
 @contextlib.contextmanager
 def lean(device: str) -> Iterator[None]:
     """What is imported within is to run on ``device``, "cpu" or "cuda"."""
