@@ -16,10 +16,10 @@ from parallel.launch import count_gpus
 
 LONGEST = (
     "test_layouts.py", "training/test_runs.py", "plan/test_trace.py", "test_checkpoint_ranks.py",
-    "test_supervise_runs.py", "test_preprocess_work.py", "test_calibrate.py", "test_requeue.py",
+    "slurm/test_jobs.py", "test_supervise_runs.py", "test_calibrate.py", "test_requeue.py",
     "test_preprocess_hub.py", "test_hostile.py", "test_run_lock.py", "test_watchdog.py",
 )  # fmt: skip
-"""Files of half a minute and more: dealt first, so that no process is busy with one when the others have ended."""
+"""Files of about half a minute and more: dealt first, so that all processes end at about the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
+
+from training.watchdog.process import lives
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,15 +45,5 @@ def process(*arguments: object, **more: object) -> subprocess.Popen:
 
 
 def wait_for_end(workers: Sequence[psutil.Process]) -> None:
-    """A zombie has ended: init may leave it so for a second."""
-    end_s = time.monotonic() + 20
-    while any(map(_runs, workers)):
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    """A zombie has ended: init may leave it so for a second, and psutil.wait_procs would wait for that."""
+    until(lambda: not any(lives(worker.pid, None) for worker in workers), within_s=20)

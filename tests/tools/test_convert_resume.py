@@ -78,8 +78,7 @@ def test_a_worker_that_dies_at_any_moment_is_seen(reading: int) -> None:
     worker.reading = reading
     worker.start()
     with pytest.raises(UserError, match=r"exit code -9\. What is done is kept"):
-        while resumable._are_running([worker], SimpleQueue(ctx=multiprocessing.get_context("spawn"))):
-            pass
+        resumable._wait_for([worker], SimpleQueue(ctx=multiprocessing.get_context("spawn")), lambda: None)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -16,6 +16,8 @@ import pytest
 
 from tools.supervise.__main__ import run_dir_of
 from tools.supervise.notice import Notice
+from training.watchdog.process import lives
+from waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAND_IN = """
@@ -86,22 +88,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             process.communicate()
 
 
-def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    """Wait; the time is a guard against hanging."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("words", "code", "attempts", "says"),
     [
@@ -153,7 +139,7 @@ def test_a_signal_ends_it_for_good(
     assert f"ended by {number.name}; the same command continues" in said
     assert (tmp_path / "run/started").read_text() == "x"
     assert (tmp_path / "run/heard").read_text() == f"{15 if number == signal.SIGHUP else number.value}\n"
-    assert not runs(int((tmp_path / "run/pid").read_text()))
+    assert not lives(int((tmp_path / "run/pid").read_text()), None)
 
 
 def test_usr2_reaches_who_hears_it_and_the_run_goes_on(
@@ -178,7 +164,7 @@ def test_a_second_ctrl_c_does_not_wait(start: Callable[..., subprocess.Popen[str
     supervisor.send_signal(signal.SIGINT)
     _, said = supervisor.communicate(timeout=120)
     assert supervisor.returncode == 137, said
-    assert not runs(int((tmp_path / "run/pid").read_text()))
+    assert not lives(int((tmp_path / "run/pid").read_text()), None)
 
 
 def test_what_comes_soon_after_says_nothing_new(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
@@ -192,7 +178,7 @@ def test_what_comes_soon_after_says_nothing_new(start: Callable[..., subprocess.
         time.sleep(0.3)
     assert (tmp_path / "run/heard").read_text() == "15\n"
     assert supervisor.poll() is None
-    assert runs(int((tmp_path / "run/pid").read_text()))
+    assert lives(int((tmp_path / "run/pid").read_text()), None)
 
 
 def test_a_signal_ends_the_pause(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
@@ -209,7 +195,7 @@ def test_a_killed_supervisor_leaves_nothing(start: Callable[..., subprocess.Pope
     supervisor = start("wait")
     until((tmp_path / "run/pid").exists)
     supervisor.kill()
-    until(lambda: not runs(int((tmp_path / "run/pid").read_text())))
+    until(lambda: not lives(int((tmp_path / "run/pid").read_text()), None))
 
 
 def test_orphans_are_ended_before_the_next_attempt(tmp_path: Path) -> None:
@@ -226,7 +212,7 @@ print(one.code(), one.end_leftovers())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "137 1\n", done.stderr
-    assert not runs(int((tmp_path / "pid").read_text()))
+    assert not lives(int((tmp_path / "pid").read_text()), None)
 
 
 def test_a_notice_saves_and_nothing_starts_while_it_stands(

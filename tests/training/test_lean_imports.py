@@ -1,13 +1,11 @@
 """What a rank's imports leave out, and that it can be had later. A fresh interpreter: this one has imported all."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-import runs
-from data.prepared import Prepared
+ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
 import gc, sys
@@ -27,18 +25,27 @@ def test_a_run_on_the_cpu_imports_no_compiler_and_no_wandb() -> None:
     assert done.stdout == "[]\nwandb\n", done.stdout + done.stderr
 
 
-def test_a_forked_rank_imports_nothing_of_numpy_and_megatron(
-    tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+RANK = """
+import sys
+from pathlib import Path
+import runs
+from data.config import DataConfig
+from data.prepare import prepare
+prepared = prepare(DataConfig(tokenizer="byte", cache_dir=sys.argv[2]), lambda _: None)
+before, train = set(sys.modules), runs.one_run.train
+def observed(*args):
+    code = train(*args)
+    late = sorted(name for name in sys.modules.keys() - before if name.startswith(("numpy", "megatron")))
+    Path(sys.argv[1], "late").write_text(" ".join(late))
+    return code
+runs.one_run.train = observed
+runs.train(prepared, runs.configuration(Path(sys.argv[1], "run"), "--train.train_iters", "1"), 1)
+"""
+
+
+def test_a_forked_rank_imports_nothing_of_numpy_and_megatron(tmp_path: Path, cache_dir: Path) -> None:
     """Each would do it by itself, at its first step."""
-    before, train = set(sys.modules), runs.one_run.train
-
-    def observed(*args: object) -> int:
-        code = train(*args)  # type: ignore[arg-type]
-        late = sorted(name for name in sys.modules.keys() - before if name.startswith(("numpy", "megatron")))
-        (tmp_path / "late").write_text(" ".join(late))
-        return code
-
-    monkeypatch.setattr(runs.one_run, "train", observed)
-    runs.train(prepared, runs.configuration(tmp_path / "run", "--train.train_iters", "1"), 1)
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "tests/support")}
+    command = [sys.executable, "-W", "ignore", "-c", RANK, str(tmp_path), str(cache_dir)]
+    subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True)
     assert (tmp_path / "late").read_text() == ""

@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-import runs
 from data.prepared import Prepared
 from data.source import build_source
-from runs import DEBUG, ROOT, losses, train, train_or_fail
+from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
 from training.cli import parse
-from training.config.run_config import RunConfig
 from training.metrics.jsonl import read_jsonl
 
 TP2PP2 = (
@@ -33,11 +31,6 @@ TP2PP2 = (
     "2",
 )
 FOUR = ("--train.train_iters", "4")
-
-
-def configuration(run_dir: Path, *flags: str) -> RunConfig:
-    """In half as many microbatches as the debug recipe has."""
-    return runs.configuration(run_dir, "--train.micro_batch_size", "2", *flags)
 
 
 # ---- the folder

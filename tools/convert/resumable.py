@@ -138,28 +138,29 @@ def _run_workers(job: ConversionJob, workers: int, bar: tqdm) -> None:
         with ctrl_c_later():
             for process in processes:
                 process.start()
-        while _are_running(processes, said):
-            bar.update(start + counter.value - bar.n)
-        bar.update(start + counter.value - bar.n)
+        _wait_for(processes, said, lambda: bar.update(start + counter.value - bar.n))
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _are_running(processes: list[SpawnProcess], said: "SimpleQueue[str]") -> bool:
-    """Waits 0.2 s, or until one of them ends. A worker may end at any line of this: who still runs is asked before who
-    failed, so that the last one's failure is seen too. Raises what a worker raised."""
-    running = [process.sentinel for process in processes if process.exitcode is None]
-    if failed := [process.exitcode for process in processes if process.exitcode]:
-        text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0]}."
-        if failed[0] == DAMAGED:
-            raise DamagedError(text)
-        raise UserError(f"{text} What is done is kept: run the same command again.")
-    if not running:
-        return False
-    wait(running, timeout=0.2)
-    return True
+def _wait_for(processes: list[SpawnProcess], said: "SimpleQueue[str]", show_progress: Callable[[], Any]) -> None:
+    """Until all have ended. Raises what one of them raised, which ``said`` holds.
+
+    A worker may end at any line of this. Who still runs is asked before who failed: the last one's failure is seen too.
+    """
+    while True:
+        running = [process.sentinel for process in processes if process.exitcode is None]
+        show_progress()
+        if failed := [process.exitcode for process in processes if process.exitcode]:
+            text = said.get() if not said.empty() else f"a worker ended with exit code {failed[0]}."
+            if failed[0] == DAMAGED:
+                raise DamagedError(text)
+            raise UserError(f"{text} What is done is kept: run the same command again.")
+        if not running:
+            return
+        wait(running, timeout=0.2)
 
 
 def _work(job: ConversionJob, worker: int, workers: int, counter: "Synchronized[int]", said: Any, parent: int) -> None:

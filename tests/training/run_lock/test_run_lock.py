@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from training.checkpoint.format.manifest import MANIFEST
 from training.run_lock import liveness, lock_heartbeat
 from training.run_lock.lock import ATTEMPT, RELEASED, LockLost, RunLock, _succeed, acquire, fenced, held_lock
 from training.run_lock.record import OWNER, Owner, current, encode, myself, successor
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -84,12 +84,6 @@ def python(code: str, *arguments: object) -> subprocess.Popen[str]:
     """A fresh interpreter in the checkout."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait; what never comes is ended by pytest's timeout."""
-    while not condition():
-        time.sleep(0.02)
 
 
 def put(folder: Path, environ: Mapping[str, str] | None = None, **changed: object) -> Owner:

@@ -24,6 +24,7 @@ from ranks import run_ranks
 from training.evaluation import Asked
 from training.watchdog import process, stacks
 from training.watchdog.heartbeat import STACKS_SIGNAL
+from waiting import until
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -209,10 +210,3 @@ def test_a_stopped_process_writes_its_stacks_from_the_main_thread(tmp_path: Path
         finally:
             program.kill()
     assert set(re.findall("Current thread 0x([0-9a-f]+)", path.read_text())) == {f"{main_thread:016x}"}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

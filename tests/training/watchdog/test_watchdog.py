@@ -18,19 +18,12 @@ import together
 from parallel.launch import Identity
 from training.watchdog import starts, verdict_file
 from training.watchdog.heartbeat import Page, memory_folder, remove
+from waiting import until
 
 PROGRAM = Path(__file__).with_name("tiny_ranks.py")
 PORT = str(os.getpid())
 """By which ranks of a start find each other, as far as the watchdogs know."""
 Start = Callable[..., list[subprocess.Popen[str]]]
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait, but not for ever."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def living(session: int) -> list[int]:
