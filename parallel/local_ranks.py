@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from parallel.durable import replace_file
 from parallel.errors import SharedFault, SharedMistake, UserError
 from parallel.launch import Identity, node_name
 from parallel.processes import die_with_parent
@@ -170,8 +171,8 @@ def _fork(
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
         code, failure = guard(partial(_run_forked, run, signals, of_parent, stopped), identity)
         if failure is not None:
-            note = notes / str(identity.rank)
-            note.write_text(json.dumps(dataclasses.asdict(failure)))
+            data = json.dumps(dataclasses.asdict(failure)).encode()
+            replace_file(notes / str(identity.rank), data, durable=False)  # it may be killed in the midst of it
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
@@ -298,7 +299,7 @@ def _verdict(ended: Mapping[int, Ended], notes: Path) -> tuple[int, Failure | No
 
     Where all are echoes (a peer hung, say), the first that left a word of its own tells more than one that we killed.
     """
-    failures: dict[str, Failure] = {note.name: read_json(note, Failure) for note in notes.iterdir()}
+    failures: dict[str, Failure] = {note.name: read_json(note, Failure) for note in notes.iterdir() if not note.suffix}
     ill = {rank: end for rank, end in ended.items() if end.code not in (0, STOPPED)}
     silent = {str(rank): end for rank, end in ill.items() if str(rank) not in failures}
     for rank, end in silent.items():

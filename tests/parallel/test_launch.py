@@ -21,9 +21,9 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "12",
         "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2),2(x2)", "SLURM_JOB_ID": "77"}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks here need no three seconds to end by themselves."""
+    """For where the other rank only sleeps: it needs no three seconds to end by itself, and has nothing to say."""
     monkeypatch.setattr(local_ranks, "GRACE_S", 0.3)
 
 
@@ -76,6 +76,7 @@ def _fail_on_1(identity: Identity) -> int:
     return 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_failing_rank_ends_the_others_and_is_the_one_shown() -> None:
     code, failure = local_ranks.fork_ranks(3, _fail_on_1)
     assert code == 1
@@ -121,6 +122,7 @@ def test_a_master_that_resolves_later_is_waited_for(
     assert said.startswith("MASTER_ADDR") and "retrying for 30 s" in said and said.count("\n") == 1
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_killed_rank_is_named() -> None:
     code, failure = local_ranks.fork_ranks(3, _kill_itself)
     assert code == 128 + signal.SIGKILL
@@ -176,6 +178,7 @@ def _one_leaves_and_one_hears_nothing(identity: Identity) -> int:
     return 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_rank_that_left_on_request_is_not_waited_for() -> None:
     began = time.monotonic()
     assert local_ranks.fork_ranks(2, _one_leaves_and_one_hears_nothing) == (local_ranks.STOPPED, None)
@@ -189,6 +192,7 @@ def _ordinary_error(identity: Identity) -> int:
     return 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_only_torch_echoes() -> None:
     """A disk's error reads like a network's; and ranks that we ended are never the cause."""
     code, failure = local_ranks.fork_ranks(2, _ordinary_error)
@@ -197,12 +201,30 @@ def test_only_torch_echoes() -> None:
     assert (failure.rank, failure.echo) == (1, False)
 
 
+def _killed_half_written(partial: Path, _: Path) -> None:
+    os.truncate(partial, 3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_killed_while_it_says_why_leaves_the_others_words() -> None:
+    def rank(identity: Identity) -> int:
+        if identity.rank == 1:
+            Path.replace = _killed_half_written  # type: ignore[method-assign,assignment]
+        raise ValueError(f"of rank {identity.rank}")
+
+    code, failure = local_ranks.fork_ranks(2, rank)
+    assert failure is not None
+    assert (code, failure.rank) == (1, 0)
+    assert "of rank 0" in failure.text
+
+
 def _hang(identity: Identity) -> int:
     if identity.rank == 1:
         time.sleep(60)
     raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_where_one_hangs_the_others_words_are_kept() -> None:
     _, failure = local_ranks.fork_ranks(2, _hang)
     assert failure is not None
@@ -269,11 +291,13 @@ def test_spawned_ranks_get_torchruns_environment(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "3", "1": "3", "2": "3"}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_spawned_rank_that_fails_ends_the_others() -> None:
     script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 7
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_spawned_rank_that_is_killed_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     script = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script], os.environ) == 137
