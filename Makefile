@@ -71,8 +71,10 @@ PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]
 	set -e -o pipefail; installed=$$(mktemp); trap 'rm -f "$$installed"' EXIT; \
 	python3 -m pip list --disable-pip-version-check --format=freeze | grep -iE '^[a-z0-9._-]+==$(PEP440)$$' > "$$installed"; \
 	$(PIP_INSTALL) --constraint "$$installed" --no-deps megatron-core==0.19.2; \
-	$(PIP_INSTALL) --constraint "$$installed" sentencepiece "tyro>=1.0,<2" tomli-w psutil platformdirs tqdm xxhash tensorboard wandb \
-		tokenizers tiktoken orjson zstandard pyarrow datasets pytest pytest-timeout hypothesis transformers safetensors ruff mypy types-tqdm types-psutil
+	$(PIP_INSTALL) --constraint "$$installed" $$(python3 -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = project["optional-dependencies"]; \
+		listed = project["dependencies"] + extras["data"] + extras["test"]; \
+		print(*(one for one in listed if not one.startswith(("torch", "megatron-core", "triplane"))))')
 	python3 -m tools.versions
 	touch $@
 
