@@ -6,6 +6,7 @@ the other f. The router's expert bias is no parameter: no gradient moves it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Iterator[Parame
 
 def num_parameters(shape: GPTShape, *, padded_vocab: bool = False) -> int:
     """Parameters of the model, without the padding of the vocabulary unless asked: the published way."""
-    return sum(parameter.size for parameter in parameters(shape, padded_vocab=padded_vocab))
+    return sum(times * parameter.size for times, parameter in _counted(shape, padded_vocab=padded_vocab))
 
 
 def active_parameters(shape: GPTShape) -> int:
@@ -57,7 +58,18 @@ def active_parameters(shape: GPTShape) -> int:
 
     The published way: all of the embedding counts, without padding. Multi-token prediction counts where there is any.
     """
-    return sum_active(shape, parameters(shape, padded_vocab=False))
+    return sum(times * sum_active(shape, [parameter]) for times, parameter in _counted(shape, padded_vocab=False))
+
+
+def _counted(shape: GPTShape, *, padded_vocab: bool) -> Iterator[tuple[int, Parameter]]:
+    """``parameters``, of blocks that are alike one, and how many there are: a search asks for thousands of models."""
+    alike = Counter(shape.moe_blocks)
+    yield from ((1, parameter) for parameter in embedding_parameters(shape, padded_vocab=padded_vocab))
+    for moe, blocks in alike.items():
+        yield from ((blocks, parameter) for parameter in _block(shape, "layers.0.", moe=moe))
+    yield from ((1, parameter) for parameter in head_parameters(shape, padded_vocab=padded_vocab))
+    for depth in range(shape.mtp_num_layers):
+        yield from ((1, parameter) for parameter in mtp_parameters(shape, depth))
 
 
 def mtp_only_parameters(shape: GPTShape) -> int:

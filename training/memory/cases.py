@@ -1,5 +1,6 @@
 """Cases, as columns: one numpy element per case, so that thousands cost as much as one."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,8 +71,8 @@ class ColumnGroup:
         position = {key: number for number, key in enumerate(unique)}
         where = np.array([position[id(part)] for part in parts], dtype=np.intp)
         names = [name for name in getattr(type(parts[0]), "__dataclass_fields__", {}) if name not in skip]
-        for name in names:
-            values = np.array([getattr(part, name) for part in unique.values()], dtype=np.float64)
+        read = operator.attrgetter(*names)
+        for name, values in zip(names, np.array([read(part) for part in unique.values()], np.float64).T, strict=True):
             setattr(self, name, values[where])
 
     def __getattr__(self, name: str) -> Column:  # for mypy: every attribute is a column

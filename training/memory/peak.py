@@ -18,10 +18,10 @@ from training.memory.activations import (
     loss_bytes,
     stream_bytes,
 )
-from training.memory.cases import Column, MemoryColumns, tokens
+from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
 from training.memory.layouts import Candidate
 from training.memory.stage_parameters import FP8_COPIES
-from training.memory.states import BlockStack, states
+from training.memory.states import BlockStack, state_bytes
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""
@@ -51,10 +51,10 @@ class PeakBytes:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
-def workspace_bytes(layout: Candidate) -> float:
+def workspace_bytes(layout: ColumnGroup) -> Column:
     """Beside the tensors, on a GPU."""
-    axes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.dp)
-    return LIBRARY_BYTES + GROUP_BYTES * sum(size > 1 for size in axes)
+    axes = np.array([layout.tp, layout.pp, layout.cp, layout.ep, layout.dp])
+    return np.asarray(LIBRARY_BYTES + GROUP_BYTES * (axes > 1).sum(axis=0))
 
 
 def memory(columns: MemoryColumns, shapes: Sequence[GPTShape], layouts: Sequence[Candidate]) -> PeakBytes:
@@ -79,39 +79,29 @@ def stage_memory(
     columns: MemoryColumns, stacks: Sequence[BlockStack], layouts: Sequence[Candidate], stages: Sequence[int]
 ) -> PeakBytes:
     """Of one stage of each case."""
-    software = columns.software
-    widths = zip(software.main_gradient_bytes, software.keeps_fp32_gradients, software.main_weight_bytes, strict=True)
-    held = [(int(gradient), bool(copies), int(weight)) for gradient, copies, weight in widths]
-    return _stage(columns, stacks, layouts, stages, held)
-
-
-def _stage(
-    columns: MemoryColumns,
-    stacks: Sequence[BlockStack],
-    layouts: Sequence[Candidate],
-    stages: Sequence[int],
-    held: Sequence[tuple[int, bool, int]],
-) -> PeakBytes:
-    fixed, plain, mixtures, held_parameters, crowded = [], [], [], [], []
-    for stack, layout, stage, wide in zip(stacks, layouts, stages, held, strict=True):
-        own, blocks = stack.held(layout, stage), stack.blocks(layout)[stage]
-        fixed.append(states(own, layout, *wide))
-        held_parameters.append(own.dense + own.expert)
-        depths = stack.shape.mtp_num_layers * (stage == layout.pp - 1)
-        plain.append(blocks.plain + depths * (blocks.mixtures == 0))
-        mixtures.append(blocks.mixtures + depths * (blocks.mixtures > 0))
-        crowded.append(_crowding(stack, layout, stage, depths))
-    number = np.array(stages, dtype=np.float64)
-    activations = _activations(columns, number, np.array(plain), np.array(mixtures), np.array(crowded))
-    small = (columns.format >= 1) & (columns.format <= 3) & (columns.layout.zero < 3)
+    looked_at = list(zip(stacks, layouts, stages, strict=True))
+    dense, expert = np.array([stack.held(layout, stage) for stack, layout, stage in looked_at], np.float64).T
+    plain, mixtures = np.array([stack.blocks(layout)[stage] for stack, layout, stage in looked_at], np.float64).T
+    number, layout, software = np.array(stages, dtype=np.float64), columns.layout, columns.software
+    depths = columns.model.extra_heads * (number == layout.pp - 1)
+    crowded = np.ones((columns.count, len(Crowding._fields)))
+    for case in np.flatnonzero(layout.vpp > 1):
+        crowded[case] = _crowding(*looked_at[case], int(depths[case]))
+    plain, mixtures = plain + depths * (mixtures == 0), mixtures + depths * (mixtures > 0)
+    weights, gradients, optimizer = state_bytes(
+        (dense, expert), layout, columns.format == FORMATS.index("fp32"), software.main_gradient_bytes,
+        software.keeps_fp32_gradients, software.main_weight_bytes,
+    )  # fmt: skip
+    small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3)
     # beside the 16-bit weights, or in their stead
-    casts = np.where(small & (columns.software.fp8_weights == 0), FP8_COPIES, 0.0) * np.array(held_parameters)
+    casts = np.where(small & (software.fp8_weights == 0), FP8_COPIES, 0.0) * (dense + expert)
     return PeakBytes(
-        weights=np.array([own.weights for own in fixed]) + casts,
-        gradients=np.array([own.gradients for own in fixed]),
-        optimizer=np.array([own.optimizer for own in fixed]),
-        activations=activations + _gathered(columns, np.array(held_parameters), np.array(plain) + np.array(mixtures)),
-        workspace=np.array([workspace_bytes(layout) for layout in layouts]) + columns.software.bucket_bytes,
+        weights=weights + casts,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=_activations(columns, number, plain, mixtures, crowded)
+        + _gathered(columns, dense + expert, plain + mixtures),
+        workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
     )
 
@@ -158,8 +148,6 @@ def _held(sizes: Sequence[int], pp: int, rounds: int) -> list[int]:
 
 def _crowding(stack: BlockStack, layout: Candidate, stage: int, depths: int) -> Crowding:
     """Of interleaved chunks; depths of multi-token prediction are in the last one."""
-    if layout.vpp == 1:
-        return Crowding()
     *own, last = stack.chunks(layout)[stage :: layout.pp]
     return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
 

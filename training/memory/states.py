@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.shapes import GPTShape
@@ -175,14 +175,21 @@ def states(
     ZeRO-2 and -3, which today's program does not run,
     shard gradients, and weights, as well (arXiv:1910.02054, section 5).
     """
+    return States(*state_bytes(own, layout, layout.precision == "fp32", gradient_bytes, copies, weight_bytes))
+
+
+def state_bytes(own: Any, layout: Any, fp32: Any, gradient_bytes: Any, copies: Any, weight_bytes: Any) -> list[Any]:
+    """``states`` of one case, or of many: all may be columns over the cases (training/memory/cases.py), so that there
+    are no branches."""
     everywhere = layout.dp * layout.cp
-    apart = max(1, layout.tp * everywhere // (layout.ep * layout.etp))
-    weight = 4 if layout.precision == "fp32" else weight_bytes
-    gradient = 4 if layout.precision == "fp32" else gradient_bytes
-    rest = (0 if layout.precision == "fp32" else 4) + (4 if gradient < 4 and copies else 0) + 8
-    found = [0.0, 0.0, 0.0]
-    for count, ranks in ((own.dense, everywhere), (own.expert, apart)):
-        found[0] += weight * count / (ranks if layout.zero >= 3 else 1)
-        found[1] += gradient * count / (ranks if layout.zero >= 2 else 1)
-        found[2] += rest * count / (ranks if layout.zero >= 1 else 1)
-    return States(*found)
+    apart = layout.tp * everywhere // (layout.ep * layout.etp)
+    apart = apart + (apart < 1)
+    weight = 4 * fp32 + weight_bytes * (1 - fp32)
+    gradient = 4 * fp32 + gradient_bytes * (1 - fp32)
+    rest = 4 * (1 - fp32) + 4 * (gradient < 4) * copies + 8
+
+    shared = list(zip(own, (everywhere, apart), strict=True))
+    return [
+        sum(size * count / (1 + (ranks - 1) * (layout.zero >= zero)) for count, ranks in shared)
+        for size, zero in ((weight, 3), (gradient, 2), (rest, 1))
+    ]
