@@ -192,9 +192,9 @@ DEEP = Candidate(pp=16, ep=64, dp=64, microbatches=16, split="ends", first_layer
 @pytest.mark.parametrize(
     "stage, seq, more",
     [
-        (8, 4096, {"recompute": "full"}),
-        (15, 512, {}),
-        (15, 2048, {"recompute": "full", "precision": "fp32"}),
+        (8, 4096, {"recompute": "full", "microbatches": 9}),  # one more than it holds
+        (15, 512, {"microbatches": 2}),
+        (15, 2048, {"recompute": "full", "precision": "fp32", "microbatches": 2}),
         (0, 1024, DEALT | {"cp": 2, "dp": 32}),
     ],
     ids=["scores", "depths", "depths-fp32", "uneven-chunks-over-context-ranks"],
@@ -298,8 +298,8 @@ def test_no_graph_outlives_its_backward_pass(tmp_path: Path, recompute: str) -> 
         ("llama32_1b", "mlp", BIG, 1),
         ("llama3_8b", "full", Candidate(tp=2, pp=4, vpp=4, microbatches=8), 0),
         ("llama32_1b", "full", Candidate(tp=2, pp=2, vpp=8, mbs=4, microbatches=16), 0),
-        ("qwen3_30b_a3b", "full", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
-        ("qwen3_30b_a3b", "moe", Candidate(pp=4, ep=8, dp=8, microbatches=4), 1),
+        ("qwen3_30b_a3b", "full", Candidate(pp=8, ep=8, dp=8, microbatches=4), 5),
+        ("qwen3_30b_a3b", "moe", Candidate(pp=8, ep=8, dp=8, microbatches=4), 5),
         ("mixtral_8x7b", "full", Candidate(tp=2, pp=4, ep=8, dp=8, microbatches=4), 0),
         ("mixtral_8x7b", "full", Candidate(tp=4, pp=2, ep=2, etp=4, dp=2, microbatches=4), 0),
     ],
