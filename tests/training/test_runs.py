@@ -285,29 +285,6 @@ def command(*arguments: str, cache_dir: Path) -> list[str]:
     ]
 
 
-def test_torchrun_and_forked_ranks_agree_bit_for_bit(cache_dir: Path, tmp_path: Path) -> None:
-    flags = ("--train.train_iters", "3", "--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel")
-    forked = subprocess.run(
-        command("--nproc", "2", "--run_dir", str(tmp_path / "forked"), *flags, cache_dir=cache_dir),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    torchrun = command("--run_dir", str(tmp_path / "torchrun"), *flags, cache_dir=cache_dir)[1:]
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    assert losses(read_jsonl(tmp_path / "forked/metrics.jsonl")) == losses(
-        read_jsonl(tmp_path / "torchrun/metrics.jsonl")
-    )
-    assert "Warning" not in forked.stdout + forked.stderr
-    assert forked.stderr == ""
-
-
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
