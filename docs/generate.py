@@ -128,7 +128,7 @@ def flags_to_fields() -> Iterator[str]:
         yield row(f"`--{flag}`", f"`{field}`", "" if value is None else f"`{value}`")
     for flag, (field, switched) in (translated.SWITCHES | translated.EXPERT_SWITCHES).items():
         yield row(f"`--{flag}`", f"`{field} = {toml(switched)}`", f"`{toml(not switched)}`")
-    for entry, field in translated.HATCH.items():
+    for entry, field in translated.MEGATRON_FIELDS.items():
         yield row(f"`--{entry.partition('=')[0]}`", f'`model.megatron = ["{field}{"" if "=" in field else "=…"}"]`', "")
 
 

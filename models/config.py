@@ -8,8 +8,10 @@ from models.activations import ActivationName
 from models.families import named, unknown_shape
 from models.norms import Normalization
 from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling
-from parallel.hatch import hatch_problems
+from parallel.megatron_fields import megatron_field_problems
 
+RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
+"""train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 OWNED = frozenset(
     {
         "num_layers",
@@ -374,11 +376,11 @@ class ModelConfig:
     """More of mcore's TransformerConfig, as "field=value" strings."""
 
     def problems(self) -> list[str]:
-        """What is wrong within this section alone; ``GPTShape.problems`` checks what results from it."""
+        """What is wrong within this section alone; ``shape_problems`` checks what results from it."""
         found = [*unknown_shape(self.shape), *self._range_problems()]
         if not found:
             found += self._head_problems()
-        return found + hatch_problems("model.megatron", self.megatron, OWNED)
+        return found + megatron_field_problems("model.megatron", self.megatron, OWNED)
 
     def _range_problems(self) -> Iterator[str]:
         for names, meaning, fits in _RANGES:

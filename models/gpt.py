@@ -14,7 +14,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
 from models.activations import ACTIVATIONS
-from models.config import ModelConfig
+from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise
 from models.layers import mtp, routing
 from models.layers.attention import SDPAttention, check_supported
@@ -25,7 +25,7 @@ from models.sublayers import hybrid_layer_pattern, num_sublayers, per_sublayer, 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
-from parallel.hatch import checked
+from parallel.megatron_fields import checked
 from parallel.precision import transformer_settings
 from parallel.stages import layers_per_chunk
 
@@ -252,7 +252,7 @@ def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[
             "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
         }
     if recompute.granularity == "selective":
-        missing = sorted({"moe_act", "layernorm", "mla_up_proj"} & set(recompute.modules))
+        missing = sorted(RECOMPUTED_BY_TRANSFORMER_ENGINE & set(recompute.modules))
         if missing and not transformer_engine:
             raise SharedMistake(f'train.recompute_modules "{missing[0]}" needs Transformer Engine. Leave it out.')
         return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules)}

@@ -13,14 +13,15 @@ class NormSpec:
     bias: bool
     """Beside its weight."""
     kept_inputs: int
-    """Tensors of its input's shape and type that its module keeps for the backward pass."""
+    """Tensors of its input's shape and type that stay for the backward pass, its output for the next layer included."""
     kept_bytes: int
     """Bytes per token and channel that it keeps beside those, whatever the type."""
     transformer_engine: bool = False
     """Transformer Engine has it, alone and fused with the linear layer behind it."""
 
 
-# The bytes were counted from runs of models that differ in one width at a time, in bf16 and in fp32 (2026-11-21).
+# As torch.autograd.graph.saved_tensors_hooks shows of torch's modules, in bf16 and fp32, and as runs of models that
+# differ in one width at a time hold (2026-11-21).
 NORMS: dict[str, NormSpec] = {
     "RMSNorm": NormSpec(bias=False, kept_inputs=1, kept_bytes=8, transformer_engine=True),
     "LayerNorm": NormSpec(bias=True, kept_inputs=2, kept_bytes=0, transformer_engine=True),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from parallel.hatch import hatch_problems
+from parallel.megatron_fields import megatron_field_problems
 
 OWNED_DDP_FIELDS = frozenset(
     {
@@ -87,7 +87,7 @@ class ParallelConfig:
     """More of mcore's DistributedDataParallelConfig, as "field=value" strings."""
 
     def problems(self) -> list[str]:
-        """What is wrong within this section alone; see ``Layout.problems`` for the rest."""
+        """What is wrong within this section alone; ``RunConfig.problems`` (training/config) has the rest."""
         sizes = {
             "tensor_model_parallel_size": self.tensor_model_parallel_size,
             "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
@@ -117,7 +117,7 @@ class ParallelConfig:
             )
         if self.distributed_timeout_minutes <= 0:
             found.append("parallel.distributed_timeout_minutes must be above 0.")
-        return found + hatch_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
+        return found + megatron_field_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -140,8 +140,8 @@ class PrecisionConfig:
     """Fixed fp16 loss scale. None: dynamic."""
 
     initial_loss_scale: float = 65536.0
-    """Where dynamic fp16 loss scaling starts. It multiplies per-token loss sums: Megatron's 2^32 would only
-    skip iterations."""
+    """Where dynamic fp16 loss scaling starts. From Megatron's 2^32 the first iterations would be skipped, one for each
+    halving."""
 
     min_loss_scale: float = 1.0
     """Dynamic fp16 loss scaling never goes below this."""

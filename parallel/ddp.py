@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
-from parallel.hatch import checked
+from parallel.megatron_fields import checked
 
 Chunks = Sequence[DistributedDataParallel]
 """A rank's model chunks, one for each virtual pipeline stage, within data parallelism."""

@@ -228,8 +228,18 @@ def _step_parts() -> bool:
     )
 
 
+def _loss_scale() -> bool:
+    from megatron.core.optimizer.grad_scaler import DynamicGradScaler
+
+    # attributes are replaced, never written into: a copy of them is what was there
+    source = inspect.getsource(DynamicGradScaler.update)
+    return "self._scale = torch.max(" in source and not any(word in source for word in (".fill_(", ".copy_(", ".mul_("))
+
+
 PROBES = {
-    "ChainedOptimizer.step and the schedules' finalize_model_grads_func, as training/step.py calls them": _step_parts,
+    "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
+    "training/forward_backward.py replaces": _step_parts,
+    "DynamicGradScaler's attributes, which training/loss_scale.py restores": _loss_scale,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,

@@ -1,6 +1,7 @@
 """Who may import whom, and what must work without torch. Read from the sources; one fresh interpreter is started."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,7 +23,7 @@ OURS = set(MAY_IMPORT)
 MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py")), ROOT / "pretrain_gpt.py"])
 
 NO_TORCH = """
-    parallel.errors parallel.config parallel.layout parallel.stages parallel.hatch parallel.launch
+    parallel.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
     parallel.local_ranks parallel.output parallel.processes
     models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
     data.config
@@ -42,7 +43,7 @@ TORCH = """
     storage stream_position    training.checkpoint.background: copying saver
     training.health: finite_check health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
-    training.metrics: log_disk meters recorder    training.run_dir: contents resume_report shared_check
+    training.metrics: log_disk meters recorder    training.run_dir: run_files resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
@@ -103,6 +104,22 @@ def test_every_package_begins_with_a_docstring() -> None:
     for folder in folders:
         tree = ast.parse((folder / "__init__.py").read_text())
         assert ast.get_docstring(tree), f"{folder.relative_to(ROOT)}/__init__.py"
+
+
+def test_what_a_package_lists_is_there() -> None:
+    """Its docstring's table: modules, or what it exports, and behind two blanks what they are for."""
+    packages = [path for path in MODULES if path.stem == "__init__"]
+    missing = [f"{path.relative_to(ROOT)}: {name}" for path in packages for name, there in listed(path) if not there]
+    assert not missing and sum(len(list(listed(path))) for path in packages) > 50
+
+
+def listed(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each name, and whether it is there. Other tables, of files that a program writes, have capitals or dots."""
+    tree = ast.parse(path.read_text())
+    rows = re.findall(r"^ *((?:[a-z_]+(?:\.py|/)?(?:, )?)+)  +\S", ast.get_docstring(tree) or "", flags=re.MULTILINE)
+    exported = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    for name in filter(None, ", ".join(rows).split(", ")):
+        yield name, name in exported or any(path.parent.glob(f"{name.removesuffix('.py').rstrip('/')}*"))
 
 
 def test_no_module_in_tools_has_a_name_of_the_standard_library() -> None:

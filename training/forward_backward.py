@@ -23,8 +23,9 @@ def forward_backward(
 ) -> tuple[Tensor, Callable[[], None]]:
     """Add up the gradients of all microbatches: ``run_schedule``'s sums, and what reduces the gradients.
 
-    Megatron's schedule would reduce them as its last act (parallel/ddp.py: ``finalize``). The call is kept for the
-    step, which makes it next, so that it can be read there. With parallel.overlap_grad_reduce most of the reduction has
+    Megatron's schedule would reduce them as its last act: ``finalize_shrunk`` (training/optimizer.py), around
+    ``finalize`` (parallel/ddp.py), around Megatron's finalize_model_grads. The call is kept for the step, which makes
+    it next, so that it can be read there. With parallel.overlap_grad_reduce most of the reduction has
     run by then, during the last microbatch's backward pass.
     """
     config = chunks[0].config

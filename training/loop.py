@@ -1,4 +1,4 @@
-"""The loop, and the five moments at which all else attaches: start, before step, after step, after save, stop."""
+"""The loop, and where callbacks attach: start, before step, after step, after save, stop, and requests of a step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ Reason = Literal["done", "exit_interval", "requested"]
 
 
 class Callback:
-    """Something that watches or accompanies training. Every method is a moment; the default does nothing.
+    """Something that watches or accompanies training. The loop calls each method; the default does nothing.
 
     All ranks hold the same callbacks and call them at the same moments, so one may use collectives.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
-from parallel.hatch import checked
+from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.run_config import OptimizerConfig
 

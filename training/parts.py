@@ -31,7 +31,7 @@ from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder
 from training.metrics.sinks import open_sinks
 from training.progress import Progress
-from training.run_dir import contents
+from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
@@ -58,7 +58,7 @@ def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samp
     return build_source(prepared, config.data, config.model.seq_length, config.train.seed, split)
 
 
-def build_stream(run: TrainingRun, begun: contents.Begun) -> BatchStream:
+def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
     """This rank's batches of the train split, from where this start begins."""
     config, prepared, ranks, progress = run.config, run.prepared, run.ranks, begun.progress
     micro_batch_size, cursors = config.train.micro_batch_size, dict[int, str]()
@@ -98,7 +98,7 @@ def build_saves(
     optim: optimizer.MegatronOptimizer,
     health: Health,
     stream: BatchStream,
-    begun: contents.Begun,
+    begun: run_files.Begun,
 ) -> SaveCallback:
     """What the loop calls for a checkpoint."""
     config, prepared, ranks = run.config, run.prepared, run.ranks
@@ -110,7 +110,7 @@ def build_saves(
     return SaveCallback(
         checkpoints(run.run_dir),
         dataclasses.replace(
-            contents.contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
+            run_files.checkpoint_contents(config, prepared, begun.entries), parent=begun.parent, loaded=begun.loaded
         ),
         chunks,
         optim,

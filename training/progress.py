@@ -10,7 +10,7 @@ class Progress:
     """What a resumed run must know besides weights."""
 
     iteration: Count = 0
-    """Optimizer updates done, those that fp16 skipped included."""
+    """Iterations done, whether their update happened or was skipped."""
 
     consumed_samples: Count = 0
     """Samples trained on: the position in the data, the schedules and the batch ramp-up."""

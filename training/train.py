@@ -22,13 +22,13 @@ from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.run_config import RunConfig, learning_schedule
 from training.generate import continuation
-from training.health.health import watch
+from training.health.health import build_health
 from training.memory.measured import MemoryReport
-from training.memory.out_of_memory import explained
+from training.memory.out_of_memory import explain_out_of_memory
 from training.metrics.log_disk import LogDisk
 from training.parts import TrainingRun, build_evaluation, build_recorder, build_saves, build_stream
 from training.progress import Progress
-from training.run_dir import contents, fingerprint
+from training.run_dir import fingerprint, run_files
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
@@ -68,7 +68,11 @@ def train(
         facts=fingerprint.facts(config, prepared.fingerprint),
         console_fd=console_fd,
     )
-    with start as ranks, explained(config, shape, ranks), metrics.collecting(ranks.device) as collector:
+    with (
+        start as ranks,
+        explain_out_of_memory(config, shape, ranks),
+        metrics.collecting(ranks.device) as collector,
+    ):
         run = TrainingRun(
             config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=stop,
             heartbeat=heartbeat, lock=lock,
@@ -77,10 +81,10 @@ def train(
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
         chunks, optim = build_parts(config, shape, ranks)
-        begun = contents.restore(config, prepared, run_dir, chunks, optim, ranks)
-        contents.write_run_files(config, run_dir, begun.progress, ranks)
+        begun = run_files.restore(config, prepared, run_dir, chunks, optim, ranks)
+        run_files.write_run_files(config, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
-        health = watch(config.fault, chunks, optim, ranks, run_dir, begun.entries)
+        health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries)
         saves = build_saves(run, chunks, optim, health, stream, begun)
         step = partial(
             one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, policy=health.policy
@@ -137,7 +141,7 @@ def one_step(
     """The iteration after ``progress``: its batch, its learning rate, its update. policy: None: as mcore does."""
     schedule = learning_schedule(config.optimizer, config.train)
     microbatches = stream.next(config.model.seq_length)
-    step = partial(
+    run_step = partial(
         train_step,
         chunks,
         optim,
@@ -151,10 +155,10 @@ def one_step(
         before_update=before_update,
     )
     metrics.begin_step()
-    result = step(policy.decide if policy else skip_overflows)
+    result = run_step(policy.decide if policy else skip_overflows)
     if policy and result.decision is UpdateDecision.REPLAY:
         metrics.discard_step()
-        result = policy.replay(step, result, microbatches)
+        result = policy.replay(run_step, result, microbatches)
     return Progress(iteration=progress.iteration + 1, consumed_samples=stream.consumed_samples), result
 
 
@@ -180,7 +184,7 @@ def announce(run: TrainingRun) -> None:
 def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:
     """The marker ``done`` or ``requeue``, a sample of what the model writes, and where everything lies."""
     config, ranks, run_dir = run.config, run.ranks, run.run_dir
-    contents.mark(run_dir, progress, reason, ranks)
+    run_files.mark(run_dir, progress, reason, ranks)
     if reason == "requested":
         ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
         return

@@ -199,15 +199,15 @@ def test_what_would_be_silently_wrong_is_refused(entry: str) -> None:
     assert ModelConfig(megatron=(entry,)).problems()
 
 
-def _unknown_hatch(ranks: Any, parallel: ParallelConfig) -> None:
+def _unknown_field(ranks: Any, parallel: ParallelConfig) -> None:
     with pytest.raises(UserError, match=r'no field .softmax_scal.\. Did you mean "softmax_scale"'):
         build(ranks, ModelConfig(seq_length=64, megatron=("softmax_scal=2",)), parallel)
     with pytest.raises(UserError, match="apply_query_key_layer_scaling needs Transformer Engine"):
         build(ranks, ModelConfig(seq_length=64, megatron=("apply_query_key_layer_scaling=True",)), parallel)
 
 
-def test_a_hatch_is_checked_and_nothing_is_ignored() -> None:
-    on_ranks(1, ParallelConfig(), _unknown_hatch)
+def test_a_megatron_field_is_checked_and_nothing_is_ignored() -> None:
+    on_ranks(1, ParallelConfig(), _unknown_field)
 
 
 def _recompute(ranks: Any, parallel: ParallelConfig) -> None:

@@ -20,7 +20,6 @@ from data.prepared import Prepared
 from data.source import build_source
 from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
 from training.cli import parse
-from training.metrics.jsonl import read_jsonl
 
 TP2PP2 = (
     "--parallel.tensor_model_parallel_size",

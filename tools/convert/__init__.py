@@ -4,7 +4,6 @@
     source.py       a Hugging Face folder, to read: config.json, tensors by rows, what else lies there
     headers.py      which tensors its safetensors files hold, and where
     checking.py     whether the tables cover all of it, before anything is written
-    scales.py       whether fp8 matrices have the scales that they need
     row_blocks.py   our tensors in blocks, made of rows of theirs; blocks in files of bounded size
     importing.py    its rows into pieces of a checkpoint
     checked.py      a checkpoint, of which no damaged byte is taken
@@ -14,7 +13,6 @@
     dtypes.py       elements of one dtype as another's
     resumable.py    unfinished folders, workers, progress
     tokenizer.py    the carried tokenizer, as training opens it
-    recipe.py       the config.toml of an imported checkpoint
     cut.py          a folder cut down to one block of each kind
     logits.py       both models' logits, each from a process of its own
 

@@ -52,7 +52,7 @@ def _all() -> Iterator[Flag]:
         yield Flag(name, "1", "translated")
     for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES):
         yield Flag(name, "0", "translated")
-    for entry in (*translated.HATCH, *translated.RULES.split()):
+    for entry in (*translated.MEGATRON_FIELDS, *translated.RULES.split()):
         yield _flag(entry, "translated", "")
     for reason, entries in IRRELEVANT.items():
         yield from (_flag(entry, "irrelevant", reason) for entry in entries.split())

@@ -106,7 +106,7 @@ EXPERT_SWITCHES: dict[str, tuple[str, bool]] = {
 }
 """Switches that mean something with --num-experts only."""
 
-HATCH: dict[str, str] = {
+MEGATRON_FIELDS: dict[str, str] = {
     "deterministic-mode": "deterministic_mode=True",
     "glu-linear-offset=1": "glu_linear_offset",
     "activation-func-clamp-value=1": "activation_func_clamp_value",

@@ -35,15 +35,15 @@ def translate(words: Sequence[str], world: int | None = None) -> Draft:
         rules_data.logging,
     ):
         rule(draft)
-    _hatch(draft)
+    _megatron_fields(draft)
     _others(draft)
     return draft
 
 
-def _hatch(draft: Draft) -> None:
+def _megatron_fields(draft: Draft) -> None:
     """Fields of megatron-core's own that the recipe hands through."""
     entries, sources = [], []
-    for flag, entry in table.HATCH.items():
+    for flag, entry in table.MEGATRON_FIELDS.items():
         name = flag.partition("=")[0]
         if draft.arguments.switch(name):
             text = draft.arguments.text(name)

@@ -154,7 +154,7 @@ def _finish(
 
 
 def _length(question: PlanRequest, chosen: PricedLayout, tokens: float) -> recipe.Length:
-    """What ``answers.cost`` has printed."""
+    """What ``results`` has printed."""
     return recipe.Length(
         train_iters=results.iterations(question, tokens), save_interval=results.save_interval(question, chosen.step_s)
     )

@@ -11,5 +11,5 @@
     megatron/             Megatron's formats, read and written
 
 Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A Triplane
-checkpoint fits every TP, PP, DP and EP size as it is; what is rewritten here is what it holds.
+checkpoint fits every layout as it is; what is rewritten here is what it holds.
 """

@@ -7,5 +7,5 @@ evidence  what an attempt left in the run's folder
 loop      attempts one after the other, with back-off
 child     the one process of an attempt: signals go in, an exit code comes out, nothing is left running
 notice    asks every few seconds whether this machine is about to be taken away
-
+requests  the signals that supervise was sent, for its child
 """

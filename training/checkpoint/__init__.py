@@ -1,11 +1,11 @@
-"""Checkpoints: a folder per saved iteration, which any TP, PP, DP and VPP size restores.
+"""Checkpoints: a folder per saved iteration, which any layout restores.
 
     save      write one, by all ranks
     restore   continue from the newest one, or start from another
     settled   hold the parameters still, gathered, while they are read
 
 Model weights and optimizer state lie in it as pieces of global tensors, in the files that ``format`` describes;
-everything else is versioned JSON. ``folders``, ``format``, ``progress`` and ``state`` work without torch, so what
+everything else is versioned JSON. ``folders``, ``format`` and ``state`` work without torch, so what
 needs it is imported only when it is asked for.
 """
 

@@ -34,7 +34,7 @@ def commit(
     are not each tensor once, OSError where the disk does not take it, LockLost where the run's folder is not
     ``lock``'s any more, before the commit or behind it. Earlier checkpoints are untouched then.
     """
-    with room.explained(folder, _small_bytes(folder, writers, texts)):
+    with room.explain_full_disk(folder, _small_bytes(folder, writers, texts)):
         facts = merge(folder, writers)
         remove_tables(folder, writers)
         for name, source in copies.items():

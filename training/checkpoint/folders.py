@@ -50,7 +50,7 @@ def iteration_of(folder: Path) -> int | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` was committed: its manifest, which is written last, is there."""
+    """Whether ``folder`` was committed: it was renamed to its own name, and its manifest is there."""
     return TEMPORARY not in folder.name and REPLACED not in folder.name and (folder / MANIFEST).is_file()
 
 

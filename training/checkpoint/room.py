@@ -95,7 +95,7 @@ def nearest(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def explained(path: Path, needed_bytes: int) -> Iterator[None]:
+def explain_full_disk(path: Path, needed_bytes: int) -> Iterator[None]:
     """Around the writing of ``path``: an OSError is raised with that name, what it takes, and what is free.
 
     write(2) and fsync(2) name none of them, and the message has to say which disk and how much.

@@ -37,7 +37,10 @@ def write(folder: Path, boxes: Sequence[Box], rank: int) -> int:
     disk does not take them.
     """
     needed = sum(box.data.nbytes for box in boxes if box.writes)
-    with room.explained(folder / f"{file_name(rank)}{DATA}", needed), FileWriter(folder, file_name(rank)) as file:
+    with (
+        room.explain_full_disk(folder / f"{file_name(rank)}{DATA}", needed),
+        FileWriter(folder, file_name(rank)) as file,
+    ):
         for group, alike in grouped(boxes):
             host = [box.data.detach().to("cpu", copy=False).contiguous() for box in alike]
             file.add(group, alike[0].offset, tuple(alike[0].data.shape), [_bytes(tensor) for tensor in host])

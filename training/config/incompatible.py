@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
-
-WITH_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
-"""What megatron-core recomputes in Transformer Engine's modules only."""
 
 
 def mtp_problems(shape: GPTShape, documents_apart: bool) -> list[str]:
@@ -86,7 +84,7 @@ def recompute_problems(
                 'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear): '
                 "its backward pass would never end. Leave it out, or recompute in full."
             )
-        elif device == "cpu" and module in WITH_TRANSFORMER_ENGINE:
+        elif device == "cpu" and module in RECOMPUTED_BY_TRANSFORMER_ENGINE:
             found.append(
                 f'train.recompute_modules "{module}" needs Transformer Engine, which needs GPUs; found device = "cpu". '
                 "Leave it out."

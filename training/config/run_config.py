@@ -13,8 +13,8 @@ from models.config import ModelConfig
 from models.resolve import resolve
 from models.shape_problems import shape_problems
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.hatch import hatch_problems, parse
 from parallel.layout import Layout, layout_of, world_problems
+from parallel.megatron_fields import megatron_field_problems, parse
 from parallel.stages import stage_problems
 from training.config.batch_schedule import BatchSchedule
 from training.config.divisibility import (
@@ -124,7 +124,7 @@ class OptimizerConfig:
             self.end_weight_decay,
         ):
             found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
-        found += hatch_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
+        found += megatron_field_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
         values = parse(self.megatron)
         return found + [
             f"optimizer.megatron: {name} is not supported: {why}. Leave it out."

@@ -45,7 +45,7 @@ class Health:
         return {ENTRY: self.policy.state()}
 
 
-def watch(
+def build_health(
     fault: FaultConfig,
     chunks: Chunks,
     optimizer: MegatronOptimizer,
@@ -60,8 +60,8 @@ def watch(
     policy.restore(entries.get(ENTRY))
     callbacks: list[Callback] = [policy]
     if fault.straggler_interval:
-        watch = Stopwatch(chunks, ranks)
-        callbacks.append(Stragglers(watch, fault.straggler_interval, fault.straggler_ratio, ranks))
+        stopwatch = Stopwatch(chunks, ranks)
+        callbacks.append(Stragglers(stopwatch, fault.straggler_interval, fault.straggler_ratio, ranks))
     if fault.memory_interval:
         callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks))
     return Health(policy=policy, callbacks=callbacks, chunks=chunks, optimizer=optimizer, ranks=ranks)

@@ -14,7 +14,7 @@ Split = Literal["even", "embedding_and_loss", "loss", "ends", "layout"]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Candidate:
-    """Names as users type them; Megatron's names are in the recipe that ``--write`` makes of it."""
+    """Short names, as users of tools.plan type them; a recipe has Megatron's."""
 
     tp: int = 1
     pp: int = 1

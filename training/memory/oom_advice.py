@@ -43,7 +43,7 @@ def advice(config: RunConfig, identity: Identity, shape: GPTShape, modules: Modu
         most, safe = LESS * expected.total, "a tenth less than predicted here"
         lines.append(
             "By that it should have fitted: look for other processes there, then for what no formula knows "
-            "(fragmentation, uneven experts, a hatch)."
+            "(fragmentation, uneven experts, a field of model.megatron)."
         )
     fitting = changes_that_fit(asked, shape, modules, most, identity.local_world_size)
     if not fitting:

@@ -23,10 +23,10 @@ MARKS = (
 
 
 @contextlib.contextmanager
-def explained(config: RunConfig, shape: GPTShape, ranks: Ranks) -> Iterator[None]:
+def explain_out_of_memory(config: RunConfig, shape: GPTShape, ranks: Ranks) -> Iterator[None]:
     """Around building and training: gives an error for want of memory a note (PEP 678), and lets it pass.
 
-    Every rank that fails has the note; of all ranks' failures one is shown (``watch.watched``).
+    Every rank that fails has the note; of all ranks' failures one is shown (``RankMonitor.settle``).
     """
     room = own_room(ranks)
     try:

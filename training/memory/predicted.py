@@ -1,7 +1,7 @@
 """What each configuration holds on its fullest rank, by the formulas that tools.plan ranks layouts with.
 
 Weights, gradients and optimizer are exact; activations are those of the peak, within a few percent where the modules
-are Transformer Engine's or ours and no hatch changes them.
+are Transformer Engine's or ours and no ``megatron`` field changes them.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the training program does, as far as time depends on it."""
+"""What the training program does, as far as memory or time depends on it."""
 
 import math
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ FINISH_TIMEOUT_S = 30.0
 class WandbSink:
     """Logs to the run named in ``run_dir/wandb_id``, so that a resumed run continues its chart.
 
-    Every method may block on the network or raise whatever wandb raises: wrap it in ``Background``.
+    Every method may block on the network or raise whatever wandb raises: wrap it in ``BackgroundSink``.
     The key comes from the environment or the user's netrc, and wandb alone reads it.
     """
 

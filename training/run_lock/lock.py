@@ -69,7 +69,7 @@ def fenced(lock: RunLock | None) -> Iterator[None]:
     """Around a commit: ``RunLock.check`` before and after it. None, a run without a lock, checks nothing.
 
     What happens between the checks cannot be undone, but it is not called committed when the folder was lost
-    meanwhile. Keep what is inside short: a rename, not the writing of data.
+    meanwhile. Keep what is inside short: a manifest and a rename, not the writing of tensors.
     """
     if lock is not None:
         lock.check()

@@ -35,8 +35,8 @@ def test_what_a_failing_disk_does_to_a_run(case: str, tmp_path: Path) -> None:
 
 def test_an_error_of_the_disk_tells_where_and_how_much(tmp_path: Path) -> None:
     needed = r"No space left on device \(it takes 1,234 bytes; free there: [\d,]+ bytes, [\d,]+ files\)"
-    with pytest.raises(OSError, match=needed) as caught, room.explained(tmp_path / "not/there/yet.bin", 1234):
+    with pytest.raises(OSError, match=needed) as caught, room.explain_full_disk(tmp_path / "not/there/yet.bin", 1234):
         raise OSError(28, "No space left on device")
     assert str(tmp_path / "not/there/yet.bin") in str(caught.value)
-    with pytest.raises(FileNotFoundError, match=r"gone\.bin"), room.explained(tmp_path, 0):
+    with pytest.raises(FileNotFoundError, match=r"gone\.bin"), room.explain_full_disk(tmp_path, 0):
         (tmp_path / "gone.bin").read_bytes()

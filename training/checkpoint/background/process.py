@@ -69,7 +69,7 @@ def _write(message: Write, memory: int) -> None:
         view = memoryview(mmap.mmap(memory, message.total_bytes, prot=mmap.PROT_READ))
     position, folder = 0, Path(message.folder)
     with (
-        room.explained(folder / f"{message.name}{DATA}", message.total_bytes),
+        room.explain_full_disk(folder / f"{message.name}{DATA}", message.total_bytes),
         FileWriter(folder, message.name) as file,
     ):
         for piece in message.pieces:

@@ -62,7 +62,10 @@ class DamagedError(Exception):
 
 
 def write_manifest(folder: Path, known: Mapping[str, FileFacts], about: Mapping[str, JSON]) -> CheckpointManifest:
-    """The only commit point. ``known``: files whose writers hashed them; the others, which are small, are read."""
+    """The last file before the commit, which is the rename (``folders.give_name``).
+
+    known: files whose writers hashed them; the others, which are small, are read.
+    """
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not _is_own(entry.name))
     if unknown := [name for name in names if name.endswith(DATA) and name not in known]:
         raise DamagedError(f"{folder / unknown[0]}: no writer has said what is in it")

@@ -83,7 +83,7 @@ def restore(
 
 
 def _now(config: RunConfig, prepared: Prepared, path: Path, ranks: Ranks) -> Now:
-    own = contents(config, prepared, {})
+    own = checkpoint_contents(config, prepared, {})
     return Now(
         layout=ranks.layout,
         device=ranks.device.type,
@@ -132,7 +132,7 @@ def mark(run_dir: Path, progress: Progress, reason: Reason, ranks: Ranks) -> Non
             ranks.say(f"warning: the marker {run_dir / name} cannot be written: {error.strerror}")
 
 
-def contents(config: RunConfig, prepared: Prepared, before: Mapping[str, JSON]) -> checkpoint.Contents:
+def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[str, JSON]) -> checkpoint.Contents:
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
     lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
     started from."""

@@ -1,7 +1,7 @@
-"""Checked hatches: ``section.megatron = ["field=value"]`` sets a field of one of mcore's config classes.
+"""``section.megatron = ["field=value"]`` sets a field of one of mcore's config classes.
 
-Only what we have no field for goes through a hatch, so that each value has exactly one place. The
-names are checked against the mcore class by ``checked``, where a rank builds what the class configures.
+Only what we have no field for is set so: each value has exactly one place. The names are checked against the mcore
+class by ``checked``, where a rank builds what the class configures.
 """
 
 import ast
@@ -15,7 +15,7 @@ from parallel.errors import SharedMistake
 MOST_TEXT = 10_000
 
 
-def hatch_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
+def megatron_field_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
     """Entries not of the form ``name=value``, names given twice, and names that our own fields set."""
     found, seen = [], set[str]()
     for entry in entries:
