@@ -49,13 +49,13 @@ class Rank(loop.Callback):
 
 def inject(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Chunks, Any, Ranks], loop.Callback]) -> None:
     """From now on each run has ``fault`` among its callbacks."""
-    watch = train.watch
+    build_health = train.build_health
 
     def with_fault(config: Any, chunks: Chunks, optimizer: Any, ranks: Ranks, *rest: Any) -> Any:
-        health = watch(config, chunks, optimizer, ranks, *rest)
+        health = build_health(config, chunks, optimizer, ranks, *rest)
         return dataclasses.replace(health, callbacks=[*health.callbacks, fault(chunks, optimizer, ranks)])
 
-    monkeypatch.setattr(train, "watch", with_fault)
+    monkeypatch.setattr(train, "build_health", with_fault)
 
 
 def run(prepared: Prepared, run_dir: Path, world_size: int, *flags: str) -> tuple[int, Failure | None]:

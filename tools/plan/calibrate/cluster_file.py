@@ -4,18 +4,20 @@ import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
 from parallel.output import columns
 from tools.clusters import Cluster, Fabric, Gpu, NodeHardware, Price
 from tools.plan.calibrate import fit
-from tools.plan.calibrate.collectives import Collective, Over
-from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.hardware import NVLINK_SHARE, generation
 from tools.plan.cost.products import SUSTAINED_MEMORY
+
+if TYPE_CHECKING:  # they import torch
+    from tools.plan.calibrate.collectives import Collective, Over
+    from tools.plan.calibrate.measure import Product
 
 HEAD = """\
 # Written by python -m tools.plan calibrate; [measured] says when, by which versions, and holds the curves.
@@ -53,9 +55,9 @@ class Host:
 class Curves:
     """What one run of ``calibrate`` measured."""
 
-    products: Sequence[Product]
+    products: "Sequence[Product]"
     copy_gb_per_s: float
-    collectives: Sequence[Collective]
+    collectives: "Sequence[Collective]"
     """Empty on one rank."""
 
     @property
@@ -165,7 +167,7 @@ def text(cluster: Cluster, host: Host, curves: Curves, constants: Constants, bef
     return HEAD + note + tomli_w.dumps(tables)
 
 
-def _cells(measured: Product | Collective) -> dict[str, Any]:
+def _cells(measured: "Product | Collective") -> dict[str, Any]:
     values = dataclasses.asdict(measured).items()
     return {name: _rounded_one(value) if isinstance(value, float) else value for name, value in values}
 

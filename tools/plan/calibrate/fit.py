@@ -3,21 +3,23 @@
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from models.families import named
 from models.sizes import sizes
 from tools.clusters import Cluster
-from tools.plan.calibrate.collectives import Collective, Operation, Over
-from tools.plan.calibrate.measure import Product
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.hardware import machine
 from tools.plan.cost.products import moved_s, shape_share, share_of_peak
 from tools.plan.search.pricing import program
 from training.memory.layouts import Candidate
+
+if TYPE_CHECKING:  # they import torch
+    from tools.plan.calibrate.collectives import Collective, Operation, Over
+    from tools.plan.calibrate.measure import Product
 
 BYTES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Of ``product_bytes``, tried one by one: caches leave less than 1, repacking the operands takes more."""
@@ -30,7 +32,7 @@ class Speed(NamedTuple):
     product_bytes: float
 
 
-def speed(products: Sequence[Product], cluster: Cluster, constants: Constants, *, bytes_too: bool) -> Speed:
+def speed(products: "Sequence[Product]", cluster: Cluster, constants: Constants, *, bytes_too: bool) -> Speed:
     """Of one number format: the peak that agrees best with all products, and how much their bytes cost.
 
     cluster: its memory's rate counts; whatever its peak is does not. bytes_too: False keeps the constants' own share.
@@ -66,7 +68,7 @@ class Link(NamedTuple):
     us: float
 
 
-def link(curves: Sequence[Collective], over: Over) -> Link:
+def link(curves: "Sequence[Collective]", over: "Over") -> Link:
     """All-gather and reduce-scatter, which are what the planner prices most, of the largest size; of the least."""
     both = [each for each in curves if each.over == over and each.operation in ("all_gather", "reduce_scatter")]
     largest, least = (pick(each.bytes for each in both) for pick in (max, min))
@@ -74,7 +76,7 @@ def link(curves: Sequence[Collective], over: Over) -> Link:
     return Link(statistics.harmonic_mean(rates), statistics.fmean(each.us for each in both if each.bytes == least))
 
 
-def rate(curves: Sequence[Collective], over: Over, operation: Operation) -> float:
+def rate(curves: "Sequence[Collective]", over: "Over", operation: "Operation") -> float:
     """Bus bandwidth of an operation's largest size, GB/s."""
     own = [each for each in curves if each.over == over and each.operation == operation]
     return max(own, key=lambda each: each.bytes).gb_per_s
