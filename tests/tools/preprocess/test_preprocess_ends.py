@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.doctor_nodes import can_mount, left_out
+from doctor_nodes import can_mount, left_out
 from tests.tools.preprocess_program import ROOT, process, wait_for_end
 from tools.preprocess import worker_pool
 
