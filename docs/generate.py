@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from docs.metric_keys import KEYS
+from parallel.flags import field_docs
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
-from training.cli.help import field_docs
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 from training.metrics.console import SHOWN

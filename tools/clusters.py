@@ -22,6 +22,7 @@ import tyro
 
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from parallel.schema import fits, structured
 from parallel.untrusted import read_toml
 from tools import nccl_env
@@ -186,7 +187,7 @@ class Clusters:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the exports, and warnings on stderr."""
-    job = tyro.cli(Clusters, args=argv, use_underscores=True, prog="python -m tools.clusters", description=__doc__)
+    job = parse_flags(Clusters, argv, "python -m tools.clusters", __doc__)
     try:
         cluster = load(job.name) if job.name else None
     except UserError as error:

@@ -25,9 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-import tyro
-
 from parallel import command, launch, output
+from parallel.flags import parse_flags
 from tests.faults import document
 from tests.faults.results import Store
 from tools.benchmark.circumstances import ROOT, commit, now
@@ -95,7 +94,7 @@ class CampaignProgress:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: everything was survived; 1: something was not, see the document."""
-    job = tyro.cli(Faults, args=argv, use_underscores=True, prog="python -m tests.faults", description=__doc__)
+    job = parse_flags(Faults, argv, "python -m tests.faults", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     store = Store(path=job.results, seed=job.seed, commit=commit(), date=now()[:10], mend=job.mend)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from parallel import command, launch
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.benchmark.circumstances import ROOT
 
 Subject = Literal["specs", "fp8", "tests", "layouts", "throughput"]
@@ -35,7 +34,7 @@ class ProveGpu:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: every subject passed or cannot be tried here; 1: one failed; 2: no GPU."""
-    job = tyro.cli(ProveGpu, args=argv, use_underscores=True, prog="python -m tests.gpu", description=__doc__)
+    job = parse_flags(ProveGpu, argv, "python -m tests.gpu", __doc__)
     try:
         require_gpu()
     except UserError as error:

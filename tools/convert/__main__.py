@@ -13,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.convert import exporting, logits
 from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
@@ -123,14 +124,12 @@ class Export:
         return [line.replace(str(folder), str(self.hf_folder)) for line in found]
 
 
-Command = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
+Command: Any = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
-    job: Import | Export = tyro.cli(
-        Command, args=argv, use_underscores=True, prog="python -m tools.convert", description=__doc__
-    )
+    job: Import | Export = parse_flags(Command, argv, "python -m tools.convert", __doc__)
     try:
         job.run()
     except (UserError, DamagedError) as error:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools import clusters
 from tools.doctor import examine, report
 from tools.doctor.context import DoctorContext, situation
@@ -75,7 +74,7 @@ def main(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None, clock: Callable[[], float] = time.time
 ) -> int:
     """The exit code."""
-    job = tyro.cli(Doctor, args=argv, use_underscores=True, prog="python -m tools.doctor", description=__doc__)
+    job = parse_flags(Doctor, argv, "python -m tools.doctor", __doc__)
     began = time.monotonic()
     try:
         if job.problems():

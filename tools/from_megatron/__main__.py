@@ -23,6 +23,7 @@ import tyro
 
 from parallel import command
 from parallel.errors import UserError, printable
+from parallel.flags import parse_flags
 from parallel.untrusted import read_text
 from tools.from_megatron.convert import convert
 from training.config.recipe import escaped
@@ -47,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     # A command line that begins with its first flag is one word here, not one of our flags.
     shielded = [f" {word}" if word.startswith("--") and len(word.split()) > 1 else word for word in given]
-    job = tyro.cli(
-        FromMegatron, args=shielded, use_underscores=True, prog="python -m tools.from_megatron", description=__doc__
-    )
+    job = parse_flags(FromMegatron, shielded, "python -m tools.from_megatron", __doc__)
     where = ""
     try:
         given_values = settings(job.set)

@@ -22,6 +22,7 @@ import tyro
 
 from parallel import command, output
 from parallel.errors import UserError, printable
+from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one
 from tools.inspect_checkpoint import average, catalogue, compare, numbers, tree
 from tools.inspect_checkpoint.contents import parameters
@@ -167,11 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     job: Inspect | Average
     if given[:1] == ["average"]:  # a checkpoint of this name is ./average
-        job = tyro.cli(Average, args=given[1:], use_underscores=True, prog="python -m tools.inspect_checkpoint average")
+        job = parse_flags(Average, given[1:], "python -m tools.inspect_checkpoint average")
     else:
-        job = tyro.cli(
-            Inspect, args=given, use_underscores=True, prog="python -m tools.inspect_checkpoint", description=__doc__
-        )
+        job = parse_flags(Inspect, given, "python -m tools.inspect_checkpoint", __doc__)
     code = 0
     try:
         with output.for_a_reader():

@@ -17,6 +17,7 @@ import tyro
 
 from parallel import command, launch, output
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.parity.layouts import shrink
 from training.cli import parse
 from training.lean_imports import lean
@@ -41,7 +42,7 @@ class Parity:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all layouts agree; 1: one does not; 2: bad input."""
-    job = tyro.cli(Parity, args=argv, use_underscores=True, prog="python -m tools.parity", description=__doc__)
+    job = parse_flags(Parity, argv, "python -m tools.parity", __doc__)
     try:
         return prove(job)
     except UserError as error:

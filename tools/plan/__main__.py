@@ -23,10 +23,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tyro
-
 from parallel import command, output
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.plan import flags, run
 from tools.plan.goodput.command import Goodput, goodput
 
@@ -60,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name != "backtest" and (moved := [flag for flag in rest if flag in MOVED]):
         print(f"{moved[0]} is a subcommand now: python -m tools.plan {MOVED[moved[0]]} ...", file=sys.stderr)
         return 2
-    program = "python -m tools.plan" if name == "search" else f"python -m tools.plan {name}"
-    given: Any = tyro.cli(kind, args=rest, use_underscores=True, prog=program, description=_description(name))
+    description = __doc__ if name == "search" else kind.__doc__
+    given: Any = parse_flags(kind, rest, f"python -m tools.plan {name}", description)
     try:
         with output.for_a_reader():
             act(given)
@@ -80,11 +79,6 @@ def subcommand(argv: list[str]) -> tuple[str, list[str]]:
         at = argv.index("--backtest")
         return "backtest", [*argv[at + 1 : at + 2], *argv[:at], *argv[at + 2 :]]
     return "search", argv
-
-
-def _description(name: str) -> str | None:
-    """Of this program for the search, else of the subcommand's flags."""
-    return __doc__ if name == "search" else SUBCOMMANDS[name][0].__doc__
 
 
 if __name__ == "__main__":

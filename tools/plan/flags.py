@@ -66,8 +66,8 @@ class RequestFlags:
     """none, mlp, moe or full."""
 
     zero: int | None = None
-    """0: no distributed optimizer; 1: with it; 2, 3: sharded gradients, and weights, too, which today's program does
-    not run. None: 1 and 3, and 2 where 1 does not fit."""
+    """0: no distributed optimizer; 1: with it; 2 and 3: gradients, and weights, sharded too, which this program does
+    not run yet. None: 1 and 3, and 2 where 1 does not fit."""
 
     sequence_parallel: bool | None = None
     """False: plan without sequence parallelism. None: with it wherever TP is above 1."""

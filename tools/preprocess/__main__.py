@@ -23,6 +23,7 @@ from data.engines import EngineName
 from data.raw.documents import ReadOptions
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from parallel.schema import text_problem
 from tools.preprocess import run, training, verify
 from tools.preprocess.encoding import SpecialText
@@ -190,13 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     command = COMMANDS.get(given[0]) if given else None
-    asked = tyro.cli(
-        command or Preprocess,
-        args=given[1:] if command else given,
-        prog=f"python -m tools.preprocess {given[0]}" if command else "python -m tools.preprocess",
-        use_underscores=True,
-        description=None if command else __doc__,
-    )
+    program = "python -m tools.preprocess"
+    if command:
+        asked = parse_flags(command, given[1:], f"{program} {given[0]}")
+    else:
+        asked = parse_flags(Preprocess, given, program, __doc__)
     try:
         return int(asked.run())
     except UserError as error:

@@ -4,8 +4,7 @@
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
     python -m tools.reshard MEGATRON_FOLDER TARGET --recipe RECIPE.toml
     python -m tools.reshard SOURCE TARGET --format megatron --keys stacked
-    python -m tools.reshard SOURCE TARGET --format megatron --optimizer_format dp_reshardable \
-        --tensor_model_parallel_size 4 --pipeline_model_parallel_size 2 --data_parallel_size 8
+    python -m tools.reshard SOURCE TARGET --format megatron --optimizer_format dp_reshardable --data_parallel_size 8
 
 A Triplane checkpoint needs no rewriting for other TP, PP, DP or EP sizes: every layout reads it as it is. No code in a
 checkpoint is run, and no pickle is executed. The same command continues a killed run.
@@ -22,6 +21,7 @@ import tyro
 
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one, size_in_bytes
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
@@ -88,7 +88,7 @@ class Reshard:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: done, and verified where asked for; 2: bad input, or what was compared differs."""
-    job = tyro.cli(Reshard, args=argv, use_underscores=True, prog="python -m tools.reshard", description=__doc__)
+    job = parse_flags(Reshard, argv, "python -m tools.reshard", __doc__)
     try:
         reshard(job)
     except (UserError, DamagedError) as error:

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from parallel import command
 from parallel.errors import UserError
+from parallel.flags import parse_flags
 from tools.supervise.loop import Budget, supervise
 from tools.supervise.notice import Notice
 from tools.supervise.requests import Requests
@@ -65,7 +64,7 @@ class Supervise:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: that of the last attempt."""
     own, command = split(list(sys.argv[1:] if argv is None else argv))
-    job = tyro.cli(Supervise, args=own, use_underscores=True, prog="python -m tools.supervise", description=__doc__)
+    job = parse_flags(Supervise, own, "python -m tools.supervise", __doc__)
     try:
         if problems := job.problems():
             raise UserError("\n".join(problems))

@@ -21,6 +21,7 @@ from pathlib import Path
 import tyro
 
 from parallel import command
+from parallel.flags import parse_flags
 from tools.supervise import attempts, evidence, rule
 from tools.supervise.attempts import AttemptRecord
 from tools.supervise.rule import Decision, RunAttempt
@@ -49,9 +50,7 @@ class Decide:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: start again; 1: do not; 2: usage."""
-    job = tyro.cli(
-        Decide, args=argv, use_underscores=True, prog="python -m tools.supervise.decide", description=__doc__
-    )
+    job = parse_flags(Decide, argv, "python -m tools.supervise.decide", __doc__)
     decision = settle(
         job.run_dir,
         job.exit_code,

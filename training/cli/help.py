@@ -1,11 +1,7 @@
 """``--help`` and ``--help_all``: every field with its docstring and the recipe's value."""
 
-import ast
 import contextlib
 import dataclasses
-import inspect
-import itertools
-import textwrap
 import typing
 from typing import Annotated, Any
 
@@ -13,6 +9,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 from parallel import output
+from parallel.flags import field_docs
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 
@@ -106,14 +103,3 @@ def _marked(kind: Any, name: str, hidden: bool) -> Any:
     unset = "(default: the shape's)" if from_shape else ""
     hint = tyro.conf.arg(help_behavior_hint=lambda text: {"None": unset, "": ""}.get(text, f"(default: {text})"))
     return Annotated[kind, hint, tyro.conf.Suppress] if hidden else Annotated[kind, hint]
-
-
-def field_docs(section: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, on one line."""
-    [body] = ast.parse(textwrap.dedent(inspect.getsource(section))).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for field, below in itertools.pairwise(body.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
-    return found

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from parallel.errors import SharedMistake, UserError
+from parallel.flags import field_docs
 from training.cli import parse
 from training.cli.flags import HELP
-from training.cli.help import field_docs, rare
+from training.cli.help import rare
 from training.config.recipe import load, names, sections
 from training.config.run_config import RunConfig
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from models.shapes import GPTShape
 from parallel import launch, local_ranks, output
+from parallel.flags import parse_flags
 from parallel.layout import Layout
 from parallel.untrusted import read_json
 from tools.benchmark.checkpoint import conversion, scale
@@ -54,13 +53,7 @@ class CheckpointBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = tyro.cli(
-        CheckpointBenchmark,
-        args=argv,
-        use_underscores=True,
-        prog="python -m tools.benchmark checkpoint",
-        description=__doc__,
-    )
+    job = parse_flags(CheckpointBenchmark, argv, "python -m tools.benchmark checkpoint", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = read_json(job.output) if job.output.exists() else {}
     failed = False

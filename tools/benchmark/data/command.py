@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from parallel.flags import parse_flags
 from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances, versions
 from tools.benchmark.data import loading, tokenising
@@ -42,9 +41,7 @@ class DataBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
-    asked = tyro.cli(
-        DataBenchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark data", description=__doc__
-    )
+    asked = parse_flags(DataBenchmark, argv, "python -m tools.benchmark data", __doc__)
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from parallel import launch, output
+from parallel.flags import parse_flags
 from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances
 from tools.benchmark.step import startup
@@ -43,9 +42,7 @@ class StepBenchmark:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: measured, whether the goals were met or not; 1: a subject failed."""
-    job = tyro.cli(
-        StepBenchmark, args=argv, use_underscores=True, prog="python -m tools.benchmark step", description=__doc__
-    )
+    job = parse_flags(StepBenchmark, argv, "python -m tools.benchmark step", __doc__)
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # before torch is imported
     results = read_json(job.output) if job.output.exists() else {}
     failed = False

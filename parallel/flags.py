@@ -1,0 +1,60 @@
+"""Command lines read into dataclasses: a field is a flag, the docstring under it the flag's help."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+
+def parse_flags[Flags](
+    kind: type[Flags], arguments: Sequence[str] | None, program: str, description: str | None = None
+) -> Flags:
+    """An instance of ``kind``, a dataclass or a union of them (subcommands).
+
+    arguments: None: this process's. program: its name in --help. description: above the flags; None: that of ``kind``.
+    Bad flags, and --help, end the process (SystemExit 2 and 0).
+    """
+    registry = ConstructorRegistry()
+    registry.struct_rule(_with_help)
+    text = description and inspect.cleandoc(description)
+    return tyro.cli(kind, args=arguments, prog=program, description=text, use_underscores=True, registry=registry)
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass and of those it inherits from, on one line."""
+    found = {}
+    for each in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(each):
+            [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            assert isinstance(body, ast.ClassDef)
+            for field, below in itertools.pairwise(body.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+def _with_help(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """A dataclass as tyro has it, with docstrings of several lines joined, which tyro 1.0 prints as they stand."""
+    if not dataclasses.is_dataclass(info.type) or info.type.__module__.startswith("tyro."):
+        return None
+    texts, hints = field_docs(info.type), typing.get_type_hints(info.type, include_extras=True)
+    fields = tuple(
+        StructFieldSpec(
+            name=field.name, type=hints[field.name], default=_default(field), helptext=texts.get(field.name)
+        )
+        for field in dataclasses.fields(info.type)
+    )
+    return StructConstructorSpec(instantiate=info.type, fields=fields)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return tyro.MISSING if field.default is dataclasses.MISSING else field.default

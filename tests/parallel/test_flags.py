@@ -1,0 +1,43 @@
+"""Flags from dataclasses."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from parallel.flags import parse_flags
+
+
+@dataclass(kw_only=True)
+class Shared:
+    """Flags of two commands."""
+
+    folder: Path
+    """Where it lies: a folder that exists, on a disk that every node mounts, and that
+    this user may write to."""
+
+
+@dataclass(kw_only=True)
+class Copy(Shared):
+    """Copies.
+
+    From here to there.
+    """
+
+    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+
+
+def test_a_docstring_of_two_lines_is_one_paragraph_and_inherited(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_flags(Copy, ["--help"], "python -m copy")
+    said = capsys.readouterr().out
+    assert "usage: python -m copy" in said and "From here to there." in said and "(default: 1 2)" in said
+    assert "every node mounts, and that this user may" in said  # on one line
+
+
+def test_values_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_flags(Copy, ["--folder", "x", "--sizes", "3"], "copy") == Copy(folder=Path("x"), sizes=(3,))
+    assert parse_flags(Copy, ["--folder", "x"], "copy").sizes == (1, 2)
+    with pytest.raises(SystemExit, match="2"):
+        parse_flags(Copy, [], "copy")
+    assert "--folder" in capsys.readouterr().err
