@@ -48,7 +48,7 @@ TORCH = """
     tools.benchmark.step: one_rank reference    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare probe    tools.reshard.megatron: blobs
-    tools.plan.calibrate: cluster_file collectives command fit measure    tools.plan.trace: balance ledger meta spots
+    tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers
 on a login node, or before torch has loaded."""
