@@ -49,7 +49,8 @@ MOVED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: answered; 2: bad input, in one message."""
-    name, rest = subcommand(list(sys.argv[1:] if argv is None else argv))
+    given = list(sys.argv[1:] if argv is None else argv)
+    name, rest = subcommand(given)
     if name == "search" and rest and not rest[0].startswith("-"):
         near = difflib.get_close_matches(rest[0], SUBCOMMANDS, n=1)
         meant = f' Did you mean "{near[0]}"?' if near else ""
@@ -60,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{moved[0]} is a subcommand now: python -m tools.plan {MOVED[moved[0]]} ...", file=sys.stderr)
         return 2
     description = __doc__ if name == "search" else kind.__doc__
-    given: Any = parse_flags(kind, rest, f"python -m tools.plan {name}", description)
+    program = "python -m tools.plan" + (f" {name}" if name in given[:1] else "")
+    asked: Any = parse_flags(kind, rest, program, description)
     try:
         with output.for_a_reader():
-            act(given)
+            act(asked)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
