@@ -11,16 +11,29 @@ CODE = """
 import gc, sys
 from training import lean_imports
 with lean_imports.lean("cpu"):
-    import training.train
+    import torch, training.train
     from megatron.core import timers
-print([name for name in ("torch._dynamo", "torch._inductor.compile_fx", "wandb") if name in sys.modules])
+    decorated = torch.compile(max), torch.compile(dynamic=True)(max)
+assert decorated == (max, max)
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
+from parallel.cpu import adam, eager
+eager.install()
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = adam.FusedAdam([parameter], lr=0.5)
+parameter.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+optimizer.load_state_dict(optimizer.state_dict())
+assert parameter.max() < 1 and parameter.grad is None
+print([name for name in ("torch._dynamo", "torch._inductor.compile_fx", "wandb") if name in sys.modules])
+assert torch.compile.__module__ == "torch"
 import wandb
 print(wandb.__name__)
 """
 
 
 def test_a_run_on_the_cpu_imports_no_compiler_and_no_wandb() -> None:
+    """Nor does its optimizer when it starts."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True)
     assert done.stdout == "[]\nwandb\n", done.stdout + done.stderr
 

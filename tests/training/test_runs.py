@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from dataclasses import replace
@@ -18,7 +16,8 @@ import torch
 
 from data.prepared import Prepared
 from data.source import build_source
-from runs import DEBUG, ROOT, configuration, losses, train, train_or_fail
+from programs import Program
+from runs import DEBUG, configuration, losses, train, train_or_fail
 from training.cli import parse
 
 TP2PP2 = (
@@ -271,29 +270,15 @@ def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Pat
 # ---- the command line, for real
 
 
-def command(*arguments: str, cache_dir: Path) -> list[str]:
-    return [
-        sys.executable,
-        "pretrain_gpt.py",
-        str(DEBUG),
-        "--data.cache_dir",
-        str(cache_dir),
-        "--log.tensorboard",
-        "False",
-        *arguments,
-    ]
+def started(tmp_path: Path, cache_dir: Path, *flags: str) -> Program:
+    """``pretrain_gpt.py`` on two ranks, in the folder ``run``."""
+    folders = ("--run_dir", str(tmp_path / "run"), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False")
+    return Program([str(DEBUG), *folders, "--nproc", "2", *flags], tmp_path / "said")
 
 
 def test_a_killed_rank_ends_the_run_and_leaves_nothing_running(cache_dir: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    process = subprocess.Popen(
-        command("--nproc", "2", "--train.train_iters", "100000", "--run_dir", str(run_dir), cache_dir=cache_dir),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not (run_dir / "metrics.jsonl").exists():
+    process = started(tmp_path, cache_dir, "--train.train_iters", "100000")
+    while not (tmp_path / "run/metrics.jsonl").exists():
         assert process.poll() is None
         time.sleep(0.05)
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -312,23 +297,11 @@ def test_a_token_beyond_the_vocabulary_is_named(cache_dir: Path, tmp_path: Path)
         for _ in range(40):
             writer.add(np.array([1, 2, 300] * 100))
             writer.end_document()
-    run = subprocess.run(
-        command(
-            "--data.paths",
-            str(tmp_path / "bad"),
-            "--nproc",
-            "2",
-            "--run_dir",
-            str(tmp_path / "run"),
-            cache_dir=cache_dir,
-        ),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    run = started(tmp_path, cache_dir, "--data.paths", str(tmp_path / "bad"))
+    _, errors = run.communicate()
     assert run.returncode == 2
-    assert "holds token id 300" in run.stderr
-    assert run.stderr.count("\n") == 1
+    assert "holds token id 300" in errors
+    assert errors.count("\n") == 1
 
 
 def test_a_checkpoint_of_another_shape_shows_both_shapes(prepared: Prepared, tmp_path: Path) -> None:
@@ -382,12 +355,15 @@ def test_what_changed_on_resume_is_said(prepared: Prepared, tmp_path: Path, capf
     assert not (tmp_path / "run/done").exists()
 
 
-def test_wandb_offline_continues_its_chart(prepared: Prepared, tmp_path: Path) -> None:
-    flags = ("--log.wandb", "offline", "--train.exit_interval", "2")
-    train(prepared, configuration(tmp_path / "run", *flags), 1)
-    first = (tmp_path / "run/wandb_id").read_text()
-    train(prepared, configuration(tmp_path / "run", *flags), 1)
-    assert (tmp_path / "run/wandb_id").read_text() == first
+def test_wandb_goes_on_with_the_id_of_the_run_folder(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/wandb_id").write_text("0123abcd")
+    train(prepared, configuration(tmp_path / "run", "--log.wandb", "offline", "--train.exit_interval", "1"), 1)
+    assert (tmp_path / "run/wandb_id").read_text() == "0123abcd"
+    assert len(list(tmp_path.glob("wandb/offline-run-*/run-0123abcd.wandb"))) == 1
 
 
 def test_state_beside_weights_is_versioned_json(prepared: Prepared, tmp_path: Path) -> None:

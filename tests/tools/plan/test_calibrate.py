@@ -1,20 +1,19 @@
 """calibrate writes a cluster file of these ranks that the planner reads; compare holds it against real runs."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
+from doctor_nodes import free_port
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import Layout
+from programs import Program
 from ranks import run_ranks
 from tools import clusters
 from tools.plan.__main__ import main
@@ -26,19 +25,22 @@ from tools.plan.cost.hardware import NVLINK_SHARE
 from tools.plan.cost.products import product_s
 from tools.plan.search.pricing import constants
 
-ROOT = Path(__file__).resolve().parents[3]
-TOOL = ["-m", "tools.plan"]
+MODULE = "tools.plan"
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cluster file that torchrun's two ranks write."""
-    path = tmp_path_factory.mktemp("calibrated") / "here.toml"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, *TOOL, "calibrate", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "reduce_scatter" in done.stdout and f"written: {path}" in done.stdout
+    """The cluster file that two ranks write, with the environment that torchrun gives them."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    path = folder / "here.toml"
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        Program(["calibrate", str(path)], folder / f"rank{rank}", job | {"RANK": rank, "LOCAL_RANK": rank}, MODULE)
+        for rank in ("0", "1")
+    ]
+    (said, errors), _ = (rank.communicate() for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    assert "reduce_scatter" in said and f"written: {path}" in said
     return path
 
 
@@ -71,15 +73,15 @@ def test_a_run_is_held_against_its_prediction(two_ranks: Path, capsys: pytest.Ca
     assert "the constraints leave none" in capsys.readouterr().err
 
 
-def test_one_rank_alone(tmp_path: Path) -> None:
+def test_one_rank_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "here.toml"
-    command = [sys.executable, *TOOL, "calibrate", str(path)]
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
+    first = Program(["calibrate", str(path)], tmp_path / "first", module=MODULE)
+    _, errors = first.communicate()
+    assert (first.returncode, errors) == (0, "")
     assert "no link was measured" in path.read_text()
     assert "collectives" not in clusters.load(str(path)).measured
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 2 and "exists already" in again.stderr and "Traceback" not in again.stderr
+    assert main(["calibrate", str(path)]) == 2
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_unknown_constants_are_named(two_ranks: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_complexity_grows_with_the_sizes(
 
 
 def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question("llama3_70b", gpus=256, batch=1024, seq=8192)
+    asked = question("llama3_70b", gpus=64, batch=256, seq=8192)
     own = best(asked)
     assert own is not None and own == offered(fitting(asked, candidates(asked)))
     assert own == best(dataclasses.replace(asked, fixed={"zero": 1}))
@@ -74,7 +74,7 @@ def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[
     fastest = min(runnable, key=lambda plan: plan.step_s)
     close = [plan for plan in runnable if plan.step_s <= fastest.step_s * (1 + CLOSE)]
     assert len(close) > 2 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
-    flags = "--model llama3_70b --num_gpus 256 --global_batch_size 1024 --seq_length 8192".split()
+    flags = "--model llama3_70b --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
     sized = printed(capsys, "size", *flags, "--show", "clusters").splitlines()
     sizing = next(line for line in sized if " h100_ib " in line)
     assert sizing.endswith(str(own.layout))

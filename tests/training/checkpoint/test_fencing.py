@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 import runs
 from data.prepared import Prepared
+from programs import Program
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
@@ -23,27 +22,25 @@ FLAGS = ("--checkpoint.save_interval", "2", "--checkpoint.keep", "9", "--train.t
 
 
 @pytest.fixture(params=["in the background", "while training waits"])
-def suspended(request: pytest.FixtureRequest, tmp_path: Path, cache_dir: Path) -> Iterator[subprocess.Popen[str]]:
+def suspended(request: pytest.FixtureRequest, tmp_path: Path, cache_dir: Path) -> Iterator[Program]:
     """A run on 2 ranks in ``run``, all of whose processes but the writers were stopped after its first checkpoint."""
     run_dir = tmp_path / "run"
     background = str(request.param == "in the background")
-    command = [sys.executable, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(run_dir), *FLAGS, "--nproc", "2",
-               "--data.cache_dir", str(cache_dir), "--checkpoint.async_save", background]  # fmt: skip
-    run = subprocess.Popen(
-        command, cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
+    run = Program(
+        [str(runs.DEBUG), "--run_dir", str(run_dir), *FLAGS, "--nproc", "2", "--data.cache_dir", str(cache_dir),
+         "--checkpoint.async_save", background],
+        tmp_path / "suspended",
+    )  # fmt: skip
     while not (run_dir / "checkpoints/latest").exists() and run.poll() is None:
         time.sleep(0.02)
     assert run.poll() is None, run.communicate()
     os.killpg(run.pid, signal.SIGSTOP)
     yield run
-    if run.poll() is None:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
+    run.end()
 
 
 def test_a_run_that_wakes_behind_its_successor_commits_nothing(
-    suspended: subprocess.Popen[str], prepared: Prepared, tmp_path: Path
+    suspended: Program, prepared: Prepared, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     owner = current(run_dir)

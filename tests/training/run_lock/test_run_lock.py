@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from parallel.errors import UserError
 from parallel.launch import Identity
+from programs import Program
 from training.checkpoint import folders
 from training.checkpoint.format.manifest import MANIFEST
 from training.run_lock import liveness, lock_heartbeat
@@ -129,11 +131,11 @@ def commit(run_dir: Path) -> None:
 # ---- whole runs
 
 
-def start_run(run_dir: Path, cache_dir: Path, *flags: str) -> subprocess.Popen[str]:
-    """``pretrain_gpt.py`` with the debug recipe."""
+def start_run(run_dir: Path, cache_dir: Path, *flags: str) -> Program:
+    """``pretrain_gpt.py`` with the debug recipe. Each has files of its own for what it prints."""
     folders = ["--run_dir", str(run_dir), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False"]
-    command = [sys.executable, "pretrain_gpt.py", "slurm/recipes/debug.toml", *folders, *flags]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output = Path(tempfile.mkdtemp(dir=run_dir.parent)) / "said"
+    return Program(["slurm/recipes/debug.toml", *folders, *flags], output)
 
 
 def test_a_folder_is_one_runs_at_a_time(cache_dir: Path, tmp_path: Path) -> None:
