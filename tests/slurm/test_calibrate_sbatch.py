@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.private_cluster import PrivateCluster
-from tests.slurm.submission import NO_GPUS, TWO_BY_TWO
+from tests.slurm.submission import NO_GPUS
 from tools import clusters
 
 REPO = Path(__file__).parents[2]
@@ -17,15 +17,17 @@ SCRIPT = REPO / "slurm/calibrate.sbatch"
 
 @pytest.mark.slurm
 def test_two_nodes_become_a_cluster(cluster: PrivateCluster, tmp_path: Path) -> None:
+    """One rank each; several on a node are measured in tests/tools/plan/test_calibrate.py."""
     path = tmp_path / "mine.toml"
     around = {"REPO": str(REPO), "PYTHON": sys.executable}
     job = cluster.wait(
-        cluster.submit(*TWO_BY_TWO, *NO_GPUS, str(SCRIPT), str(path), cwd=tmp_path, variables=around), timeout_s=500
+        cluster.submit("--ntasks-per-node", "1", *NO_GPUS, str(SCRIPT), str(path), cwd=tmp_path, variables=around),
+        timeout_s=500,
     )
     assert job.exit_code == 0, job.output
     measured = clusters.load(str(path))
-    assert (measured.measured["ranks"], measured.measured["nodes"], measured.node.gpus_per_node) == (4, 2, 2)
-    assert {each["over"] for each in measured.measured["collectives"]} == {"node", "nodes", "one link"}
+    assert (measured.measured["ranks"], measured.measured["nodes"], measured.node.gpus_per_node) == (2, 2, 1)
+    assert {each["over"] for each in measured.measured["collectives"]} == {"nodes", "one link"}
     assert "send and receive" in job.output, "the table"
 
 
