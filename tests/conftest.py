@@ -9,6 +9,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: ranks are forke
 
 import pytest
 
+import huge_pages
 from data.config import DataConfig
 from data.prepare import prepare
 from data.prepared import Prepared
@@ -59,3 +60,4 @@ def prepared(cache_dir: Path) -> Prepared:
 def pytest_collection_finish() -> None:
     """As ``pretrain_gpt.py`` does: what was imported is for good, and forked ranks share it."""
     gc.freeze()
+    huge_pages.keep_collapsed()

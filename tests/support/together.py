@@ -24,6 +24,7 @@ def names(module: Mapping[str, Any]) -> list[str]:
 
 def play(request: pytest.FixtureRequest, at_once: int, run: Callable[[str, Callable[..., None]], None]) -> Played:
     """``run(name, scenario)`` for each scenario whose test was asked for; what it raised is its future's result."""
+    request.getfixturevalue("tmp_path_factory").getbasetemp()  # two threads that were first would make two of them
     wanted = {item.callspec.params["name"] for item in request.session.items if _is_played(item, request)}
     with ThreadPoolExecutor(at_once) as pool:
         return {

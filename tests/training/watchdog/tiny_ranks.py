@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from parallel.errors import UserError
 from parallel.launch import Identity
@@ -23,12 +24,17 @@ IS_WAITING = "/torch/distributed/distributed_c10d.py"
 
 
 def collective(folder: Path, rank: int, world_size: int) -> None:
-    """All ranks meet, or wait for ever: in a frame that looks like torch's."""
-    source = "def all_reduce(ready):\n    while not ready():\n        sleep(0.01)\n"
-    names = {"sleep": time.sleep}
+    """All ranks meet, or wait for ever: in a frame that looks like torch's, whenever the stack is taken.
+
+    os.access is C: a Python function to ask with would at times be the innermost frame, and this rank the one accused.
+    """
+    source = (
+        "def all_reduce(paths):\n    for path in paths:\n        while not access(path, 0):\n            sleep(0.01)\n"
+    )
+    names: dict[str, Any] = {"sleep": time.sleep, "access": os.access}
     exec(compile(source, IS_WAITING, "exec"), names)
     (folder / f"{rank}").touch()
-    names["all_reduce"](lambda: all((folder / f"{other}").exists() for other in range(world_size)))  # type: ignore[operator]
+    names["all_reduce"]([str(folder / f"{other}") for other in range(world_size)])
 
 
 def spin() -> None:
