@@ -58,6 +58,10 @@ def prepared(cache_dir: Path) -> Prepared:
 
 
 def pytest_collection_finish() -> None:
-    """As ``pretrain_gpt.py`` does: what was imported is for good, and forked ranks share it."""
+    """As ``pretrain_gpt.py`` does: what was imported is for good, and forked ranks share it.
+
+    Behind a freeze, Python walks all younger objects every 70,000 allocations; the planner's tests spent 6 % there.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     huge_pages.keep_collapsed()
