@@ -29,6 +29,7 @@ def test_two_nodes_become_a_cluster(cluster: PrivateCluster, tmp_path: Path) -> 
     assert (measured.measured["ranks"], measured.measured["nodes"], measured.node.gpus_per_node) == (2, 2, 1)
     assert {each["over"] for each in measured.measured["collectives"]} == {"nodes", "one link"}
     assert "send and receive" in job.output, "the table"
+    assert "Warning" not in job.output, "what Megatron says when it is imported"
 
 
 @pytest.mark.parametrize(

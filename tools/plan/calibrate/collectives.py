@@ -4,6 +4,7 @@ Bus bandwidth as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md there): what 
 number of ranks, so that it compares with a link's datasheet.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,8 +47,10 @@ def curves(device: torch.device, node: str, local_rank: int) -> list[Collective]
             (handle for ranks, handle in [(ranks, dist.new_group(ranks)) for ranks in groups] if _member(ranks)), None
         )
         sizes = BYTES[device.type] if len(groups[0]) > 1 else ()
-        for operation in OPERATIONS:
-            found += [_measured(operation, over, len(groups[0]), size, mine, device) for size in sizes]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # names that torch 2.13 would replace by ones it alone has
+            for operation in OPERATIONS:
+                found += [_measured(operation, over, len(groups[0]), size, mine, device) for size in sizes]
     return found
 
 

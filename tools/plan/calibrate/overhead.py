@@ -7,7 +7,9 @@ constants that the planner has already: seconds of a kernel's call, and of a ste
 import dataclasses
 import itertools
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from models.config import ModelConfig
 from models.resolve import resolve
 from models.sizes import sizes
+from parallel import output
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.launch import Identity
 from parallel.layout import Layout
@@ -39,7 +42,8 @@ def measured(cluster: Cluster, constants: Constants) -> Constants:
 
     A price is linear in both, so least squares of the relative errors give them.
     """
-    seconds = steps_s()
+    with tempfile.TemporaryDirectory() as logs, output.own_output(Path(logs), Identity(), every_rank=False):
+        seconds = steps_s()  # torch and Megatron load here, and not quietly
     none = dataclasses.replace(constants, launch_s=0.0, fixed_s=0.0)
     bare = np.array([_priced(*at, cluster, none) for at in seconds])
     calls = np.array([_priced(*at, cluster, dataclasses.replace(none, launch_s=1.0)) for at in seconds]) - bare
