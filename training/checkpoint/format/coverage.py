@@ -16,6 +16,9 @@ from collections.abc import Iterable
 
 PRIME = (1 << 61) - 1
 
+# One seed for the process: a thread that computes sums again (two at once, or after eviction) gets the same numbers.
+_SEED = random.SystemRandom().getrandbits(64)
+
 
 def covered_once(shape: tuple[int, ...], pieces: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     """Whether rectangles (offset, shape) within a tensor of ``shape`` hold each of its elements exactly once."""
@@ -46,5 +49,5 @@ def _weight(shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ..
 @functools.lru_cache(maxsize=64)
 def _prefix_sums(dim: int, length: int) -> list[int]:
     """Sums of the first 0, 1, ... length random numbers of a dim: [length + 1]."""
-    draw = random.Random(random.SystemRandom().getrandbits(64))
+    draw = random.Random(f"{_SEED} {dim} {length}")
     return list(itertools.accumulate((draw.getrandbits(60) for _ in range(length)), initial=0))

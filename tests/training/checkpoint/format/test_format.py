@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel.errors import UserError
-from training.checkpoint.format import manifest
+from training.checkpoint.format import coverage, manifest
 from training.checkpoint.format import reader as reading
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.manifest import MANIFEST, DamagedError, read_manifest, write_manifest
@@ -150,6 +150,17 @@ def test_coverage_is_noticed_without_comparing_pieces(shape: list[int], seed: in
     if same_volume:  # a hole and an overlap of one size
         assert not covered_once(whole, [same_volume[0], *boxes[1:]])
     assert not covered_once(whole, [*boxes[1:], (boxes[0][0], tuple(length + 1 for length in boxes[0][1]))])
+
+
+def test_coverage_holds_where_sums_are_evicted_between_two_pieces() -> None:
+    """As threads of a verification do to each other."""
+
+    def boxes() -> Iterator[Box]:
+        for row in range(3):
+            coverage._prefix_sums.cache_clear()
+            yield (row, 0), (1, 5)
+
+    assert covered_once((3, 5), boxes())
 
 
 def test_what_writers_left_out_or_wrote_twice_is_named(tmp_path: Path) -> None:
