@@ -215,4 +215,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(command.run("tools.preprocess", main))
+    command.leave(command.run("tools.preprocess", main))  # at times a thread of pyarrow aborts an interpreter that ends
