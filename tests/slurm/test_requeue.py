@@ -1,6 +1,7 @@
 """slurm/pretrain.sbatch on a real SLURM: which jobs start again, and which never do. Ranks are tiny programs."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -168,8 +169,11 @@ raise SystemExit(1)
     cluster.until(job, lambda: cluster.output(job).count("rank-is-up") == 4)  # lines of ranks mix
     cluster.run("scancel", "--batch", "--signal=USR2", str(job))
     ended = cluster.wait(job)
-    assert (ended.state, ended.exit_code, ended.restarts) == ("FAILED", 1, 1), ended.output
-    assert [(attempt["exit_code"], attempt["again"]) for attempt in attempts(tmp_path)] == [(75, True), (1, False)]
+    assert (ended.state, ended.restarts) == ("FAILED", 1), ended.output
+    heard, crashed = attempts(tmp_path)
+    assert (heard["exit_code"], heard["again"], crashed["again"]) == (75, True, False)
+    # srun reports its tasks' largest code: 143 where it terminated one, after another's exit, before its own exit
+    assert ended.exit_code == crashed["exit_code"] in (1, 128 + signal.SIGTERM), ended.output
 
 
 def scenario_doctor_that_hangs_is_not_waited_for(cluster: PrivateCluster, tmp_path: Path) -> None:
