@@ -1,0 +1,36 @@
+"""The emulated device itself: operators and collectives against the CPU's, in each order; faults that it must find."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_path.emulator import Emulation, Order, run
+
+CHECKS = Path(__file__).parent / "checks"
+
+
+@pytest.mark.parametrize("order", ["eager", "late"])
+def test_operators_compute_what_the_cpus_do(order: Order) -> None:
+    found = run([str(CHECKS / "operators.py")], Emulation(order=order))
+    assert found.returncode == 0, found.stderr
+    assert "computes nothing" not in found.stderr
+
+
+@pytest.mark.parametrize("order", ["random", "late"])
+def test_collectives_compute_what_nccl_says(order: Order) -> None:
+    found = run([str(CHECKS / "collectives.py")], Emulation(order=order), ranks=3)
+    assert found.returncode == 0, found.stderr
+
+
+def test_collectives_that_do_not_match_are_named() -> None:
+    found = run([str(CHECKS / "mismatch.py")], ranks=2)
+    assert found.returncode != 0
+    assert "NCCL mismatch" in found.stderr and "count 5" in found.stderr, found.stderr
+
+
+def test_late_order_shows_a_missing_wait() -> None:
+    """And eager order hides it, which is why each training runs in both."""
+    late = run([str(CHECKS / "order.py")], Emulation(order="late"))
+    assert (late.returncode, late.stdout) == (0, "unwaited 1.0, waited 101.0\n"), late.stderr
+    eager = run([str(CHECKS / "order.py")])
+    assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr

@@ -1,0 +1,103 @@
+"""Trainings on the emulated device, and how far they are from the same on the CPU."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.gpu_path.emulator import ROOT, Emulation, process_environment
+from tools.inspect_checkpoint import catalogue
+from tools.inspect_checkpoint.compare import Comparison, compare, pairs
+from tools.inspect_checkpoint.contents import parameters
+from tools.parity.layouts import shrink, with_layout
+from training.checkpoint.format.reader import FileReader
+from training.cli import parse
+from training.config.recipe import dump
+from training.metrics.jsonl import read_jsonl
+
+RECIPE = ROOT / "slurm/recipes/debug.toml"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Training:
+    """A model on a layout (as tools.parity writes them), and flags over the debug recipe."""
+
+    layout: str = ""
+    shape: str = "debug"
+    flags: tuple[str, ...] = ()
+
+    def write_recipe(self, path: Path) -> int:
+        """The number of ranks."""
+        config = shrink(parse.parse_config([str(RECIPE), "--model.shape", self.shape, *self.flags]))
+        config, world_size = with_layout(config, self.layout)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump(config))
+        return world_size
+
+
+class TrainingError(Exception):
+    """A rank failed, or a kernel computed nothing; the message is what was printed."""
+
+
+class WarmDevice:
+    """A process of the emulated device that has imported torch and Megatron: ranks are forked from it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def train(self, training: Training, run_dir: Path, emulation: Emulation, flags: Sequence[str] = ()) -> str:
+        """What the ranks printed. Raises TrainingError."""
+        recipe, output = run_dir / "recipe.toml", run_dir / "output.txt"
+        world_size = training.write_recipe(recipe)
+        arguments = [str(recipe), "--run_dir", str(run_dir), "--device", "cuda", *flags]
+        with emulation.variables() as variables:
+            code = self._ask(
+                {"flags": arguments, "world_size": world_size, "environ": variables, "output": str(output)}
+            )
+        text = "".join(log.read_text() for log in [output, *sorted(run_dir.glob("logs/rank-*"))] if log.exists())
+        if code or "computes nothing" in text:
+            raise TrainingError(f"exit code {code}\n{text[-5000:]}")
+        return text
+
+    def _ask(self, request: dict[str, object]) -> int:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@contextmanager
+def warm_device() -> Iterator[WarmDevice]:
+    """One for many trainings."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.gpu_path.warm"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=process_environment(),
+    )  # fmt: skip
+    with process:
+        assert process.stdout and process.stdin
+        assert process.stdout.readline() == "ready\n"
+        yield WarmDevice(process)
+        process.stdin.close()
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Training losses, iteration by iteration."""
+    return [line["loss"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line]
+
+
+def loss_difference(run_dir: Path, reference: Path) -> float:
+    """Largest relative difference of two runs' losses."""
+    found, expected = losses(run_dir), losses(reference)
+    assert len(found) == len(expected) > 0, (len(found), len(expected))
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def checkpoint_differences(run_dir: Path, reference: Path) -> list[Comparison]:
+    """The newest checkpoints of two runs, tensor by tensor; random generators, which devices have of their own, not."""
+    paths = [catalogue.find(folder)[0] for folder in (run_dir, reference)]
+    with FileReader(paths[0]) as one, FileReader(paths[1]) as other:
+        found = [pair for pair in pairs(parameters(one.tensors), parameters(other.tensors)) if pair[1] != "generators"]
+        return compare(found, one, other, lambda _: None)

@@ -1,0 +1,77 @@
+"""python -m tests.gpu_path.warm: trains on forked ranks of the emulated device, one JSON request a line.
+
+Ranks on GPUs are new processes, since a forked child cannot use a CUDA that its parent has used. This parent imports
+and never does, so on the emulated device a run of eight ranks begins without eight imports.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.lean_imports import lean
+
+with lean("cuda"):
+    import torch
+
+    count_devices = torch._C._cuda_getDeviceCount
+    torch._C._cuda_getDeviceCount = lambda: 8  # Megatron's imports ask; torch would refuse CUDA to what is forked then
+    from parallel import launch, local_ranks, mcore_patches, output
+    from training import train
+    from training.cli import parse
+    from training.prepare import prepare
+
+
+def run(request: dict[str, Any]) -> int:
+    """What pretrain_gpt.py does between its command line and its ranks' exit codes."""
+    config = parse.parse_config(request["flags"])
+    world_size = request["world_size"]
+    parse.check(config, world_size)
+    run_dir = Path(config.run_dir or "")
+    output.make_run_dir(run_dir)
+    prepared = prepare(config, None)
+
+    def rank(identity: launch.Identity) -> int:
+        torch._C._cuda_getDeviceCount = count_devices
+        os.environ["RANK"] = str(identity.rank)  # names this rank's trace
+        with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
+            return train.train(config, prepared, identity, "cuda", run_dir, console_fd)
+
+    code, failure = local_ranks.fork_ranks(world_size, rank)
+    if failure is not None:
+        print(f"rank {failure.rank}:\n{failure.text}", file=sys.stderr)
+    return code
+
+
+def forked(request: dict[str, Any]) -> int:
+    """The exit code of the request, in a process of its own with its environment; output goes to its file."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        os.environ.update(request["environ"])
+        for hook in filter(None, os.environ["EMULATED_CUDA_HOOKS"].split(",")):
+            importlib.import_module(hook)
+        file = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for target in (1, 2):
+            os.dup2(file, target)
+        code = run(request)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Until stdin ends."""
+    mcore_patches.check_once()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(forked(json.loads(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
