@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | faults.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -12,7 +12,7 @@ endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu faults bench-data clean
+.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path faults bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -44,6 +44,10 @@ bench-data: setup
 
 prove-gpu: setup
 	$(PYTHON) -m tests.gpu
+
+# GPU code without a GPU, on an emulated device: all that `make test` leaves out of tests/gpu_path.
+prove-gpu-path: setup
+	$(PYTHON) -m pytest -n $(WORKERS) --campaign tests/gpu_path
 
 faults: setup
 	$(PYTHON) -m tests.faults

@@ -24,8 +24,9 @@ LONGEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--write_layouts``: see tests/test_layouts.py."""
+    """``--write_layouts``: see tests/test_layouts.py; ``--campaign``: the tests marked so, too."""
     parser.addoption("--write_layouts", action="store_true", help="write docs/layouts.md from what this run proves")
+    parser.addoption("--campaign", action="store_true", help="run the tests of long campaigns, too")
 
 
 def pytest_configure() -> None:
@@ -35,14 +36,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Longest files first; deselect, never pass, what needs a GPU."""
+    """Longest files first; deselect, never pass, what needs a GPU or belongs to a campaign."""
     items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
-    if count_gpus(os.environ):
-        return
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu:
-        config.hook.pytest_deselected(items=gpu)
-        items[:] = [item for item in items if item not in gpu]
+    absent = [] if count_gpus(os.environ) else ["gpu"]
+    absent += [] if config.getoption("campaign") else ["campaign"]
+    left_out = [item for item in items if any(map(item.get_closest_marker, absent))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

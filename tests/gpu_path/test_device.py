@@ -34,3 +34,13 @@ def test_late_order_shows_a_missing_wait() -> None:
     assert (late.returncode, late.stdout) == (0, "unwaited 1.0, waited 101.0\n"), late.stderr
     eager = run([str(CHECKS / "order.py")])
     assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("order", ["eager", "late"])
+def test_hybrid_model_computes_what_gpt_model_does(order: Order) -> None:
+    """docs/architecture.md, "Why HybridModel": with Megatron's overlap of expert communication, too."""
+    models = ["llama3_tiny", "mixtral_tiny", "deepseek_v3_tiny"]
+    found = run([str(CHECKS / "trunk.py"), *models], Emulation(order=order, hooks=("tests.gpu_path.forkable",)))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("equal bit by bit") == 7, found.stdout

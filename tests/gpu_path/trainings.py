@@ -74,7 +74,8 @@ def warm_device() -> Iterator[WarmDevice]:
     """One for many trainings."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.gpu_path.warm"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=process_environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env=process_environment() | {"EMULATED_CUDA_HOOKS": "tests.gpu_path.forkable"},
     )  # fmt: skip
     with process:
         assert process.stdout and process.stdin

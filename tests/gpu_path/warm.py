@@ -14,10 +14,6 @@ from typing import Any
 from training.lean_imports import lean
 
 with lean("cuda"):
-    import torch
-
-    count_devices = torch._C._cuda_getDeviceCount
-    torch._C._cuda_getDeviceCount = lambda: 8  # Megatron's imports ask; torch would refuse CUDA to what is forked then
     from parallel import launch, local_ranks, mcore_patches, output
     from training import train
     from training.cli import parse
@@ -34,7 +30,6 @@ def run(request: dict[str, Any]) -> int:
     prepared = prepare(config, None)
 
     def rank(identity: launch.Identity) -> int:
-        torch._C._cuda_getDeviceCount = count_devices
         os.environ["RANK"] = str(identity.rank)  # names this rank's trace
         with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
             return train.train(config, prepared, identity, "cuda", run_dir, console_fd)
