@@ -15,7 +15,7 @@ from training.config.run_config import TrainConfig
 from training.forward_backward import run_schedule
 from training.loop import Callback
 from training.progress import Progress
-from training.step import StepResult, all_reduce_stats
+from training.step import StepResult, counted
 from training.watchdog.heartbeat import Heartbeat
 
 
@@ -136,5 +136,7 @@ def evaluate(
         sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
     for chunk in chunks:
         chunk.train()
-    loss, _, _ = all_reduce_stats(sums, ranks)
-    return loss
+    counts = counted(sums, ranks)
+    dist.all_reduce(counts)
+    loss, tokens = counts.tolist()
+    return loss / max(tokens, 1.0)

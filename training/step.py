@@ -18,6 +18,7 @@ from torch import Tensor
 from data.loader import Batch
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
+from training import gradient_norm
 from training.forward_backward import forward_backward
 from training.loss_scale import LossScale
 from training.optimizer import set_schedule
@@ -153,22 +154,24 @@ def measure(
 ) -> GradientResult:
     """Unscale the reduced gradients, take their norm, and let all ranks know of it by one small reduction.
 
-    Knowing the norm before the update costs a GPU the time in which it would have been given the optimizer's kernels.
+    The only wait for the device in a step (fp16: three more, for its loss scale). Knowing the norm before the update
+    costs a GPU the time in which it would have been given the optimizer's kernels.
     """
     overflow = bool(optimizer.prepare_grads())
-    grad_norm = None if overflow else float(optimizer.get_grad_norm())
-    norm = grad_norm or 0.0
-    loss, tokens, (stop, save, overflowed, bad, norms, all_samples) = all_reduce_stats(
-        sums, ranks, requests.stop, requests.save, overflow, not math.isfinite(norm), norm, samples
-    )
+    squares = gradient_norm.squared_norms(optimizer, ranks.device)
+    (loss, tokens, norms, bad, stop, save, overflowed, all_samples), own = all_reduce_stats(
+        counted(sums, ranks), torch.zeros_like(squares) if overflow else squares,
+        requests.stop, requests.save, overflow, samples,
+    )  # fmt: skip
+    mean_loss = loss / max(tokens, 1.0)
     return GradientResult(
-        loss=loss,
-        tokens=tokens,
+        loss=mean_loss,
+        tokens=int(tokens),
         samples=int(all_samples),
         requests=StepRequests(stop=stop > 0, save=save > 0),
-        grad_norm=grad_norm,
+        grad_norm=None if overflow else gradient_norm.norm(own),
         mean_norm=norms / ranks.identity.world_size,
-        finite=math.isfinite(loss) and bad == 0,
+        finite=math.isfinite(mean_loss) and bad == 0,
         overflowed=overflowed > 0,
         loss_scale=scale.value,
         scale_is_lowest=overflowed > 0 and scale.is_lowest,
@@ -198,14 +201,20 @@ def _answering(optimizer: MegatronOptimizer, **answers: Any) -> Iterator[None]:
             del vars(optimizer)[name]
 
 
-def all_reduce_stats(sums: Tensor, ranks: Ranks, *numbers: float) -> tuple[float, int, list[float]]:
-    """The global batch's mean loss and tokens, and the sums over all ranks of ``numbers``, by one small reduction.
+def counted(sums: Tensor, ranks: Ranks) -> Tensor:
+    """Loss and tokens of this rank, fp64 [2], as they count in a sum over all ranks: only TP rank 0 of the last stage
+    does, so that TP peers, which hold the same loss, are not counted twice."""
+    return sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
 
-    sums: of this rank, fp64 [2], on its device. Only TP rank 0 of the last stage counts, so that TP peers, which hold
-    the same loss, are not counted twice.
+
+def all_reduce_stats(counts: Tensor, squares: Tensor, *numbers: float) -> tuple[list[float], list[float]]:
+    """Sums over all ranks, by one small reduction: ``counts``, gradient norms, how many are not finite, ``numbers``.
+
+    With them this rank's own ``squares`` (see ``squared_norms``): all that a step reads from the device, at once.
     """
-    counts = sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
-    packed = torch.cat([counts, torch.tensor(numbers, dtype=torch.float64, device=counts.device)])
+    norm = squares.double().sum().sqrt().reshape(1)
+    given = torch.tensor(numbers, dtype=torch.float64, pin_memory=counts.is_cuda)
+    packed = torch.cat([counts, norm, ~norm.isfinite(), given.to(counts.device, non_blocking=True)])
     dist.all_reduce(packed)
-    total, tokens, *totals = packed.tolist()
-    return total / max(tokens, 1.0), int(tokens), totals
+    found = torch.cat([packed, squares]).tolist()
+    return found[: len(packed)], found[len(packed) :]

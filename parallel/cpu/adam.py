@@ -46,7 +46,7 @@ class FusedAdam(torch.optim.Optimizer):
             if not params:
                 continue
             states = [self._state_of(param) for param in params]
-            step = torch.tensor(float(group["step"]), device=params[0].device)
+            step = torch.full((), float(group["step"]), device=params[0].device)  # a copy would wait for the device
             kernel(
                 params,
                 [param.grad for param in params],

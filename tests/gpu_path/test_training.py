@@ -3,43 +3,17 @@
 The other combinations, the bounds of 16 bits and the mutants' whole list: ``make prove-gpu-path``.
 """
 
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import runs
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order, run
-from tests.gpu_path.trainings import Training, WarmDevice, warm_device
-from training.cli import parse
-from training.prepare import prepare
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 LOSS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[WarmDevice]:
-    with warm_device() as warm:
-        yield warm
-
-
-@pytest.fixture(scope="module")
-def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The run folder of one CPU rank with a model; trained once."""
-
-    @cache
-    def trained(shape: str) -> Path:
-        run_dir = tmp_path_factory.mktemp(shape)
-        Training(shape=shape).write_recipe(run_dir / "recipe.toml")
-        config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir)])
-        runs.train(prepare(config, None), config, 1)
-        return run_dir
-
-    return trained
 
 
 @pytest.mark.parametrize(
@@ -53,7 +27,7 @@ def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("tp2sppp2", "debug", "eager"),
         ("cp2", "debug", "late"),
         ("ep2", "mixtral_tiny", "late"),
-        ("tp2sp", "deepseek_v3_tiny", "late"),
+        ("tp2sp", "deepseek_v3_tiny", "eager"),
     ],
 )
 def test_a_gpu_trains_as_a_cpu_does(
@@ -77,15 +51,49 @@ def test_the_program_itself_starts_its_ranks(on_the_cpu: Any, tmp_path: Path) ->
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND
 
 
-@pytest.mark.parametrize("mutant", ["overlap_not_awaited", "checkpoint_copy_not_awaited"])
-def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: Path, mutant: str) -> None:
-    """Else the harness has gone blind: the loss, or a tensor of the checkpoint, is wrong."""
+@pytest.mark.parametrize(
+    "layout, mutant",
+    [
+        ("dp2overlap", "overlap_not_awaited"),
+        ("dp2overlap", "checkpoint_copy_not_awaited"),
+        ("pp2", "collectives_not_awaited"),
+    ],
+)
+def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, mutant: str) -> None:
+    """Else the harness has gone blind: the run meets NaN, or the loss or a tensor of the checkpoint is wrong."""
     settings = {
         "EMULATED_CUDA_MUTANT": mutant,
         "EMULATED_CUDA_LULL_MS": "300",
     }  # nothing asks for the work: a lull does
     emulation = Emulation(order="late", hooks=("tests.gpu_path.mutants",), settings=settings)
-    device.train(Training(layout="dp2overlap"), tmp_path, emulation)
+    try:
+        device.train(Training(layout=layout), tmp_path, emulation)
+    except TrainingError as error:
+        assert "loss nan, gradient norm nan" in str(error)
+        return
     reference = on_the_cpu("debug")
     worst = max(one.relative or 0 for one in trainings.checkpoint_differences(tmp_path, reference))
     assert max(trainings.loss_difference(tmp_path, reference), worst) > 100 * WEIGHTS_BOUND
+
+
+READ_ONCE = "training/step.py:all_reduce_stats from training/step.py:all_reduce_stats"
+
+
+@pytest.mark.parametrize(
+    "layout, shape, event_waits",
+    [("dp2overlap", "debug", 1), ("tp2sp", "debug", 1), ("pp2", "debug", 1), ("ep2", "mixtral_tiny", 17)],
+)
+def test_the_host_waits_once_a_step(
+    device: WarmDevice, tmp_path: Path, layout: str, shape: str, event_waits: int
+) -> None:
+    """For loss, norm and requests, together. Event waits: one for a buffer of tokens that is used again, and one for
+    the numbers of tokens of each layer of experts and microbatch, from which their memory is allocated."""
+    waits = tmp_path / "waits"
+    waits.mkdir()
+    emulation = Emulation(hooks=("tests.gpu_path.waits",), settings={"EMULATED_CUDA_WAITS": str(waits)})
+    device.train(Training(layout=layout, shape=shape), tmp_path, emulation)
+    for rank in sorted(waits.iterdir()):
+        number = {name: int(count) for count, name in (line.split(" ", 1) for line in rank.read_text().splitlines())}
+        assert number[READ_ONCE] == number["STREAM_WAITS"] == 1, rank.read_text()
+        assert [name for name in number if " from " in name] == [READ_ONCE], rank.read_text()
+        assert number["DEVICE_WAITS"] == 0 and number["EVENT_WAITS"] <= event_waits, rank.read_text()

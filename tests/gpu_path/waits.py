@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tests.gpu_path.counters import counts
 from tests.gpu_path.emulator import ROOT
 from training import train
 
@@ -38,17 +39,21 @@ def one_step(*args: Any, **kwargs: Any) -> Any:
         warnings.simplefilter("always")
         warnings.showwarning = count
         torch.cuda.set_sync_debug_mode("warn")
+        before = counts()
         try:
             return step(*args, **kwargs)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            grown = {kind: number - before[kind] for kind, number in counts().items()}
             lines = [f"{number} {where}\n" for where, number in sorted(found.items())]
+            lines += [f"{number} {kind.name}\n" for kind, number in grown.items()]
             Path(os.environ["EMULATED_CUDA_WAITS"], f"waits-{os.environ['RANK']}.txt").write_text("".join(lines))
 
 
 def place(stack: Sequence[traceback.FrameSummary]) -> str:
     """The line that waits, and ours."""
-    outside = [frame for frame in stack if "/torch/" not in frame.filename and frame.filename != __file__]
+    own = (__file__, warnings.__file__)
+    outside = [frame for frame in stack if "/torch/" not in frame.filename and frame.filename not in own]
     ours = [
         frame for frame in outside if frame.filename.startswith(str(ROOT)) and "site-packages" not in frame.filename
     ]

@@ -4,7 +4,6 @@ python trunk.py SHAPE ...: logits' losses and gradients of both, kernels launche
 same with Megatron's overlap of expert communication (combined 1F1B), which mcore 0.19.2 plans for GPTModel alone.
 """
 
-import ctypes
 import dataclasses
 import re
 import sys
@@ -35,6 +34,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.layout import layout_of
+from tests.gpu_path.counters import Count, counts
 from training.forward_backward import loss_sums
 
 SEQ, BATCH, MICROBATCHES = 64, 2, 3
@@ -148,7 +148,7 @@ def trained(
     chunk.config.overlap_moe_expert_parallel_comm = overlap
     chunk.zero_grad(set_to_none=True)
     half = chunk.config.bf16
-    before = launches()
+    before = counts()[Count.LAUNCHES]
     found = get_forward_backward_func(pp_size=1, vp_size=None)(
         forward_step_func=forward_step, data_iterator=samples(shape, ranks),
         model=[Float16Module(chunk.config, chunk) if half else chunk], num_microbatches=MICROBATCHES, seq_length=SEQ,
@@ -158,13 +158,7 @@ def trained(
     gradients = {
         name: parameter.grad.clone() for name, parameter in parameters(chunk).items() if parameter.grad is not None
     }
-    return [result["sums"][0].item() for result in found], gradients, launches() - before
-
-
-def launches() -> int:
-    counts = (ctypes.c_long * 8)()
-    ctypes.CDLL(None).emulated_cuda_counts(counts)
-    return counts[0]
+    return [result["sums"][0].item() for result in found], gradients, counts()[Count.LAUNCHES] - before
 
 
 def same(one: tuple[list[float], dict[str, Tensor], int], other: tuple[list[float], dict[str, Tensor], int]) -> bool:
