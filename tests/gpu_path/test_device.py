@@ -36,6 +36,13 @@ def test_late_order_shows_a_missing_wait() -> None:
     assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr
 
 
+@pytest.mark.parametrize("check", ["pinned.py", "reader.py"])
+def test_the_hosts_memory_and_threads_leave_nothing_behind(check: str) -> None:
+    """A registration, an error that is read later, a context on another rank's device."""
+    found = run([str(CHECKS / check)])
+    assert found.returncode == 0, found.stderr
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("order", ["eager", "late"])
 def test_hybrid_model_computes_what_gpt_model_does(order: Order) -> None:

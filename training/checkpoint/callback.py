@@ -156,15 +156,17 @@ class SaveCallback(Callback):
 
     def _reserve(self, writer: BackgroundWriter) -> None:
         """Take the memory of the copies now: where it turns out to be missing, training waits for its checkpoints."""
-        lack = ""
+        lack, pinned = "", self.ranks.device.type == "cuda"
         try:
-            writer.reserve(self.own_bytes, pinned=self.ranks.device.type == "cuda")
+            writer.reserve(self.own_bytes, pinned=pinned)
         except OSError as error:
             lack = f"{self.own_bytes:,} bytes of shared memory on {os.uname().nodename}: {error.strerror}"
         if lacking := gathered([lack] if lack else [], self.ranks):
             self.ranks.say(f"warning: {lacking[0]}: training waits for its checkpoints (checkpoint.async_save)")
             writer.close()
             self.writer = None
+        elif slow := gathered([os.uname().nodename] if pinned and not writer.is_pinned else [], self.ranks):
+            self.ranks.say(f"warning: memory cannot be pinned on {slow[0]} (cudaHostRegister): checkpoints copy slowly")
 
     def _save(self, progress: Progress) -> None:
         began = time.monotonic()

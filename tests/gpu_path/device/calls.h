@@ -12,4 +12,7 @@ enum class Count { LAUNCHES, STREAM_WAITS, DEVICE_WAITS, EVENT_WAITS, COPIES_TO_
                    REGISTERED, KINDS };
 void count(Count, long by);
 
+// The current device of the calling thread gets a context, in emulated_cuda_active: as memory, streams and events do.
+void use_device();
+
 }  // namespace device

@@ -74,6 +74,7 @@ Place place_of(const void *pointer) {
 using namespace device;
 
 static cudaError_t give(void **pointer, size_t bytes, Place place) {
+  use_device();
   *pointer = allocate(bytes, place);
   return *pointer ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
@@ -94,6 +95,7 @@ API cudaError_t cudaMemGetInfo(size_t *free, size_t *all) {
 }
 
 API cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned) {
+  use_device();
   Lock held(ranges_lock);
   for (char *end : {static_cast<char *>(pointer), static_cast<char *>(pointer) + bytes - 1}) {
     const Range *range = range_of(end);

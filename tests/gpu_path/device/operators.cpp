@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/native/cuda/Resize.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -296,6 +297,7 @@ void redirect(const OperatorHandle &op, Stack *stack) {
       if (t.is_cuda() && !guard.current_device()) guard.set_device(t.device());
       return t;
     });
+  C10_CUDA_CHECK(cudaGetLastError());  // as behind each kernel's launch: what an earlier call left unread shows here
   at::AutoDispatchBelowADInplaceOrView below;
   Call(op, std::move(given), c10::Device(c10::kCUDA, c10::cuda::current_device()))(stack);
 }

@@ -39,8 +39,13 @@ Event &event_of(cudaEvent_t handle) { return *reinterpret_cast<Event *>(handle);
 
 }  // namespace
 
+extern "C" {
+__attribute__((visibility("default"))) int emulated_cuda_active[64];
+}
+
 namespace device {
 
+void use_device() { emulated_cuda_active[current_device()] = 1; }
 cudaError_t failed(cudaError_t error) { return last_error = error; }
 void count(Count kind, long by) { counts[int(kind)] += by; }
 
@@ -64,6 +69,7 @@ API void emulated_cuda_count_launch() { count(Count::LAUNCHES, 1); }
 
 // Streams
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+  use_device();
   *stream = reinterpret_cast<cudaStream_t>(&new_stream());
   return cudaSuccess;
 }
@@ -117,6 +123,7 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, v
 
 // Events
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+  use_device();
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
@@ -134,6 +141,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
 }
 API cudaError_t cudaEventQuery(cudaEvent_t event) { return passed(event_of(event)) ? cudaSuccess : cudaErrorNotReady; }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  use_device();  // the runtime gives the calling thread's device a context, whichever device the event is of
   count(Count::EVENT_WAITS, 1);
   wait_on_host(event_of(event));
   return cudaSuccess;
@@ -148,10 +156,7 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsi
   return cudaSuccess;
 }
 
-// Devices. Contexts: the driver's cuDevicePrimaryCtxGetState (driver.c) says which devices this process has touched.
-extern "C" {
-__attribute__((visibility("default"))) int emulated_cuda_active[64];
-}
+// Devices. A context: emulated_cuda_active (calls.h), which the driver's cuDevicePrimaryCtxGetState (driver.c) reads.
 API cudaError_t cudaGetDevice(int *index) {
   *index = current_device();
   return cudaSuccess;
@@ -159,7 +164,7 @@ API cudaError_t cudaGetDevice(int *index) {
 API cudaError_t cudaSetDevice(int index) {
   if (index < 0 || index >= num_devices()) return failed(cudaErrorInvalidDevice);
   set_current_device(index);
-  emulated_cuda_active[index] = 1;
+  use_device();
   return cudaSuccess;
 }
 API cudaError_t cudaGetDeviceCount(int *number) {

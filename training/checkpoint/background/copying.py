@@ -1,5 +1,6 @@
 """Tensors into shared memory by a thread, while forward and backward passes run."""
 
+import contextlib
 import threading
 from collections.abc import Sequence
 
@@ -52,6 +53,19 @@ def flat_bytes(data: Tensor) -> Tensor:
     return data.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def pin(memory: Tensor) -> None:
-    """Let a GPU copy into this memory directly (cudaHostRegister). Slower without, and no error."""
-    torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+def pin(memory: Tensor) -> bool:
+    """Let a GPU copy into this memory directly; whether it may (cudaHostRegister). Copies are slower without.
+
+    A refusal also stays CUDA's last error, which the next kernel's launch would raise: one is launched to take it.
+    """
+    runtime = torch.cuda.cudart()
+    if runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) == runtime.cudaError.success:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
+    return False
+
+
+def unpin(memory: Tensor) -> None:
+    """Before memory that was pinned is given back."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

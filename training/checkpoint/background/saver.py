@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parallel import host_memory
-from training.checkpoint.background.copying import HostCopy, flat_bytes, pin
+from training.checkpoint.background.copying import HostCopy, flat_bytes, pin, unpin
 from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
 from training.checkpoint.boxes import Box
@@ -40,6 +40,7 @@ class BackgroundWriter:
         self._descriptor = os.memfd_create("triplane-checkpoint")
         self._memory: Tensor | None = None
         self._size, self._unanswered = 0, 0
+        self.is_pinned = False
         self._copy: HostCopy | None = None
         self._unsent: list[Write | Commit] = []
         with _out_of_earshot():
@@ -155,6 +156,7 @@ class BackgroundWriter:
     def close(self) -> None:
         """Let the process end when it is done."""
         self.finish_copy()
+        self._unpin()
         self.lines.channel.close()
         os.close(self._descriptor)
         self._process.wait()
@@ -164,10 +166,16 @@ class BackgroundWriter:
         if total <= self._size:
             return
         os.posix_fallocate(self._descriptor, 0, total)  # an error here; a store into pages that are not there is SIGBUS
+        self._unpin()
         self._memory = torch.frombuffer(mmap.mmap(self._descriptor, total), dtype=torch.uint8)
         self._size = total
         if pinned:
-            pin(self._memory)
+            self.is_pinned = pin(self._memory)
+
+    def _unpin(self) -> None:
+        if self.is_pinned and self._memory is not None:
+            unpin(self._memory)
+        self.is_pinned = False
 
     def _target(self, position: int, size: int) -> Tensor:
         """uint8 [size], in the shared memory."""
