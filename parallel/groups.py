@@ -186,7 +186,7 @@ def _store(identity: Identity, timeout: timedelta, resolve_s: float) -> dist.Sto
 
     None: torch's ``env://``, which torchrun and srun describe.
     """
-    if identity.launcher in ("torchrun", "srun"):
+    if identity.port is None and identity.launcher in ("torchrun", "srun"):
         await_master(os.environ, resolve_s)
         return None
     if identity.launcher == "single":

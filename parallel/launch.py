@@ -14,12 +14,15 @@ from typing import Literal
 from parallel.errors import UserError, printable
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LISTEN_FD = "TRIPLANE_LISTEN_FD"
+"""Of ranks that ``spawn_ranks`` has started: the descriptor of a socket at MASTER_PORT, which rank 0 inherits."""
 MOST_RANKS, MOST_BYTES = 1 << 20, 1 << 20
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Identity:
-    """One process among all ranks. ``listen_fd`` is the rendezvous socket that rank 0 of local ranks inherits."""
+    """One process among all ranks. ``port``: where local ranks meet; ``listen_fd``: the socket there, which rank 0
+    inherits."""
 
     rank: int = 0
     world_size: int = 1
@@ -60,17 +63,21 @@ def detect(environ: Mapping[str, str]) -> Identity | None:
 
 
 def _under_torchrun(environ: Mapping[str, str]) -> Identity:
+    """Of torchrun, and of ``spawn_ranks``."""
     whole_number(environ, "MASTER_PORT", 1, 65535)
     if not environ["MASTER_ADDR"].strip():
         raise UserError("MASTER_ADDR is empty in the environment: expected rank 0's host name or address.")
     world_size = whole_number(environ, "WORLD_SIZE", 1, MOST_RANKS)
     local_world_size = whole_number(environ, "LOCAL_WORLD_SIZE", 1, world_size, "1")
+    rank, ours = whole_number(environ, "RANK", 0, world_size - 1), LISTEN_FD in environ
     return Identity(
-        rank=whole_number(environ, "RANK", 0, world_size - 1),
+        rank=rank,
         world_size=world_size,
         local_rank=whole_number(environ, "LOCAL_RANK", 0, local_world_size - 1, "0"),
         local_world_size=local_world_size,
         launcher="torchrun",
+        port=whole_number(environ, "MASTER_PORT", 1, 65535) if ours else None,
+        listen_fd=whole_number(environ, LISTEN_FD, 0, 1 << 20) if ours and rank == 0 else None,
     )
 
 

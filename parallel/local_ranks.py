@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from parallel.durable import replace_file
 from parallel.errors import SharedFault, SharedMistake, UserError
-from parallel.launch import Identity, node_name
+from parallel.launch import LISTEN_FD, Identity, node_name
 from parallel.processes import die_with_parent
 from parallel.schema import Text
 from parallel.untrusted import read_json
@@ -325,10 +325,8 @@ def spawn_ranks(
     Each rank shows its own failure (see ``report``); returns the exit code of the first that failed. reported: whether
     somebody else has said already which rank that was, and why.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     processes = []  # kept: subprocess itself reaps a child whose Popen is gone
-    with _forwarding() as signals:
+    with socket.create_server(("127.0.0.1", 0), backlog=nproc) as listener, _forwarding() as signals:
         for rank in range(nproc):
             own = dict(
                 environ,
@@ -337,9 +335,18 @@ def spawn_ranks(
                 WORLD_SIZE=str(nproc),
                 LOCAL_WORLD_SIZE=str(nproc),
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                MASTER_PORT=str(listener.getsockname()[1]),
             )
-            processes.append(subprocess.Popen(command, env=own, preexec_fn=partial(die_with_parent, os.getpid())))
+            own[LISTEN_FD] = str(listener.fileno())  # rank 0 serves there: no other program can take the port meanwhile
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env=own,
+                    pass_fds=() if rank else (listener.fileno(),),
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+            )
+        listener.close()
         ranks = {process.pid: rank for rank, process in enumerate(processes)}
         signals.forward_to(ranks)
         ended = _wait(ranks)

@@ -291,6 +291,30 @@ def test_spawned_ranks_get_torchruns_environment(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "3", "1": "3", "2": "3"}
 
 
+def test_no_other_program_can_take_the_port_of_spawned_ranks(tmp_path: Path) -> None:
+    """Also not before rank 0 has imported torch, seconds later; and rank 0 has the socket."""
+    script = """
+import errno, os, pathlib, socket, sys, time
+from parallel import launch
+me, done = launch.detect(os.environ), pathlib.Path(sys.argv[1])
+assert me.port == int(os.environ["MASTER_PORT"])
+if me.rank == 0:
+    held = socket.socket(fileno=me.listen_fd)
+    assert held.getsockname()[1] == me.port
+    while not done.exists():
+        time.sleep(0.01)
+else:
+    assert me.listen_fd is None
+    try:
+        socket.create_server((os.environ["MASTER_ADDR"], me.port))
+    except OSError as error:
+        assert error.errno == errno.EADDRINUSE
+        done.touch()
+"""
+    assert local_ranks.spawn_ranks(2, [sys.executable, "-c", script, str(tmp_path / "done")], os.environ) == 0
+    assert (tmp_path / "done").exists()
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_spawned_rank_that_fails_ends_the_others() -> None:
     script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
