@@ -3,12 +3,14 @@
 import contextlib
 import hashlib
 import os
+import random
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -148,7 +150,11 @@ def _join(
         create_gloo_process_groups=False,
     )
     at = layout.coordinates(identity.rank)
-    model_parallel_cuda_manual_seed(dropout_seed(seed, layout, at))
+    drawn_from = dropout_seed(seed, layout, at)
+    random.seed(drawn_from)  # nothing of ours draws from these three; checkpoints hold them, of identical runs the same
+    np.random.seed(drawn_from)
+    torch.default_generator.manual_seed(drawn_from)
+    model_parallel_cuda_manual_seed(drawn_from)
     pgs = ProcessGroupCollection.use_mpu_process_groups()
     return Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
 

@@ -51,6 +51,15 @@ def test_the_program_itself_starts_its_ranks(on_the_cpu: Any, tmp_path: Path) ->
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND
 
 
+def test_identical_runs_write_identical_checkpoints(device: WarmDevice, tmp_path: Path) -> None:
+    """Random generators' states among them: Python's, numpy's, torch's of CPU and GPU."""
+    for run_dir in (tmp_path / "one", tmp_path / "other"):
+        device.train(Training(layout="dp2overlap"), run_dir, Emulation())
+    differences = trainings.checkpoint_differences(tmp_path / "one", tmp_path / "other", generators=True)
+    assert {one.outcome for one in differences} == {"equal"}
+    assert any(one.what == "generators" for one in differences)
+
+
 @pytest.mark.parametrize(
     "layout, mutant",
     [

@@ -96,9 +96,10 @@ def loss_difference(run_dir: Path, reference: Path) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 
 
-def checkpoint_differences(run_dir: Path, reference: Path) -> list[Comparison]:
-    """The newest checkpoints of two runs, tensor by tensor; random generators, which devices have of their own, not."""
+def checkpoint_differences(run_dir: Path, reference: Path, generators: bool = False) -> list[Comparison]:
+    """The newest checkpoints of two runs, tensor by tensor. generators: random ones, too, which each device has of its
+    own."""
     paths = [catalogue.find(folder)[0] for folder in (run_dir, reference)]
     with FileReader(paths[0]) as one, FileReader(paths[1]) as other:
-        found = [pair for pair in pairs(parameters(one.tensors), parameters(other.tensors)) if pair[1] != "generators"]
-        return compare(found, one, other, lambda _: None)
+        found = pairs(parameters(one.tensors), parameters(other.tensors))
+        return compare([pair for pair in found if generators or pair[1] != "generators"], one, other, lambda _: None)
