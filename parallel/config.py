@@ -131,7 +131,7 @@ class PrecisionConfig:
     """Transformer Engine's fp8 for matrix products (Hopper or newer, with dtype bf16). None: off."""
 
     fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] = "delayed"
-    """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell."""
+    """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell and fp8 = "e4m3"."""
 
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in fp32 (Megatron's accumulate_allreduce_grads_in_fp32)."""
@@ -157,6 +157,11 @@ class PrecisionConfig:
         found = []
         if self.fp8 is not None and self.dtype != "bf16":
             found.append(f'precision.fp8 needs precision.dtype = "bf16", found "{self.dtype}".')
+        if self.fp8 == "hybrid" and self.fp8_recipe == "mxfp8":
+            found.append(
+                'precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3", found "hybrid": with gradients in e5m2, '
+                "which has two bits of mantissa, training diverges."
+            )
         if self.loss_scale is not None and self.dtype != "fp16":
             found.append(f'precision.loss_scale is for precision.dtype = "fp16", found "{self.dtype}".')
         for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):

@@ -133,7 +133,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "accumulate-allreduce-grads-in-fp32": ("--fp16", ""),
     "grad-reduce-in-bf16": ("--bf16", ""),
     "fp8-format": ("--bf16", "hybrid"),
-    "fp8-recipe": ("--bf16 --fp8-format hybrid", "mxfp8"),
+    "fp8-recipe": ("--bf16 --fp8-format e4m3", "mxfp8"),
     "lr-decay-style": ("", "constant"),
     "lr-wsd-decay-style": ("", "linear"),
     "weight-decay-incr-style": ("", "cosine"),

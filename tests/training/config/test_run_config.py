@@ -31,6 +31,12 @@ def test_the_debug_recipe_has_none() -> None:
             ["3 ranks", "TP 2 x CP 1 x PP 1 = 2", "Launch 2 or 4"],
         ),
         ("--parallel.pipeline_model_parallel_size 4", 2, ["2 ranks", "Launch 4 ranks"]),
+        # precision
+        (
+            "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe mxfp8",
+            1,
+            ['precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3"', 'found "hybrid"'],
+        ),
         # heads and groups
         (
             "--parallel.tensor_model_parallel_size 3 --model.num_query_groups 1 --model.ffn_hidden_size 177 "
