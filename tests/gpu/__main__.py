@@ -51,7 +51,10 @@ def require_gpu() -> None:
 
 
 def prove(job: ProveGpu) -> int:
-    """Every subject in turn; the JSON is written after each, so that nothing is lost."""
+    """Every subject in turn; the JSON is written after each, so that nothing is lost.
+
+    Nothing is written where no driver answers: what an emulated device shows (tests/gpu_path) is not a card's.
+    """
     from tests.gpu import machine, subjects
 
     found = machine.look()
@@ -69,9 +72,10 @@ def prove(job: ProveGpu) -> int:
             flush=True,
         )
         report["subjects"][subject] = subjects.record(verdict, outcome) | {"wall_s": wall_s}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    print(path)
+        if found.driver:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(report, indent=2) + "\n")
+    print(path if found.driver else f"nothing was written: {found.gpus[0]} has no NVIDIA driver (nvidia-smi)")
     return int(any(entry["verdict"] == "failed" for entry in report["subjects"].values()))
 
 

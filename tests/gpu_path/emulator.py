@@ -66,7 +66,12 @@ def process_environment(devices: int = 8) -> dict[str, str]:
 
 
 def run(
-    arguments: Sequence[str], emulation: Emulation | None = None, ranks: int = 1, timeout: float = 200
+    arguments: Sequence[str],
+    emulation: Emulation | None = None,
+    timeout: float = 200,
+    *,
+    ranks: int = 1,
+    devices: int = 8,
 ) -> subprocess.CompletedProcess[str]:
     """``python ARGUMENTS`` in the repository's root; on more than one rank by torchrun's agent."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
@@ -77,5 +82,5 @@ def run(
             text=True,
             timeout=timeout,
             cwd=ROOT,
-            env=process_environment() | variables,
+            env=process_environment(devices) | variables,
         )
