@@ -151,7 +151,7 @@ def _join(
     )
     at = layout.coordinates(identity.rank)
     drawn_from = dropout_seed(seed, layout, at)
-    random.seed(drawn_from)  # nothing of ours draws from these three; checkpoints hold them, of identical runs the same
+    random.seed(drawn_from)  # Triplane draws from none of these three; checkpoints hold their states
     np.random.seed(drawn_from)
     torch.default_generator.manual_seed(drawn_from)
     model_parallel_cuda_manual_seed(drawn_from)

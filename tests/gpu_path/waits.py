@@ -1,7 +1,7 @@
 """A hook: where the host waits for the device in the third iteration, as torch's sync debug mode sees it.
 
 ``waits-RANK.txt`` in the folder EMULATED_CUDA_WAITS gets one line a place: how often, the file and line that waits, and
-the innermost line of ours that led there.
+Triplane's innermost line that led there.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Memory that checkpoints are copied into: registered once, given back, and a refusal that nobody trips over."""
+"""Memory that checkpoints are copied into: registered once, given back, and a refusal that no later kernel raises."""
 
 import torch
 
