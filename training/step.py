@@ -154,8 +154,8 @@ def measure(
 ) -> GradientResult:
     """Unscale the reduced gradients, take their norm, and let all ranks know of it by one small reduction.
 
-    The only wait for the device in a step (fp16: three more, for its loss scale). Knowing the norm before the update
-    costs a GPU the time in which it would have been given the optimizer's kernels.
+    The only wait for the device in a step, but with fp16, whose overflow and loss scale are read, too. Knowing the norm
+    before the update costs a GPU the time in which it would have been given the optimizer's kernels.
     """
     overflow = bool(optimizer.prepare_grads())
     squares = gradient_norm.squared_norms(optimizer, ranks.device)
