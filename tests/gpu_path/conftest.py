@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-import runs
-from tests.gpu_path.trainings import Training, WarmDevice, warm_device
-from training.cli import parse
-from training.prepare import prepare
+from tests.gpu_path.trainings import WarmDevice, train_on_the_cpu, warm_device
 
 
 @pytest.fixture(scope="session")
@@ -21,14 +18,12 @@ def device() -> Iterator[WarmDevice]:
 
 @pytest.fixture(scope="session")
 def on_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The run folder of one CPU rank with a model; trained once."""
+    """The run folder of one CPU rank with a model and flags; trained once."""
 
     @cache
-    def trained(shape: str) -> Path:
+    def trained(shape: str, *flags: str) -> Path:
         run_dir = tmp_path_factory.mktemp(shape)
-        Training(shape=shape).write_recipe(run_dir / "recipe.toml")
-        config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir)])
-        runs.train(prepare(config, None), config, 1)
+        train_on_the_cpu(run_dir, shape, flags)
         return run_dir
 
     return trained

@@ -10,10 +10,11 @@ import pytest
 
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order, run
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, train_on_the_cpu
 
 LOSS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
+HALF_BOUND = {"bf16": 2e-3, "fp16": 2e-5}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,54 @@ def test_a_gpu_trains_as_a_cpu_does(
     assert {one.outcome for one in differences} <= {"equal", "differs"}
     worst = max(differences, key=lambda one: one.relative or 0)
     assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("order", ["random", "late"])
+@pytest.mark.parametrize("layout", ["tp2sp", "pp2", "pp2vpp2", "tp2sppp2", "cp2", "dp2zero0", "pp2dp2overlap"])
+def test_layouts_train_whenever_streams_run(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order
+) -> None:
+    for seed in (1, 2) if order == "random" else (1,):
+        run_dir = tmp_path / str(seed)
+        device.train(Training(layout=layout), run_dir, Emulation(order=order, seed=seed))
+        assert trainings.loss_difference(run_dir, on_the_cpu("debug")) < LOSS_BOUND
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", ["dp2overlap", "tp2sp", "pp2vpp2"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_train_as_on_a_cpu(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, precision: str
+) -> None:
+    flags = ("--precision.dtype", precision)
+    device.train(Training(layout=layout), tmp_path, Emulation(order="late"), flags)
+    assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *flags)) < HALF_BOUND[precision]
+
+
+@pytest.mark.campaign
+def test_where_memory_runs_out_a_rank_says_what_would_fit(device: WarmDevice, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as failed:
+        device.train(Training(layout="dp2overlap"), tmp_path, Emulation(memory_mib=4))
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in str(failed.value)
+    assert "out of memory: predicted are" in str(failed.value) and "of the card's 4.00 MiB" in str(failed.value)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", ["dp2overlap", "tp2sp", "pp2vpp2"])
+@pytest.mark.parametrize("first", ["cuda", "cpu"])
+def test_a_run_continues_on_the_other_device(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, first: str
+) -> None:
+    """Two iterations and a checkpoint on one, two more on the other: as one CPU rank without a break."""
+    stop = ["--train.exit_interval", "2"]
+    for kind in (first, "cpu" if first == "cuda" else "cuda"):
+        if kind == "cuda":
+            device.train(Training(layout=layout), tmp_path, Emulation(order="late"), stop)
+        else:
+            train_on_the_cpu(tmp_path, "debug", stop)
+        stop = []
+    assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND
 
 
 def test_the_program_itself_starts_its_ranks(on_the_cpu: Any, tmp_path: Path) -> None:

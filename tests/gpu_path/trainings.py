@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import runs
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
 from tools.inspect_checkpoint import catalogue
 from tools.inspect_checkpoint.compare import Comparison, compare, pairs
@@ -17,6 +18,7 @@ from training.checkpoint.format.reader import FileReader
 from training.cli import parse
 from training.config.recipe import dump
 from training.metrics.jsonl import read_jsonl
+from training.prepare import prepare
 
 RECIPE = ROOT / "slurm/recipes/debug.toml"
 
@@ -59,7 +61,7 @@ class WarmDevice:
             )
         text = "".join(log.read_text() for log in [output, *sorted(run_dir.glob("logs/rank-*"))] if log.exists())
         if code or "computes nothing" in text:
-            raise TrainingError(f"exit code {code}\n{text[-5000:]}")
+            raise TrainingError(f"exit code {code}\n{text}")
         return text
 
     def _ask(self, request: dict[str, object]) -> int:
@@ -82,6 +84,13 @@ def warm_device() -> Iterator[WarmDevice]:
         assert process.stdout.readline() == "ready\n"
         yield WarmDevice(process)
         process.stdin.close()
+
+
+def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> None:
+    """On one rank, forked from this process."""
+    Training(shape=shape).write_recipe(run_dir / "recipe.toml")
+    config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir), *flags])
+    runs.train(prepare(config, None), config, 1)
 
 
 def losses(run_dir: Path) -> list[float]:

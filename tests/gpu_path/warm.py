@@ -36,7 +36,7 @@ def run(request: dict[str, Any]) -> int:
 
     code, failure = local_ranks.fork_ranks(world_size, rank)
     if failure is not None:
-        print(f"rank {failure.rank}:\n{failure.text}", file=sys.stderr)
+        print(f"rank {failure.rank}:\n{failure.text}\n{failure.notes}", file=sys.stderr)
     return code
 
 
