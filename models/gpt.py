@@ -231,8 +231,8 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
         # silently wrong (megatron-core 0.19.2 does not check); overlap is right for every PP, and faster.
         "overlap_p2p_comm": interleaved,
         "batch_p2p_comm": not interleaved,
-        # Against a race of torch 1.x: Megatron lets the host wait for the whole device after every message. Work.wait
-        # orders the streams (tests/gpu_path, whenever these run).
+        # Megatron's default lets the host wait for the whole device after each exchange, against a fault of older
+        # versions of torch. Work.wait orders the streams (tests/gpu_path, whenever these run).
         "batch_p2p_sync": False,
         # Once sent, only its grad_fn is needed. Interleaved, mcore then waits for a forward send at once; those of
         # gradients, and all receives, still overlap. Megatron-LM does the same.

@@ -228,6 +228,21 @@ def _step_parts() -> bool:
     )
 
 
+def _gradient_norm() -> bool:
+    from megatron.core.optimizer import ChainedOptimizer, clip_grads
+
+    chained, summed = (
+        inspect.getsource(ChainedOptimizer.get_grad_norm),
+        inspect.getsource(clip_grads.get_grad_norm_fp32),
+    )
+    return (
+        "self.grads_states_parallel_group_is_shared()" in chained
+        and "optimizer.get_grads_for_grad_norm()" in chained
+        and "math.sqrt(sum([x**2 for x in grad_norms]))" in chained
+        and "total_norm = grad_norm**norm_type" in summed
+    )
+
+
 def _loss_scale() -> bool:
     from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 
@@ -239,6 +254,7 @@ def _loss_scale() -> bool:
 PROBES = {
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
+    "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
     "DynamicGradScaler's attributes, which training/loss_scale.py restores": _loss_scale,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,

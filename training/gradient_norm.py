@@ -1,7 +1,4 @@
-"""The norm of the whole model's gradient, as Megatron computes it, but without a wait for the device."""
-
-import math
-from collections.abc import Sequence
+"""The L2 norm of the whole model's gradient, as Megatron computes it, but without a wait for the device."""
 
 import torch
 import torch.distributed as dist
@@ -10,31 +7,19 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def squared_norms(optimizer: MegatronOptimizer, device: torch.device) -> Tensor:
-    """fp32 [k] on this rank's device: ``norm`` of them is the gradient's L2 norm, the same on every rank.
+def gradient_norm(optimizer: MegatronOptimizer, device: torch.device) -> Tensor:
+    """fp64 [1] on this rank's device, the same on every rank.
 
-    One number for each group of ranks that holds the parameters of a part of the optimizer (experts may have their
-    own), summed over it. get_grad_norm_fp32 of megatron-core 0.19.2 reads the number from the device instead, and
-    without Transformer Engine waits for the norm of each parameter.
+    get_grad_norm_fp32 of megatron-core 0.19.2 reads the sum over ranks from the device, and without Transformer Engine
+    waits for the norm of each parameter. Parts of the optimizer whose ranks differ (experts) are summed apart.
     """
-    parts: Sequence[MegatronOptimizer] = getattr(optimizer, "chained_optimizers", [optimizer])
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    gradients = [part.get_grads_for_grad_norm() for part in parts]
     if len(parts) > 1 and optimizer.grads_states_parallel_group_is_shared():
-        gradients = [gradient for part in parts for gradient in part.get_grads_for_grad_norm()]
-        return _summed(gradients, parts[0], device)
-    return torch.cat([_summed(part.get_grads_for_grad_norm(), part, device) for part in parts])
-
-
-def norm(squares: Sequence[float]) -> float:
-    """Of ``squared_norms``, read from the device: the roots are taken, and squared again, as Megatron does."""
-    roots = [square**0.5 for square in squares]
-    return roots[0] if len(roots) == 1 else math.sqrt(sum(root**2 for root in roots))
-
-
-def _summed(gradients: Sequence[Tensor], part: MegatronOptimizer, device: torch.device) -> Tensor:
-    """fp32 [1]."""
-    square = torch.zeros(1, dtype=torch.float32, device=device)
-    if gradients:
-        norms = torch._foreach_norm(list(gradients), 2, torch.float32)
-        square = (torch.linalg.vector_norm(torch.stack(norms)) ** 2.0).reshape(1)
-    dist.all_reduce(square, group=part.get_grad_stats_parallel_group())
-    return square
+        parts, gradients = parts[:1], [[gradient for part in gradients for gradient in part]]
+    squares = [torch.zeros(1, dtype=torch.float32, device=device) for _ in parts]
+    for square, part, found in zip(squares, parts, gradients, strict=True):
+        if found:
+            square += torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2, torch.float32))) ** 2.0
+        dist.all_reduce(square, group=part.get_grad_stats_parallel_group())
+    return torch.cat(squares).double().sum(0, keepdim=True).sqrt()

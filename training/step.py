@@ -5,8 +5,7 @@
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +17,8 @@ from torch import Tensor
 from data.loader import Batch
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from training import gradient_norm
 from training.forward_backward import forward_backward
+from training.gradient_norm import gradient_norm
 from training.loss_scale import LossScale
 from training.optimizer import set_schedule
 
@@ -158,18 +157,19 @@ def measure(
     before the update costs a GPU the time in which it would have been given the optimizer's kernels.
     """
     overflow = bool(optimizer.prepare_grads())
-    squares = gradient_norm.squared_norms(optimizer, ranks.device)
-    (loss, tokens, norms, bad, stop, save, overflowed, all_samples), own = all_reduce_stats(
-        counted(sums, ranks), torch.zeros_like(squares) if overflow else squares,
-        requests.stop, requests.save, overflow, samples,
-    )  # fmt: skip
+    norm = gradient_norm(optimizer, ranks.device)
+    norm = torch.zeros_like(norm) if overflow else norm
+    own = torch.tensor([requests.stop, requests.save, overflow, samples], dtype=norm.dtype, pin_memory=norm.is_cuda)
+    packed = torch.cat([counted(sums, ranks), norm, ~norm.isfinite(), own.to(norm.device, non_blocking=True)])
+    dist.all_reduce(packed)
+    loss, tokens, norms, bad, stop, save, overflowed, all_samples, own_norm = torch.cat([packed, norm]).tolist()
     mean_loss = loss / max(tokens, 1.0)
     return GradientResult(
         loss=mean_loss,
         tokens=int(tokens),
         samples=int(all_samples),
         requests=StepRequests(stop=stop > 0, save=save > 0),
-        grad_norm=None if overflow else gradient_norm.norm(own),
+        grad_norm=None if overflow else own_norm,
         mean_norm=norms / ranks.identity.world_size,
         finite=math.isfinite(mean_loss) and bad == 0,
         overflowed=overflowed > 0,
@@ -184,37 +184,17 @@ def clip_and_update(optimizer: MegatronOptimizer, grad_norm: float | None) -> bo
     ``step`` of megatron-core 0.19.2 begins with prepare_grads and get_grad_norm (ChainedOptimizer, which stands around
     every AdamW). They are answered with what is known: clipping and update stay Megatron's, bit for bit.
     """
-    with _answering(optimizer, prepare_grads=False, get_grad_norm=grad_norm):
-        updated, _, _ = optimizer.step()
-    return bool(updated)
-
-
-@contextmanager
-def _answering(optimizer: MegatronOptimizer, **answers: Any) -> Iterator[None]:
-    """While open, these methods of this object return these values."""
-    methods = {name: (lambda value=value: value) for name, value in answers.items()}
-    vars(optimizer).update(methods)
+    answers: dict[str, Callable[[], Any]] = {"prepare_grads": lambda: False, "get_grad_norm": lambda: grad_norm}
+    vars(optimizer).update(answers)
     try:
-        yield
+        updated, _, _ = optimizer.step()
     finally:
-        for name in methods:
+        for name in answers:
             del vars(optimizer)[name]
+    return bool(updated)
 
 
 def counted(sums: Tensor, ranks: Ranks) -> Tensor:
     """Loss and tokens of this rank, fp64 [2], as they count in a sum over all ranks: only TP rank 0 of the last stage
     does, so that TP peers, which hold the same loss, are not counted twice."""
     return sums if ranks.is_last_stage and ranks.at.tp == 0 else torch.zeros_like(sums)
-
-
-def all_reduce_stats(counts: Tensor, squares: Tensor, *numbers: float) -> tuple[list[float], list[float]]:
-    """Sums over all ranks, by one small reduction: ``counts``, gradient norms, how many are not finite, ``numbers``.
-
-    With them this rank's own ``squares`` (see ``squared_norms``): all that a step reads from the device, at once.
-    """
-    norm = squares.double().sum().sqrt().reshape(1)
-    given = torch.tensor(numbers, dtype=torch.float64, pin_memory=counts.is_cuda)
-    packed = torch.cat([counts, norm, ~norm.isfinite(), given.to(counts.device, non_blocking=True)])
-    dist.all_reduce(packed)
-    found = torch.cat([packed, squares]).tolist()
-    return found[: len(packed)], found[len(packed) :]

@@ -30,8 +30,6 @@ class Emulation:
     """Of each device."""
     hooks: tuple[str, ...] = ()
     """Modules that are imported in the job's processes, right after torch."""
-    trace: Path | None = None
-    """A folder: the NCCL calls of each rank."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """More variables, for hooks."""
 
@@ -45,7 +43,6 @@ class Emulation:
                 "EMULATED_CUDA_SEED": str(self.seed),
                 "EMULATED_CUDA_MEMORY_MIB": str(self.memory_mib),
                 "EMULATED_CUDA_HOOKS": ",".join(self.hooks),
-                **({"EMULATED_CUDA_TRACE": str(self.trace)} if self.trace else {}),
                 **self.settings,
             }
 

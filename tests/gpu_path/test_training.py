@@ -119,10 +119,8 @@ def test_identical_runs_write_identical_checkpoints(device: WarmDevice, tmp_path
 )
 def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, mutant: str) -> None:
     """Else the harness has gone blind: the run meets NaN, or the loss or a tensor of the checkpoint is wrong."""
-    settings = {
-        "EMULATED_CUDA_MUTANT": mutant,
-        "EMULATED_CUDA_LULL_MS": "300",
-    }  # nothing asks for the work: a lull does
+    # A lull lets work go on that nothing asks for.
+    settings = {"EMULATED_CUDA_MUTANT": mutant, "EMULATED_CUDA_LULL_MS": "300"}
     emulation = Emulation(order="late", hooks=("tests.gpu_path.mutants",), settings=settings)
     try:
         device.train(Training(layout=layout), tmp_path, emulation)
@@ -134,7 +132,7 @@ def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: 
     assert max(trainings.loss_difference(tmp_path, reference), worst) > 100 * WEIGHTS_BOUND
 
 
-READ_ONCE = "training/step.py:all_reduce_stats from training/step.py:all_reduce_stats"
+READ_ONCE = "training/step.py:measure from training/step.py:measure"
 
 
 @pytest.mark.parametrize(

@@ -20,20 +20,17 @@ from training.config.recipe import dump
 from training.metrics.jsonl import read_jsonl
 from training.prepare import prepare
 
-RECIPE = ROOT / "slurm/recipes/debug.toml"
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Training:
-    """A model on a layout (as tools.parity writes them), and flags over the debug recipe."""
+    """A model on a layout, as tools.parity writes them; the rest is the debug recipe's."""
 
     layout: str = ""
     shape: str = "debug"
-    flags: tuple[str, ...] = ()
 
     def write_recipe(self, path: Path) -> int:
         """The number of ranks."""
-        config = shrink(parse.parse_config([str(RECIPE), "--model.shape", self.shape, *self.flags]))
+        config = shrink(parse.parse_config([str(runs.DEBUG), "--model.shape", self.shape]))
         config, world_size = with_layout(config, self.layout)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump(config))
@@ -93,14 +90,9 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
     runs.train(prepare(config, None), config, 1)
 
 
-def losses(run_dir: Path) -> list[float]:
-    """Training losses, iteration by iteration."""
-    return [line["loss"] for line in read_jsonl(run_dir / "metrics.jsonl") if "loss" in line]
-
-
 def loss_difference(run_dir: Path, reference: Path) -> float:
     """Largest relative difference of two runs' losses."""
-    found, expected = losses(run_dir), losses(reference)
+    found, expected = (runs.losses(read_jsonl(folder / "metrics.jsonl")) for folder in (run_dir, reference))
     assert len(found) == len(expected) > 0, (len(found), len(expected))
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 

@@ -1,7 +1,8 @@
 """python -m tests.gpu_path.warm: trains on forked ranks of the emulated device, one JSON request a line.
 
 Ranks on GPUs are new processes, since a forked child cannot use a CUDA that its parent has used. This parent imports
-and never does, so on the emulated device a run of eight ranks begins without eight imports.
+and never does, so on the emulated device a run of eight ranks begins without eight imports. It imports as a program for
+GPUs does, and so cannot use tests/support/runs.py, which imports as one for CPUs.
 """
 
 import importlib
@@ -30,7 +31,7 @@ def run(request: dict[str, Any]) -> int:
     prepared = prepare(config, None)
 
     def rank(identity: launch.Identity) -> int:
-        os.environ["RANK"] = str(identity.rank)  # names this rank's trace
+        os.environ["RANK"] = str(identity.rank)  # for hooks
         with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
             return train.train(config, prepared, identity, "cuda", run_dir, console_fd)
 

@@ -28,3 +28,6 @@ for expected, tokens in enumerate(reader):
     assert tokens.to(device, non_blocking=True)[:, 0].tolist() == [2 * expected, 2 * expected + 1]
 reader.close()
 assert used_devices() == [1], used_devices()
+
+torch.empty(1, device="cuda:0")  # a context that this check would have seen
+assert used_devices() == [0, 1]

@@ -1,4 +1,4 @@
-"""Compiles the emulated device for the installed torch: about half a minute, once for each torch and each source.
+"""Compiles the emulated device for the installed torch: about 15 seconds, once for each torch and each source.
 
 Needs g++ and nm. CUDA's headers come with torch's wheels and with nvidia-cuda-crt (pyproject.toml, extra "test").
 """
@@ -48,10 +48,9 @@ def build() -> Path:
     with (BUILDS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=BUILDS) as unfinished:
-                compile_all(Path(unfinished))
-                shutil.copytree(unfinished, folder.with_suffix(".new"), dirs_exist_ok=True)
-                folder.with_suffix(".new").rename(folder)
+            unfinished = Path(tempfile.mkdtemp(dir=BUILDS))
+            compile_all(unfinished)
+            unfinished.rename(folder)
     return folder
 
 

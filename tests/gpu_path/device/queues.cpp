@@ -83,10 +83,8 @@ std::vector<Stream *> movable(bool everything) {
 }
 
 Stream &add_stream() {  // under the lock
-  auto *stream = new Stream;
-  stream->id = streams.size();
-  streams.push_back(stream);
-  return *stream;
+  streams.push_back(new Stream);
+  return *streams.back();
 }
 
 void finish_first(Stream &stream) {

@@ -22,7 +22,6 @@ struct Item {
 };
 
 struct Stream {
-  int id = 0;
   std::deque<Item> items;
   bool running = false;       // its first item runs now, outside of the lock
   int collectives = 0;        // among its items

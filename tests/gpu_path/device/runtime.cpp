@@ -22,7 +22,7 @@ std::atomic<long> counts[int(Count::KINDS)];
 int num_devices() {
   static int found = [] {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (!visible) return setting("EMULATED_CUDA_DEVICES", 8);
+    if (!visible) return 8;
     int listed = *visible != 0;
     for (; *visible; visible++) listed += *visible == ',';
     return listed;
@@ -30,10 +30,7 @@ int num_devices() {
   return found;
 }
 
-int capability() {
-  static int number = setting("EMULATED_CUDA_CAPABILITY", 90);
-  return number;
-}
+constexpr int CAPABILITY = 90;
 
 Event &event_of(cudaEvent_t handle) { return *reinterpret_cast<Event *>(handle); }
 
@@ -194,7 +191,7 @@ API cudaError_t cudaRuntimeGetVersion(int *version) {
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index) {
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name, "emulated device (no GPU)");  // no report made on it may pass for a card's
-  p->major = capability() / 10, p->minor = capability() % 10, p->pciBusID = index;
+  p->major = CAPABILITY / 10, p->minor = CAPABILITY % 10, p->pciBusID = index;
   size_t free;
   cudaMemGetInfo(&free, &p->totalGlobalMem);
   // H100 SXM: NVIDIA, "CUDA C++ Programming Guide", technical specifications per compute capability (9.0).
@@ -274,7 +271,7 @@ API cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
 API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024, attributes->numRegs = 32, attributes->maxDynamicSharedSizeBytes = 232448;
-  attributes->ptxVersion = attributes->binaryVersion = capability();
+  attributes->ptxVersion = attributes->binaryVersion = CAPABILITY;
   return cudaSuccess;
 }
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int, size_t, unsigned) {
