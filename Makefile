@@ -10,6 +10,7 @@ PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 endif
 BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12.*/bin/python3.12 2>/dev/null | tail -n 1)
+TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path faults bench-data clean
@@ -17,7 +18,7 @@ demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
 # Files of tests are dealt to WORKERS processes; 1 to 2 cores each.
-test: setup
+test: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 setup: $(READY)
@@ -46,7 +47,7 @@ prove-gpu: setup
 	$(PYTHON) -m tests.gpu
 
 # GPU code without a GPU, on an emulated device: all that `make test` leaves out of tests/gpu_path.
-prove-gpu-path: setup
+prove-gpu-path: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --campaign tests/gpu_path
 
 faults: setup
@@ -58,6 +59,13 @@ faults: setup
 	@echo "installing into .venv (about 5 GB with torch; several minutes the first time)"
 	$(BASE_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+# Transformer Engine without its compiled extension, which tests/gpu_path stands in for. Not in .venv: only processes that
+# emulate are to find it.
+.te/.ready: pyproject.toml | $(READY)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .te \
+		transformer-engine==$(TE_VERSION) transformer-engine-cu13==$(TE_VERSION)
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt
@@ -83,4 +91,4 @@ PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]
 	touch $@
 
 clean:
-	rm -rf .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .te .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache

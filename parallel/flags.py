@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -27,6 +28,7 @@ def parse_flags[Flags](
     return tyro.cli(kind, args=arguments, prog=program, description=text, use_underscores=True, registry=registry)
 
 
+@functools.cache
 def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass and of those it inherits from, on one line."""
     found = {}

@@ -69,12 +69,12 @@ class WarmDevice:
 
 
 @contextmanager
-def warm_device() -> Iterator[WarmDevice]:
-    """One for many trainings."""
+def warm_device(*hooks: str) -> Iterator[WarmDevice]:
+    """One for many trainings. hooks: modules that it imports right after torch."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.gpu_path.warm"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env=process_environment() | {"EMULATED_CUDA_HOOKS": "tests.gpu_path.forkable"},
+        env=process_environment() | {"EMULATED_CUDA_HOOKS": ",".join(["tests.gpu_path.forkable", *hooks])},
     )  # fmt: skip
     with process:
         assert process.stdout and process.stdin
