@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models import gpt
 from models.config import ModelConfig
+from models.families import TINY
 from models.init import global_tensors
 from models.layers.spec import PortableProvider, provider
 from models.names import canonical
@@ -29,12 +30,7 @@ MODEL = ModelConfig(
     num_query_groups=2,
     seq_length=256,
 )
-MODELS = {
-    "dense": MODEL,
-    "window": ModelConfig(shape="mistral_tiny", seq_length=256),
-    "experts": ModelConfig(shape="mixtral_tiny", seq_length=256),
-    "latent attention, experts, MTP": ModelConfig(shape="deepseek_v3_tiny", seq_length=256),
-}
+MODELS = {"dense": MODEL} | {name: ModelConfig(shape=name, seq_length=256) for name in TINY}
 
 
 def measure(identity: Identity, device: Literal["cpu", "cuda"] = "cuda") -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Emulation:
     """Of the order "random"."""
     memory_mib: int = 80 << 10
     """Of each device."""
+    capability: int = 90
+    """Ten times the compute capability: 90 is Hopper's, 100 Blackwell's."""
     hooks: tuple[str, ...] = ()
     """Modules that are imported in the job's processes, right after torch."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class Emulation:
                 "EMULATED_CUDA_ORDER": self.order,
                 "EMULATED_CUDA_SEED": str(self.seed),
                 "EMULATED_CUDA_MEMORY_MIB": str(self.memory_mib),
+                "EMULATED_CUDA_CAPABILITY": str(self.capability),
                 "EMULATED_CUDA_HOOKS": ",".join(self.hooks),
                 **self.settings,
             }

@@ -30,7 +30,11 @@ int num_devices() {
   return found;
 }
 
-constexpr int CAPABILITY = 90;
+// Ten times the compute capability: 90 is Hopper's, 100 Blackwell's.
+int capability() {
+  static int tenfold = setting("EMULATED_CUDA_CAPABILITY", 90);
+  return tenfold;
+}
 
 Event &event_of(cudaEvent_t handle) { return *reinterpret_cast<Event *>(handle); }
 
@@ -191,7 +195,7 @@ API cudaError_t cudaRuntimeGetVersion(int *version) {
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int index) {
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name, "emulated device (no GPU)");  // no report made on it may pass for a card's
-  p->major = CAPABILITY / 10, p->minor = CAPABILITY % 10, p->pciBusID = index;
+  p->major = capability() / 10, p->minor = capability() % 10, p->pciBusID = index;
   size_t free;
   cudaMemGetInfo(&free, &p->totalGlobalMem);
   // H100 SXM: NVIDIA, "CUDA C++ Programming Guide", technical specifications per compute capability (9.0).
@@ -271,7 +275,7 @@ API cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
 API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024, attributes->numRegs = 32, attributes->maxDynamicSharedSizeBytes = 232448;
-  attributes->ptxVersion = attributes->binaryVersion = CAPABILITY;
+  attributes->ptxVersion = attributes->binaryVersion = capability();
   return cudaSuccess;
 }
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int, size_t, unsigned) {

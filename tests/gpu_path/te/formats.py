@@ -47,9 +47,11 @@ def mx_exponents(amax: Tensor, format: torch.dtype) -> Tensor:
     return (exponent + (mantissa > 0)).clamp(0, 254).to(torch.uint8)
 
 
-def powers_of_2(exponents: Tensor, sign: int = 1) -> Tensor:
-    """2 ** (sign * (exponent - 127)); exact."""
-    return torch.ldexp(torch.ones((), device=exponents.device), sign * (exponents.to(torch.int32) - 127))
+def powers_of_2(exponents: Tensor, inverse: bool = False) -> Tensor:
+    """2 ** (exponent - 127), or one over it: an fp32 number's bits."""
+    biased = exponents.to(torch.int32)
+    biased = 254 - biased if inverse else biased
+    return torch.where(biased > 0, biased << 23, 1 << 22).to(torch.int32).view(torch.float32)  # 2**-127 is subnormal
 
 
 def blocks_amax(values: Tensor, rows: int, columns: int) -> Tensor:

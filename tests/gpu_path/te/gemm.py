@@ -44,11 +44,11 @@ def generic_gemm(
     if comm_overlap is not None or gelu:
         raise NotImplementedError("user buffers and GELU within a multiplication are not emulated")
     product = alpha * _product(A, transA, B, transB)
-    dtype = torch_dtype(output_dtype, A.dtype)
-    assert D is None or output_dtype is None or D.dtype == dtype, f"D is {D.dtype}, {dtype} is asked for"
+    dtype = torch_dtype(output_dtype, getattr(A, "dtype", torch.float32)) if D is None else D.dtype
+    assert dtype == torch_dtype(output_dtype, dtype), f"D is {dtype}, {output_dtype} is asked for"
     bias_grad = None
     if bias is not None and grad:
-        bias_grad = values_of(B, columnwise=transB).sum(0).to(dtype if D is None else D.dtype)
+        bias_grad = values_of(B, columnwise=transB).sum(0).to(dtype)
     elif bias is not None:
         product = product + bias.float()
     if D is not None:

@@ -162,7 +162,7 @@ def _quantize_mx(values: Tensor, quantizer: Any, output: Any, noop: Tensor | Non
         if data is None:
             continue
         exponents = formats.mx_exponents(formats.blocks_amax(values, height, width), format)
-        scale = formats.spread(formats.powers_of_2(exponents, -1), height, width, (values.shape[0], values.shape[1]))
+        scale = formats.spread(formats.powers_of_2(exponents, inverse=True), height, width, (values.shape[0], values.shape[1]))
         write(data, formats.cast(values, scale, format), noop)
         write(scale_inv[: exponents.shape[0], : exponents.shape[1]], exponents, noop)
 
