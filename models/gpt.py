@@ -18,6 +18,7 @@ from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise
 from models.layers import mtp, routing
 from models.layers.attention import SDPAttention, check_supported
+from models.layers.fp8 import check_fp8
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
 from models.shapes import GPTShape
@@ -55,6 +56,7 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     """
     backend = backend or provider(ranks.device)
+    check_fp8(precision, ranks.device)
     grouped_experts = backend.fuse_layernorm_and_linear()
     config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts)
     if backend.core_attention() is SDPAttention:

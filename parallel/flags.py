@@ -28,13 +28,15 @@ def parse_flags[Flags](
     return tyro.cli(kind, args=arguments, prog=program, description=text, use_underscores=True, registry=registry)
 
 
-@functools.cache
+source = functools.cache(inspect.getsource)
+
+
 def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass and of those it inherits from, on one line."""
     found = {}
     for each in reversed(kind.__mro__):
         if dataclasses.is_dataclass(each):
-            [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            [body] = ast.parse(textwrap.dedent(source(each))).body
             assert isinstance(body, ast.ClassDef)
             for field, below in itertools.pairwise(body.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):

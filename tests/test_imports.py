@@ -36,7 +36,7 @@ NO_TORCH = """
 """
 TORCH = """
     parallel: ddp groups mcore_patches metrics precision    parallel.cpu: adam cuda_redirect eager uneven
-    models: gpt init rope    models.layers: attention blockwise_attention documents mla mtp norm packed routing spec
+    models: gpt init rope    models.layers: attention blockwise_attention documents fp8 mla mtp norm packed routing spec
     data: loader prefetch
     training: batches evaluation forward_backward generate gradient_norm loop loss_scale optimizer parts step train
     training.checkpoint: agreement boxes callback fit model_state optimizer_state restoring rng save_interval saving

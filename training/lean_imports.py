@@ -3,13 +3,19 @@
 import contextlib
 import gc
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
+
+from parallel.errors import UserError
 
 FIRST_STEP = ("numpy.ma", "numpy.random", "megatron.core.models.mimo.model.base", "megatron.core.models.mimo.optimizer")
 """What numpy (np.unique, the shuffled order) and Megatron (get_megatron_optimizer) import when first called: 25 ms on
 each rank, unless it is there before they are forked (`python -X importtime -c "import training.train, numpy.ma,
 numpy.random, megatron.core.models.mimo"`; 2 cores, 2026-11-23)."""
+
+TRANSFORMER_ENGINE = ("transformer_engine", "transformer_engine_torch")
+"""Where they are installed, Megatron takes its optimizer and norms of gradients from them, which no CPU can run."""
 
 
 @contextlib.contextmanager
@@ -22,9 +28,28 @@ def lean(device: str) -> Iterator[None]:
             from parallel.cpu.eager import eager_imports
 
             stack.enter_context(eager_imports())
+            for package in TRANSFORMER_ENGINE:
+                sys.modules[package] = None  # type: ignore[assignment]  # as in _without, for good
+        else:
+            _import_transformer_engine()
         yield
         for module in FIRST_STEP:
             importlib.import_module(module)
+
+
+def _import_transformer_engine() -> None:
+    """Where it is installed. Raises UserError where it cannot be imported: Megatron would stop with a traceback, or go
+    on without it, at a fraction of the speed."""
+    if importlib.util.find_spec(TRANSFORMER_ENGINE[0]) is None:
+        return
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except Exception as error:  # OSError, RuntimeError, FileNotFoundError, ImportError: as many as ways to install it
+        raise UserError(
+            f"Transformer Engine is installed, but cannot be imported: {type(error).__name__}: {error}. Its extension "
+            'for torch may be missing or built for another torch: pip install --no-build-isolation -e ".[te]" '
+            '(docs/quickstart.md, "On GPUs"), or pip uninstall it.'
+        ) from error
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from data.prepared import Prepared
 from models import gpt
 from models.layers import packed
@@ -12,6 +14,7 @@ from models.layers.spec import provider
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import ddp, groups, metrics
+from parallel.config import PrecisionConfig
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
@@ -168,7 +171,7 @@ def announce(run: TrainingRun) -> None:
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
     ranks.say(
         f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "
-        f"{ranks.layout}; {config.precision.dtype}"
+        f"{ranks.layout}; {computed_in(config.precision, ranks.device)}"
     )
     ranks.say(
         f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
@@ -179,6 +182,15 @@ def announce(run: TrainingRun) -> None:
     if config.data.reset_attention_mask:
         how = packed.how(shape, ranks.device, params_dtype(config.precision), ranks.layout)
         ranks.say(f"documents are kept apart by attention {how}")
+
+
+def computed_in(precision: PrecisionConfig, device: torch.device) -> str:
+    """bf16, or: bf16, products in fp8 hybrid (tensorwise)."""
+    if precision.fp8 is None:
+        return precision.dtype
+    if device.type == "cpu":
+        return f"{precision.dtype} (precision.fp8 is off: it needs a GPU)"
+    return f"{precision.dtype}, products in fp8 {precision.fp8} ({precision.fp8_recipe})"
 
 
 def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:

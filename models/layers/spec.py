@@ -4,11 +4,11 @@ Parameters keep Transformer Engine's names on disk in both cases, so a checkpoin
 """
 
 import contextlib
-import importlib.util
 from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
@@ -62,7 +62,7 @@ class PortableProvider(LocalSpecProvider):
 
 def has_transformer_engine(device: torch.device) -> bool:
     """Whether blocks on ``device`` are made of Transformer Engine's modules."""
-    return device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
+    return device.type == "cuda" and HAVE_TE
 
 
 def provider(device: torch.device, documents: bool = False) -> BackendSpecProvider:

@@ -107,7 +107,7 @@ def run(command: list[str], environ: Mapping[str, str], limit_s: float) -> str:
 def specs(machine: GpuMachine) -> SubjectOutcome:
     """Logits and every gradient of both on the same weights: several architectures in fp32, one in bf16."""
     if not machine.has_te:
-        raise UnrunError("transformer-engine is not installed (pip install '.[te]')")
+        raise UnrunError("transformer-engine is not installed (pip install --no-build-isolation -e '.[te]')")
     (found,) = ranks_of("specs", environ=FP32)
     outcome = SubjectOutcome(lines=[], numbers=found)
     for dtype, bounds in SPEC_BOUNDS.items():

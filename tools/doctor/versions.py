@@ -88,7 +88,7 @@ def _pins() -> list[Finding]:
 
 
 def _no_te() -> Finding:
-    expected, fix = "Transformer Engine on GPUs: fused layers and fp8", 'pip install -e ".[te]"'
+    expected, fix = "Transformer Engine on GPUs: fused layers and fp8", 'pip install --no-build-isolation -e ".[te]"'
     return judged(GROUP, "transformer-engine", "warning", "not installed", expected, fix, setting=True)
 
 

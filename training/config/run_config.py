@@ -26,6 +26,7 @@ from training.config.divisibility import (
     split_problems,
 )
 from training.config.fault_config import FaultConfig
+from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import dispatcher_problems, exchange_problems, mtp_problems, recompute_problems
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 from training.config.ranges import range_problems
@@ -390,6 +391,9 @@ class RunConfig:
             if not self.data.reset_attention_mask:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
+            if self.device != "cpu":  # where fp8 is off
+                micro = self.train.micro_batch_size
+                found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
         return found
 
 

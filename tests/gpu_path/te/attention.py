@@ -13,7 +13,6 @@ from torch import Tensor
 from tests.gpu_path.te.enums import (
     NVTE_Bias_Type,
     NVTE_Fused_Attn_Backend,
-    NVTE_Mask_Type,
     NVTE_QKV_Format,
     NVTE_Softmax_Type,
 )
@@ -39,8 +38,8 @@ def get_fused_attn_backend(
     computable = (
         TORCH_DTYPES.get(int(q_dtype)) in (torch.bfloat16, torch.float16)
         and _format(qkv_layout) in ORDER
-        and bias_type == NVTE_Bias_Type.NVTE_NO_BIAS
-        and softmax_type == NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX
+        and bias_type == NVTE_Bias_Type["NVTE_NO_BIAS"]
+        and softmax_type == NVTE_Softmax_Type["NVTE_VANILLA_SOFTMAX"]
         and p_dropout == 0
         and head_dim_qk % 8 == head_dim_v % 8 == 0
         and not return_max_logit
@@ -88,7 +87,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, mask: _Mask) -> Tensor:
 @kernel
 def fused_attn_fwd(
     max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
-    qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: NVTE_Mask_Type,
+    qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any,
     softmax_type: Any, window_size: tuple[int, int], bottom_right_diagonal: bool, cu_seqlens_q: Tensor,
     cu_seqlens_kv: Tensor, Q: Tensor, K: Tensor, V: Tensor, fake_dtype: torch.dtype,
     cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, page_table_k: Tensor | None,
@@ -116,7 +115,7 @@ def fused_attn_fwd(
 def fused_attn_bwd(
     max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
     o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any,
-    bias_type: Any, attn_mask_type: NVTE_Mask_Type, softmax_type: Any, window_size: tuple[int, int],
+    bias_type: Any, attn_mask_type: Any, softmax_type: Any, window_size: tuple[int, int],
     bottom_right_diagonal: bool, deterministic: bool, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, Q: Tensor,
     K: Tensor, V: Tensor, O: Tensor, dO: Tensor, fake_dtype: torch.dtype, Aux_CTX_Tensors: list[Tensor],
     cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None, s_quantizer: Any, dp_quantizer: Any,

@@ -1,11 +1,9 @@
-"""The enums that the real extension binds (common/util/pybind_helper.h), with the values of Transformer Engine's headers."""
+"""The enums that the real extension binds (common/util/pybind_helper.h), with the values of its headers."""
 
 import enum
 
-DType = enum.IntEnum(
-    "DType",
-    {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8, "kFloat4E2M1": 10},
-)  # fmt: skip
+DTYPES = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6}
+DType = enum.IntEnum("DType", DTYPES | {"kFloat8E4M3": 7, "kFloat8E5M2": 8, "kFloat4E2M1": 10})  # type: ignore[misc]
 
 
 class NVTE_Fused_Attn_Backend(enum.IntEnum):  # noqa: N801
@@ -25,9 +23,7 @@ NVTE_Mask_Type = _counted(
     "NO_MASK PADDING_MASK CAUSAL_MASK PADDING_CAUSAL_MASK CAUSAL_BOTTOM_RIGHT_MASK PADDING_CAUSAL_BOTTOM_RIGHT_MASK",
     "NVTE_",
 )
-NVTE_Softmax_Type = _counted(
-    "NVTE_Softmax_Type", "VANILLA_SOFTMAX OFF_BY_ONE_SOFTMAX LEARNABLE_SOFTMAX", "NVTE_"
-)
+NVTE_Softmax_Type = _counted("NVTE_Softmax_Type", "VANILLA_SOFTMAX OFF_BY_ONE_SOFTMAX LEARNABLE_SOFTMAX", "NVTE_")
 NVTE_QKV_Format = _counted(
     "NVTE_QKV_Format", "SBHD BSHD THD BSHD_2SBHD SBHD_2BSHD THD_2BSHD THD_2SBHD BHSD QKV_Format_NOT_SET", "NVTE_"
 )
@@ -50,9 +46,5 @@ FP8FwdTensors = _counted(
     "FP8FwdTensors",
     "GEMM1_INPUT GEMM1_WEIGHT GEMM1_OUTPUT GEMM2_INPUT GEMM2_WEIGHT GEMM2_OUTPUT GEMM3_INPUT GEMM3_WEIGHT GEMM3_OUTPUT",
 )
-FP8BwdTensors = _counted(
-    "FP8BwdTensors", "GRAD_OUTPUT1 GRAD_INPUT1 GRAD_OUTPUT2 GRAD_INPUT2 GRAD_OUTPUT3 GRAD_INPUT3"
-)
-NVTERoutingMapFormat = _counted(
-    "NVTERoutingMapFormat", "BYTEMAP BITMAP_U8"
-)
+FP8BwdTensors = _counted("FP8BwdTensors", "GRAD_OUTPUT1 GRAD_INPUT1 GRAD_OUTPUT2 GRAD_INPUT2 GRAD_OUTPUT3 GRAD_INPUT3")
+NVTERoutingMapFormat = _counted("NVTERoutingMapFormat", "BYTEMAP BITMAP_U8")

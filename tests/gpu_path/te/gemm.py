@@ -17,11 +17,11 @@ def _product(a: Any, trans_a: bool, b: Any, trans_b: bool) -> Tensor:
 
 @kernel
 def generic_gemm(
-    A: Any,  # noqa: N803
-    transA: bool,  # noqa: N803
-    B: Any,  # noqa: N803
-    transB: bool,  # noqa: N803
-    D: Any,  # noqa: N803
+    A: Any,
+    transA: bool,
+    B: Any,
+    transB: bool,
+    D: Any,
     quantizer: Any,
     output_dtype: Any,
     bias: Tensor | None,
@@ -62,12 +62,12 @@ def generic_gemm(
 
 @kernel
 def te_general_grouped_gemm(
-    A: list[Any],  # noqa: N803
-    transA: bool,  # noqa: N803
-    B: list[Any],  # noqa: N803
-    transB: bool,  # noqa: N803
-    D: list[Tensor] | None,  # noqa: N803
-    D_type: Any,  # noqa: N803
+    A: list[Any],
+    transA: bool,
+    B: list[Any],
+    transB: bool,
+    D: list[Tensor] | None,
+    D_type: Any,
     m_splits: list[int],
     bias: list[Tensor],
     bias_type: Any,
@@ -75,7 +75,7 @@ def te_general_grouped_gemm(
     pre_gelu_out: list[Tensor],
     grad: bool,
     workspace: list[Tensor],
-    workspaceSizes: int,  # noqa: N803
+    workspaceSizes: int,
     accumulate: bool,
     use_split_accumulator: bool,
     math_sm_count: int,

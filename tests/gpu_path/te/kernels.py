@@ -1,4 +1,4 @@
-"""What a kernel of the emulated extension is: a function of plain torch, by the name under which the real one is bound."""
+"""What a kernel of the emulated extension is: a function of plain torch, under the name of the real one."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Kernels that move rows and rotate positions: rotary embeddings, padding for fp8, orders of dimensions."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ def _own_positions(freqs: Tensor, length: int, cp_size: int, cp_rank: int) -> Te
 
 
 def _rope(
-    input: Tensor, freqs: Tensor, qkv_format: NVTE_QKV_Format, interleaved: bool, cp_size: int, cp_rank: int, sign: int
+    input: Tensor, freqs: Tensor, qkv_format: Any, interleaved: bool, cp_size: int, cp_rank: int, sign: int
 ) -> Tensor:
     """RoPE (arXiv 2104.09864) on the first freqs.shape[-1] of each head's elements. freqs: [s, 1, 1, d2], angles."""
     if qkv_format not in (NVTE_QKV_Format["NVTE_SBHD"], NVTE_QKV_Format["NVTE_BSHD"]):
@@ -39,7 +41,7 @@ def _rope(
 
 @kernel
 def fused_rope_forward(
-    input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: NVTE_QKV_Format, interleaved: bool,
+    input: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any, interleaved: bool,
     cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
     return _rope(input, freqs, qkv_format, interleaved, cp_size, cp_rank, 1)
@@ -47,7 +49,7 @@ def fused_rope_forward(
 
 @kernel
 def fused_rope_backward(
-    output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: NVTE_QKV_Format,
+    output_grads: Tensor, freqs: Tensor, start_positions: Tensor | None, qkv_format: Any,
     interleaved: bool, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int,
 ) -> Tensor:  # fmt: skip
     return _rope(output_grads, freqs, qkv_format, interleaved, cp_size, cp_rank, -1)

@@ -1,10 +1,11 @@
-"""Quantized tensors of Transformer Engine: allocated, filled, read. Formats that its Python knows and this does not raise
+"""Quantized tensors of Transformer Engine: allocated, filled, read. Formats that are not emulated raise
 NotImplementedError.
 
 A multiplication takes each operand by rows or by columns, and reads the copy that the hardware would: where one is
 stale or absent, the result is wrong or an error here, too.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,9 @@ def _per_tensor_class(internal: bool) -> type:
     return Float8TensorStorage if internal else Float8Tensor
 
 
-def _per_tensor_buffers(quantizer: Any, shape: list[int], device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+def _per_tensor_buffers(
+    quantizer: Any, shape: list[int], device: torch.device
+) -> tuple[dict[str, Any], dict[str, Any]]:
     both = one_copy_serves_both()
     data = transpose = None
     if quantizer.rowwise_usage or both:
@@ -97,15 +100,15 @@ def _take_what_is_used(output: Any, quantizer: Any, tensor: Tensor) -> None:
     """The real one drops and allocates the copies of an existing tensor as its quantizer asks (convert_and_update)."""
     both = one_copy_serves_both()
     needs_data, needs_transpose = quantizer.rowwise_usage or both, quantizer.columnwise_usage and not both
-    byte = {"dtype": torch.uint8, "device": tensor.device}
+    empty = partial(torch.empty, dtype=torch.uint8, device=tensor.device)
     if not needs_data:
         output._data = None
     elif output._data is None:
-        output._data = torch.empty(tensor.shape, **byte)
+        output._data = empty(tensor.shape)
     if not needs_transpose:
         output._transpose = None
     elif output._transpose is None:
-        output._transpose = torch.empty([tensor.shape[-1], *tensor.shape[:-1]], **byte)
+        output._transpose = empty([tensor.shape[-1], *tensor.shape[:-1]])
     output._transpose_invalid = not needs_transpose
 
 
@@ -162,7 +165,9 @@ def _quantize_mx(values: Tensor, quantizer: Any, output: Any, noop: Tensor | Non
         if data is None:
             continue
         exponents = formats.mx_exponents(formats.blocks_amax(values, height, width), format)
-        scale = formats.spread(formats.powers_of_2(exponents, inverse=True), height, width, (values.shape[0], values.shape[1]))
+        scale = formats.spread(
+            formats.powers_of_2(exponents, inverse=True), height, width, (values.shape[0], values.shape[1])
+        )
         write(data, formats.cast(values, scale, format), noop)
         write(scale_inv[: exponents.shape[0], : exponents.shape[1]], exponents, noop)
 
@@ -197,7 +202,9 @@ def _from_blocks(data: Tensor, scale_inv: Tensor, format: torch.dtype, square: b
     matrix = data.reshape(data.shape[0], -1) if columnwise else rows(data)
     height = formats.BLOCK if square else 1
     scales = scale_inv if square else scale_inv.t()
-    found = formats.uncast(matrix, formats.spread(scales, height, formats.BLOCK, tuple(matrix.shape)), format)
+    found = formats.uncast(
+        matrix, formats.spread(scales, height, formats.BLOCK, (matrix.shape[0], matrix.shape[1])), format
+    )
     return found.t() if columnwise else found
 
 
@@ -210,8 +217,9 @@ def dequantize(input: Any, otype: Any) -> Tensor:
 @kernel
 def fp8_transpose(input: Tensor, dtype: Any, *, out: Tensor | None = None) -> Tensor:
     """[..., n] -> [n, ...]."""
-    transposed = input.movedim(-1, 0).contiguous() if out is None else out.copy_(rows(input).t().reshape(out.shape))
-    return transposed
+    if out is None:
+        return input.movedim(-1, 0).contiguous()
+    return out.copy_(rows(input).t().reshape(out.shape))
 
 
 @kernel

@@ -1,0 +1,179 @@
+"""Trainings with Transformer Engine: its own Python on the emulated device, its kernels in plain torch (te/).
+
+Compared with our modules on one CPU rank: fp32 to 1e-5, 16 bits and fp8 to bounds of a few times what was seen.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.families import TINY
+from tests.gpu_path import trainings
+from tests.gpu_path.emulator import ROOT, Emulation, Order, run
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, warm_device
+
+EXTENSION = "tests.gpu_path.te.extension"
+LOSS_BOUND = 1e-5
+WEIGHTS_BOUND = 1e-4
+BF16_BOUND = 1e-3
+FP8_BOUND = 6e-3
+BF16 = ("--precision.dtype", "bf16")
+WIDE = ("--model.ffn_hidden_size", "192")
+"""fp8 wants multiples of 16 on each tensor rank, mxfp8 of 32."""
+RECOMPUTED = (
+    "--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1",
+)  # fmt: skip
+HOPPER, BLACKWELL = 90, 100
+
+
+@pytest.fixture(scope="module")
+def te_device() -> Iterator[WarmDevice]:
+    with warm_device(EXTENSION) as warm:
+        yield warm
+
+
+def fp8(recipe: str) -> tuple[str, ...]:
+    return ("--precision.fp8", "e4m3" if recipe == "mxfp8" else "hybrid", "--precision.fp8_recipe", recipe)
+
+
+def train_and_compare(
+    te_device: WarmDevice, on_the_cpu: Any, run_dir: Path, layout: str, shape: str, order: Order
+) -> None:
+    """Weights and moments by their places in the whole model, too: what each rank's shard is."""
+    printed = te_device.train(Training(layout=layout, shape=shape), run_dir, Emulation(order=order))
+    assert "Transformer Engine" not in printed, printed  # it is there, or Megatron would have said
+    assert trainings.loss_difference(run_dir, on_the_cpu(shape)) < LOSS_BOUND
+    differences = trainings.checkpoint_differences(run_dir, on_the_cpu(shape))
+    assert {one.outcome for one in differences} <= {"equal", "differs"}
+    worst = max(differences, key=lambda one: one.relative or 0)
+    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+
+
+@pytest.mark.parametrize(
+    "layout, shape, order",
+    [
+        ("dp2overlap", "debug", "late"),
+        ("tp2sp", "debug", "late"),
+        ("pp2vpp2", "debug", "eager"),
+        ("ep2", "mixtral_tiny", "late"),
+        ("tp2sp", "deepseek_v3_tiny", "eager"),
+    ],
+)
+def test_it_trains_as_our_modules_do(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
+) -> None:
+    train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, order)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("shape", TINY)
+def test_every_family_is_sharded_as_our_modules_are(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, shape: str
+) -> None:
+    train_and_compare(te_device, on_the_cpu, tmp_path, "tp2sp", shape, "random")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("order", ["random", "late"])
+@pytest.mark.parametrize("layout", ["dp2overlap", "pp2", "pp2vpp2", "tp2sppp2", "pp2dp2overlap"])
+def test_layouts_train_whenever_streams_run(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order
+) -> None:
+    train_and_compare(te_device, on_the_cpu, tmp_path, layout, "debug", order)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    ["p2p", pytest.param("a2a", marks=pytest.mark.campaign), pytest.param("all_gather", marks=pytest.mark.campaign)],
+)
+def test_its_attention_runs_over_context_ranks(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, exchange: str
+) -> None:
+    flags = ("--parallel.cp_comm_type", exchange)
+    te_device.train(Training(layout="cp2"), tmp_path, Emulation(order="late"), (*BF16, *flags))
+    assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *BF16)) < BF16_BOUND
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout, shape", [("tp2sp", "debug"), ("ep2", "mixtral_tiny"), ("tp2sp", "deepseek_v3_tiny")])
+def test_16_bits_train_as_our_modules_do(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str
+) -> None:
+    te_device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order="late"), BF16)
+    assert trainings.loss_difference(tmp_path, on_the_cpu(shape, *BF16)) < BF16_BOUND
+
+
+@pytest.mark.parametrize(
+    "recipe, layout, shape",
+    [
+        ("delayed", "", "debug"),
+        ("tensorwise", "", "debug"),
+        ("blockwise", "", "debug"),
+        ("mxfp8", "", "debug"),
+        *(pytest.param(recipe, layout, shape, marks=pytest.mark.campaign)
+          for recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
+          for layout, shape in [("tp2sp", "debug"), ("dp2overlap", "debug"), ("ep2", "mixtral_tiny"),
+                                ("", "deepseek_v3_tiny")]),
+    ],
+)  # fmt: skip
+def test_fp8_trains_near_16_bits(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, recipe: str, layout: str, shape: str
+) -> None:
+    """And not as they do: else nothing was rounded to 8 bits."""
+    wide = (*BF16, *WIDE)
+    capability = BLACKWELL if recipe == "mxfp8" else HOPPER
+    emulation = Emulation(order="random" if layout else "eager", capability=capability)
+    te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*wide, *fp8(recipe)))
+    assert 1e-4 < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(
+    te_device: WarmDevice, tmp_path: Path, recipe: str
+) -> None:
+    for run_dir, flags in ((tmp_path / "kept", ()), (tmp_path / "recomputed", RECOMPUTED)):
+        te_device.train(Training(), run_dir, Emulation(), (*BF16, *fp8(recipe), *flags))
+    assert trainings.loss_difference(tmp_path / "kept", tmp_path / "recomputed") == 0
+
+
+@pytest.mark.campaign
+def test_its_modules_compute_what_ours_do() -> None:
+    """tests/gpu's own comparison, of every small family: names, logits and gradients."""
+    found = run(
+        ["-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/gpu/test_gpu.py", "-k", "transformer_engine"],
+        Emulation(hooks=(EXTENSION,)),
+    )
+    assert found.returncode == 0 and "1 passed" in found.stdout, found.stdout[-3000:]
+
+
+def test_a_card_that_cannot_do_a_recipe_says_so(te_device: WarmDevice, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as failed:
+        te_device.train(Training(), tmp_path, Emulation(), (*BF16, *WIDE, *fp8("mxfp8")))
+    card = "emulated device (no GPU) (compute capability 9.0)"
+    assert f'precision.fp8_recipe = "mxfp8" cannot run on {card}: Device compute capability 10.0' in str(failed.value)
+
+
+def test_fp8_without_it_is_refused(device: WarmDevice, tmp_path: Path) -> None:
+    """Megatron would train in bf16 and say nothing."""
+    with pytest.raises(
+        TrainingError, match=r'precision.fp8 = "hybrid" needs Transformer Engine, which is not installed'
+    ):
+        device.train(Training(), tmp_path, Emulation(), (*BF16, *fp8("tensorwise")))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_half_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Without its extension, as .te is. A CPU needs none of it; on a GPU, one message, where mcore has a traceback."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))
+    recipe = tmp_path / "recipe.toml"
+    Training().write_recipe(recipe)
+    flags = ["--run_dir", str(tmp_path / "run"), "--device", kind, "--train.train_iters", "1"]
+    found = run(["pretrain_gpt.py", str(recipe), *flags], devices=1 if kind == "cuda" else 0)
+    assert found.returncode == (0 if kind == "cpu" else 2), found.stderr
+    if kind == "cuda":
+        assert (
+            "Transformer Engine is installed, but cannot be imported: FileNotFoundError: Could not find" in found.stderr
+        )

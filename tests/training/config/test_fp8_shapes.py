@@ -1,0 +1,49 @@
+"""Sizes that Transformer Engine cannot multiply in fp8, refused before anything starts."""
+
+import pytest
+
+from models.config import ModelConfig
+from models.families import PUBLISHED
+from models.resolve import resolve
+from parallel.config import ParallelConfig, PrecisionConfig
+from training.config.fp8_shapes import fp8_problems
+
+
+def problems(shape: str, recipe: str = "tensorwise", tp: int = 1, seq_length: int = 4096, **changes: int) -> list[str]:
+    model = ModelConfig(shape=shape, seq_length=seq_length, **changes)  # type: ignore[arg-type]
+    precision = PrecisionConfig(dtype="bf16", fp8="e4m3", fp8_recipe=recipe)  # type: ignore[arg-type]
+    parallel = ParallelConfig(tensor_model_parallel_size=tp, expert_tensor_parallel_size=1, sequence_parallel=tp > 1)
+    return fp8_problems(model, resolve(model, None), parallel, precision, 1)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])
+@pytest.mark.parametrize("shape", PUBLISHED)
+def test_published_models_divide(shape: str, recipe: str) -> None:
+    assert problems(shape, recipe, tp=2) == []
+
+
+def test_a_matrix_that_tp_makes_too_narrow_is_named() -> None:
+    (problem,) = problems("debug", tp=2)
+    assert problem == (
+        "precision.fp8 with fp8_recipe tensorwise multiplies multiples of 16 only: mlp.linear_fc2.weight is 64 x 88 on "
+        "a tensor rank. Change the sizes in [model] or the tensor parallelism."
+    )
+    assert problems("debug", tp=2, ffn_hidden_size=192) == []
+
+
+def test_experts_divide_by_their_own_tp() -> None:
+    assert problems("mixtral_tiny", tp=4) == []
+    found = problems("mixtral_tiny", "mxfp8", tp=4)
+    assert any("linear_proj.weight is 64 x 16 on a tensor rank" in problem for problem in found)
+    assert not any("experts" in problem for problem in found)
+
+
+def test_weight_gradients_sum_over_tokens() -> None:
+    (problem,) = problems("debug", seq_length=72)
+    assert problem.endswith("a microbatch has 72 tokens on a rank. Change model.seq_length or train.micro_batch_size.")
+
+
+def test_without_fp8_all_sizes_do() -> None:
+    model = ModelConfig(shape="debug", seq_length=72)
+    bf16 = PrecisionConfig(dtype="bf16")
+    assert fp8_problems(model, resolve(model, None), ParallelConfig(), bf16, 1) == []

@@ -1,0 +1,61 @@
+"""Whether Transformer Engine can multiply a model's matrices in fp8, as they lie on one rank."""
+
+from collections.abc import Iterator
+
+from models.config import ModelConfig
+from models.parameters import Parameter, block_parameters, mtp_parameters
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.layout import expert_tensor_parallel_size
+
+SPLIT_BY_COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
+"""TP splits what these sum over; of the others it splits the rows."""
+WHOLE = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
+"""On every tensor rank, in Transformer Engine's modules."""
+
+
+def fp8_problems(
+    model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, micro_batch_size: int
+) -> list[str]:
+    """Sizes that are no multiples of 16 (of 32 in mxfp8): of matrices, and of the tokens that weight gradients sum.
+
+    Source: assert_dim_for_fp8_exec of Transformer Engine 2.19 (16 elements of a row), cuBLAS's fp8 matrix products
+    (16 of what is summed over), OCP Microscaling Formats 1.0 (blocks of 32).
+    """
+    if precision.fp8 is None:
+        return []
+    multiple = 32 if precision.fp8_recipe == "mxfp8" else 16
+    wanted = f"precision.fp8 with fp8_recipe {precision.fp8_recipe} multiplies multiples of {multiple} only"
+    found = {}
+    for parameter in _matrices(shape):
+        rows, columns = _on_a_rank(parameter, parallel)
+        if rows % multiple or columns % multiple:
+            kind = parameter.name.split(".", 2)[-1]
+            found[kind] = (
+                f"{wanted}: {kind} is {rows} x {columns} on a tensor rank. Change the sizes in [model] or the "
+                "tensor parallelism."
+            )
+    tokens = micro_batch_size * model.seq_length // parallel.context_parallel_size
+    if tokens % multiple and not shape.num_moe_experts:
+        found["tokens"] = (
+            f"{wanted}: a microbatch has {tokens} tokens on a rank. Change model.seq_length or train.micro_batch_size."
+        )
+    return list(found.values())
+
+
+def _matrices(shape: GPTShape) -> Iterator[Parameter]:
+    """One block of each kind; the output layer and the router are multiplied in 16 bits or more."""
+    listed = [each for block in {shape.moe_blocks.index(kind) for kind in set(shape.moe_blocks)}
+              for each in block_parameters(shape, block)]  # fmt: skip
+    listed += mtp_parameters(shape, 0) if shape.mtp_num_layers else []
+    for parameter in listed:
+        if len(parameter.shape) > 1 and ".router." not in parameter.name:
+            yield parameter
+
+
+def _on_a_rank(parameter: Parameter, parallel: ParallelConfig) -> tuple[int, int]:
+    rows, columns = parameter.shape[-2:]
+    tp = expert_tensor_parallel_size(parallel) if parameter.of_experts else parallel.tensor_model_parallel_size
+    if parameter.name.endswith(WHOLE):
+        return rows, columns
+    return (rows, columns // tp) if parameter.name.endswith(SPLIT_BY_COLUMNS) else (rows // tp, columns)
