@@ -35,7 +35,10 @@ class MeasuredBytes(NamedTuple):
     gradients: float
     optimizer: float
     activations: float
-    """A GPU: the allocator's peak above the three before. A CPU: how far the process grew within a step."""
+    """A GPU: the allocator's peak above all else here. A CPU: how far the process grew within a step."""
+    workspace: float
+    """What CUDA's allocator holds between steps beside the first three: of libraries that allocate by torch, such as
+    Transformer Engine's 32 MiB for matrix products."""
     reserved: float
     """By CUDA's allocator."""
     card: float
@@ -100,6 +103,7 @@ def sentence(rank: int, expected: Predicted, found: MeasuredBytes, *, cuda: bool
     if cuda and found.activations >= 0:
         counts = ", ".join(f"{name} {size(getattr(found, name))}" for name in names)
         line += f"measured {size(found.total)} ({_off(found.total, expected.tensors)}: {counts})"
+        line += f", and {size(found.workspace)} of libraries"
         return f"{line}; the allocator keeps {size(found.reserved)} of the card's {size(found.card)}"
     states = expected.tensors - expected.activations
     line += f"measured {size(found.states)} of weights, gradients and optimizer ({_off(found.states, states)})"
@@ -118,20 +122,21 @@ class CardPeak:
     """CUDA's allocator knows its peak; nothing is reset, since the metrics read the same counter."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.before = device, 0
+        self.device, self.before, self.between = device, 0, 0
 
     def before_step(self, steps: int) -> None:
         if steps == 0:
             self.before = torch.cuda.max_memory_allocated(self.device)
 
     def after_step(self, steps: int) -> None:
-        """The counter goes on by itself."""
+        self.between = torch.cuda.memory_allocated(self.device)
 
     def read(self, states: int) -> Sequence[float]:
-        """Activations, reserved, card. A peak of building or loading tells nothing of activations."""
+        """Activations, workspace, reserved, card. A peak of building or loading tells nothing of activations."""
         peak = torch.cuda.max_memory_allocated(self.device)
         card = torch.cuda.get_device_properties(self.device).total_memory
-        return float(peak - states) if peak > self.before else -1.0, torch.cuda.max_memory_reserved(self.device), card
+        activations = float(peak - max(self.between, states)) if peak > self.before else -1.0
+        return activations, max(0, self.between - states), torch.cuda.max_memory_reserved(self.device), card
 
 
 class ProcessPeak:
@@ -160,7 +165,7 @@ class ProcessPeak:
 
     def read(self, states: int) -> Sequence[float]:
         """Activations; there is no allocator to ask."""
-        return float(self.grown), -1.0, -1.0
+        return float(self.grown), -1.0, -1.0, -1.0
 
 
 def _resident(name: str) -> int:

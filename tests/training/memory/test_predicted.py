@@ -122,7 +122,7 @@ def test_a_gpu_compares_its_peak() -> None:
     expected = Predicted(
         stage=1, weights=2 * gib, gradients=4 * gib, optimizer=1 * gib, activations=3 * gib, workspace=5 * gib
     )
-    found = MeasuredBytes(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, 11 * gib, 80 * gib)
+    found = MeasuredBytes(2 * gib, 4 * gib, 1 * gib, 2.5 * gib, gib / 32, 11 * gib, 80 * gib)
     line = sentence(3, expected, found, cuda=True)
     assert "(rank 3, stage 1): predicted 10.00 GiB" in line and "measured 9.50 GiB (-5.0%: " in line
     assert "activations 2.50 GiB" in line and "keeps 11.00 GiB of the card's 80.00 GiB" in line
