@@ -61,11 +61,11 @@ faults: setup
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-# Transformer Engine without its compiled extension, which tests/gpu_path stands in for. Not in .venv: only processes that
+# Transformer Engine, and einops, which it imports, without its compiled extension, which tests/gpu_path stands in for. Not in .venv: only processes that
 # emulate are to find it.
 .te/.ready: pyproject.toml | $(READY)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .te \
-		transformer-engine==$(TE_VERSION) transformer-engine-cu13==$(TE_VERSION)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --upgrade --target .te \
+		transformer-engine==$(TE_VERSION) transformer-engine-cu13==$(TE_VERSION) einops
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt
