@@ -245,17 +245,25 @@ def _gradient_norm() -> bool:
 
 def _loss_scale() -> bool:
     from megatron.core.optimizer.grad_scaler import DynamicGradScaler
+    from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
     # attributes are replaced, never written into: a copy of them is what was there
     source = inspect.getsource(DynamicGradScaler.update)
-    return "self._scale = torch.max(" in source and not any(word in source for word in (".fill_(", ".copy_(", ".mul_("))
+    unscale = inspect.getsource(MixedPrecisionOptimizer._unscale_main_grads_and_check_for_nan)
+    return (
+        "self._scale = torch.max(" in source
+        and not any(word in source for word in (".fill_(", ".copy_(", ".mul_("))
+        and "self._copy_model_grads_to_main_grads()" in inspect.getsource(MixedPrecisionOptimizer.prepare_grads)
+        and "main_grads = self._collect_main_grad_data_for_unscaling()" in unscale
+        and "main_grads, self.found_inf, self.grad_scaler.inv_scale" in unscale
+    )
 
 
 PROBES = {
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
-    "DynamicGradScaler's attributes, which training/loss_scale.py restores": _loss_scale,
+    "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,

@@ -19,7 +19,7 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.forward_backward import forward_backward
 from training.gradient_norm import gradient_norm
-from training.loss_scale import LossScale
+from training.loss_scale import LossScale, prepare_gradients
 from training.optimizer import set_schedule
 
 
@@ -153,28 +153,29 @@ def measure(
 ) -> GradientResult:
     """Unscale the reduced gradients, take their norm, and let all ranks know of it by one small reduction.
 
-    The only wait for the device in a step, but with fp16, whose overflow and loss scale are read, too. Knowing the norm
-    before the update costs a GPU the time in which it would have been given the optimizer's kernels.
+    The only wait for the device in a step. Knowing the norm before the update costs a GPU the time in which it would
+    have been given the optimizer's kernels.
     """
-    overflow = bool(optimizer.prepare_grads())
+    overflow = prepare_gradients(optimizer, ranks.device)
     norm = gradient_norm(optimizer, ranks.device)
-    norm = torch.zeros_like(norm) if overflow else norm
-    own = torch.tensor([requests.stop, requests.save, overflow, samples], dtype=norm.dtype, pin_memory=norm.is_cuda)
-    packed = torch.cat([counted(sums, ranks), norm, ~norm.isfinite(), own.to(norm.device, non_blocking=True)])
+    own = torch.tensor([requests.stop, requests.save, samples], dtype=norm.dtype, pin_memory=norm.is_cuda)
+    packed = torch.cat([counted(sums, ranks), norm, ~norm.isfinite(), overflow, own.to(norm.device, non_blocking=True)])
     dist.all_reduce(packed)
-    loss, tokens, norms, bad, stop, save, overflowed, all_samples, own_norm = torch.cat([packed, norm]).tolist()
-    mean_loss = loss / max(tokens, 1.0)
+    numbers = torch.cat([packed, norm, *scale.tensors]).tolist()
+    loss, tokens, norms, bad, overflows, stop, save, all_samples, own_norm, *scales = numbers
+    overflowed, mean_loss, loss_scale = overflows > 0, loss / max(tokens, 1.0), scales[0] if scales else 1.0
+    scale.update(overflowed)
     return GradientResult(
         loss=mean_loss,
         tokens=int(tokens),
         samples=int(all_samples),
         requests=StepRequests(stop=stop > 0, save=save > 0),
-        grad_norm=None if overflow else own_norm,
-        mean_norm=norms / ranks.identity.world_size,
-        finite=math.isfinite(mean_loss) and bad == 0,
-        overflowed=overflowed > 0,
-        loss_scale=scale.value,
-        scale_is_lowest=overflowed > 0 and scale.is_lowest,
+        grad_norm=None if overflowed else own_norm,
+        mean_norm=0.0 if overflowed else norms / ranks.identity.world_size,
+        finite=math.isfinite(mean_loss) and (overflowed or bad == 0),
+        overflowed=overflowed,
+        loss_scale=loss_scale,
+        scale_is_lowest=overflowed and scale.is_lowest(loss_scale),
     )
 
 

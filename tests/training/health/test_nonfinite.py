@@ -252,34 +252,43 @@ def test_a_poisoned_state_is_not_saved(prepared: Prepared, tmp_path: Path, monke
     assert newest.name == "iter_0000002"
 
 
-def _check_two_halves(identity: Identity, run_dir: Path) -> None:
+def _check_two_halves(identity: Identity, run_dir: Path, dtype: str, overflow: bool) -> None:
     """Gradients made ready, then the update: bit for bit what Megatron's own ``step`` does in one go."""
-    config = runs.configuration(run_dir, "--precision.dtype", "bf16", "--parallel.tensor_model_parallel_size", "2")
+    flags = ("--precision.dtype", dtype, "--parallel.tensor_model_parallel_size", "2")
+    config = runs.configuration(run_dir, *flags, "--precision.hysteresis", "1")
     with groups.start(config.layout(2), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
-        after = [_updated(config, ranks, halves) for halves in (True, False)]
-    assert after[0][0] == after[1][0]
-    assert all(map(torch.equal, after[0][1], after[1][1]))
+        ours, megatrons = (_updated(config, ranks, halves, overflow) for halves in (True, False))
+    assert ours[:2] == megatrons[:2]
+    assert all(map(torch.equal, ours[2], megatrons[2]))
+    assert ours[1] == {"bf16": 1.0, "fp16": 32768.0 if overflow else 65536.0}[dtype]
 
 
-def _updated(config: RunConfig, ranks: Ranks, halves: bool) -> tuple[float | None, list[Tensor]]:
+def _updated(config: RunConfig, ranks: Ranks, halves: bool, overflow: bool) -> tuple[float | None, float, list[Tensor]]:
+    """Gradient norm, loss scale afterwards, parameters. overflow: on one of two ranks."""
     chunks, optimizer = train.build_parts(config, resolve(config.model, 257), ranks)
     params = list(chunks[0].parameters())
     for number, param in enumerate(params):
         param.main_grad.fill_(0.1 * (number % 7 + 1))
+    if overflow and ranks.rank == 1:
+        params[3].main_grad.view(-1)[0] = float("inf")
     before = [param.clone() for param in params]
     if halves:
         sums = torch.ones(2, dtype=torch.float64)
-        norm = measure(sums, optimizer, ranks, StepRequests(), LossScale(optimizer), samples=1).grad_norm
+        gradients = measure(sums, optimizer, ranks, StepRequests(), LossScale(optimizer), samples=1)
+        norm = gradients.grad_norm
         assert all(map(torch.equal, before, params))
-        assert clip_and_update(optimizer, norm)
+        assert gradients.overflowed == overflow
+        assert overflow or clip_and_update(optimizer, norm)
     else:
-        _, norm, _ = optimizer.step()
-    assert not any(map(torch.equal, before, params))
-    return norm, params
+        updated, norm, _ = optimizer.step()
+        assert updated != overflow
+    assert overflow or not any(map(torch.equal, before, params))
+    return norm, float(optimizer.get_loss_scale()), params
 
 
-def test_an_update_in_two_halves_is_megatrons(tmp_path: Path) -> None:
-    run_ranks(2, _check_two_halves, tmp_path)
+@pytest.mark.parametrize("dtype, overflow", [("bf16", False), ("fp16", False), ("fp16", True)])
+def test_an_update_in_two_halves_is_megatrons(tmp_path: Path, dtype: str, overflow: bool) -> None:
+    run_ranks(2, _check_two_halves, tmp_path, dtype, overflow)
 
 
 def test_the_earliest_place_is_to_blame() -> None:
