@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.gpu_path.trainings import WarmDevice, train_on_the_cpu, warm_device
+from tests.gpu_path.trainings import EXTENSION, WarmDevice, train_on_the_cpu, warm_device
 
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[WarmDevice]:
     with warm_device() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def te_device() -> Iterator[WarmDevice]:
+    """With Transformer Engine's modules."""
+    with warm_device(EXTENSION) as warm:
         yield warm
 
 

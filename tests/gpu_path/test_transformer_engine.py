@@ -4,7 +4,6 @@ Compared with our modules on one CPU rank: fp32 to 1e-5, 16 bits and fp8 to boun
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 from models.families import TINY
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import ROOT, Emulation, Order, run
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, warm_device
+from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice
 
-EXTENSION = "tests.gpu_path.te.extension"
 LOSS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
 BF16_BOUND = 1e-3
@@ -27,12 +25,6 @@ RECOMPUTED = (
     "--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1",
 )  # fmt: skip
 HOPPER, BLACKWELL = 90, 100
-
-
-@pytest.fixture(scope="module")
-def te_device() -> Iterator[WarmDevice]:
-    with warm_device(EXTENSION) as warm:
-        yield warm
 
 
 def fp8(recipe: str) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from training.config.recipe import dump
 from training.metrics.jsonl import read_jsonl
 from training.prepare import prepare
 
+EXTENSION = "tests.gpu_path.te.extension"
+"""The hook that emulates Transformer Engine."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Training:

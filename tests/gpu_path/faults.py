@@ -1,0 +1,65 @@
+"""A hook: what goes wrong in a run, in iteration 3 on rank 1. EMULATED_CUDA_FAULT names it."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel.ddp import Chunks, unwrap
+from parallel.groups import Ranks
+from tests.support.waiting import until
+from training import loop, train
+from training.progress import Progress
+
+ITERATION = 3
+
+
+class NanOnce(loop.Callback):
+    """One element of what a layer's MLP puts out in one microbatch, as if a bit had flipped."""
+
+    def __init__(self, chunks: Chunks, run_dir: Path) -> None:
+        self.due = False
+        unwrap(chunks[0]).get_submodule("decoder.layers.3.mlp").register_forward_hook(self.spoil)
+
+    def before_step(self, progress: Progress) -> None:
+        self.due = progress.iteration + 1 == ITERATION
+
+    def spoil(self, _module: nn.Module, _inputs: object, outputs: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        if not self.due:
+            return outputs
+        self.due = False
+        mask = torch.zeros_like(outputs[0], dtype=torch.bool)
+        mask.view(-1)[3] = True
+        return outputs[0].masked_fill(mask, float("nan")), outputs[1]
+
+
+class Killed(loop.Callback):
+    """By SIGKILL, once a checkpoint is complete."""
+
+    def __init__(self, chunks: Chunks, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def before_step(self, progress: Progress) -> None:
+        if progress.iteration + 1 == ITERATION:
+            until((self.run_dir / "checkpoints/latest").exists)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS = {fault.__name__: fault for fault in (NanOnce, Killed)}
+build_health = train.build_health
+
+
+def with_fault(config: Any, chunks: Chunks, optimizer: Any, ranks: Ranks, run_dir: Path, *rest: Any) -> Any:
+    """In place of training.train's."""
+    health = build_health(config, chunks, optimizer, ranks, run_dir, *rest)
+    if ranks.rank != 1:
+        return health
+    fault = FAULTS[os.environ["EMULATED_CUDA_FAULT"]](chunks, run_dir)
+    return dataclasses.replace(health, callbacks=[*health.callbacks, fault])
+
+
+train.build_health = with_fault  # type: ignore[assignment]
