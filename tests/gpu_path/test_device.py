@@ -51,3 +51,19 @@ def test_hybrid_model_computes_what_gpt_model_does(order: Order) -> None:
     found = run([str(CHECKS / "trunk.py"), *models], Emulation(order=order, hooks=("tests.gpu_path.forkable",)))
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("equal bit by bit") == 7, found.stdout
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "wait, ranks, right, without",
+    [
+        ("reader", 1, f"{list(range(16))}\n", f"{[12, 13, 14, 15] * 4}\n"),
+        ("checkpoint", 1, f"{[7.0] * 4}\n", f"{[0.0] * 4}\n"),
+        ("evaluation", 2, "[False, True]\n" * 2, "[False, False]\n"),
+    ],
+)
+def test_a_wait_that_others_hide_in_a_training(wait: str, ranks: int, right: str, without: str) -> None:
+    emulation = Emulation(order="late", settings={"EMULATED_CUDA_LULL_MS": "30000"})
+    found = run([str(CHECKS / "hidden_waits.py"), wait], emulation, ranks=ranks)
+    assert (found.returncode, found.stdout) == (0, right), found.stderr
+    assert without in run([str(CHECKS / "hidden_waits.py"), wait, "mutant"], emulation, ranks=ranks).stdout
