@@ -53,6 +53,12 @@ class NodeHardware:
     cpus_per_node: int
     """Cores as SLURM counts them, hyper-threads aside."""
     memory_gib: float
+    launch_us: float = 13.5
+    """That the host takes to launch a kernel from PyTorch's modules: by default what a forward pass of torch.nn.Linear
+    took on a DGX H100's Xeon 8480C (NVIDIA/TransformerEngine issue #2053)."""
+    collective_launch_us: float = 89.0
+    """The same of a collective: by default what torch.distributed's all-reduce took on the host (pytorch/pytorch issue
+    #138773, where gathers and scatters took 131 and 122)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -139,6 +139,9 @@ def test_links_are_such_that_the_planner_gives_what_was_measured() -> None:
     assert (fabric.nics_per_node, fabric.nic_gb_per_s) == (8, pytest.approx(40 / 0.8, rel=1e-3))
     assert fabric.latency_us == pytest.approx((15 - 5) / 2, rel=1e-3)
     assert (cluster.gpu.memory_gb_per_s, cluster.problems()) == (3350, [])
+    host = dataclasses.replace(curves, launches_us={"launch_us": 21.0, "collective_launch_us": 60.0})
+    assert cluster.node.launch_us == 13.5, "what was not measured keeps its default"
+    assert cluster_file.fitted_cluster(HOST, host, own, on_cpu=False)[0].node.launch_us == 21.0
     shared = dataclasses.replace(
         curves, collectives=[*near, *far, *_collective("one link", 2, 2**28, 2**28 / 2 / 80e3)]
     )

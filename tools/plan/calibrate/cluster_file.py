@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
@@ -59,6 +59,8 @@ class Curves:
     copy_gb_per_s: float
     collectives: "Sequence[Collective]"
     """Empty on one rank."""
+    launches_us: Mapping[str, float] = field(default_factory=dict)
+    """Fields of [node] that were measured: what launching takes the host. Empty on CPUs, which launch nothing."""
 
     @property
     def between_nodes(self) -> bool:
@@ -96,7 +98,9 @@ def _bare(host: Host, curves: Curves) -> Cluster:
             memory_gb_per_s=round(curves.copy_gb_per_s / SUSTAINED_MEMORY, 1),
             peak_tflops={},
         ),
-        node=NodeHardware(gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib),
+        node=NodeHardware(
+            gpus_per_node=per_node, cpus_per_node=host.cpus, memory_gib=host.host_gib, **_rounded(curves.launches_us)
+        ),
         fabric=Fabric(
             scale_up_gb_per_s=1.0, scale_up_domain=per_node, scale_up_latency_us=1.0, kind=host.fabric,
             nics_per_node=1, nic_gb_per_s=1.0, latency_us=1.0,

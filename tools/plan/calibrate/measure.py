@@ -15,6 +15,8 @@ SHORT = {"cuda": (256, 512, 1024, 2048), "cpu": (16, 32, 64, 128, 256)}
 WIDE = {"cuda": 8192, "cpu": 512}
 BLOCK = {"cuda": (8192, 14336, 4096), "cpu": (512, 1376, 512)}
 """Tokens, MLP and hidden width of a model's first MLP product (cuda: Llama 3 8B)."""
+QUEUED, SMALL = 256, 64
+"""Launches that are timed together (CUDA queues about a thousand), and width of what they compute."""
 COPIED = {"cuda": 2**28, "cpu": 2**24}
 """Elements of fp32; far more than caches hold."""
 
@@ -55,6 +57,26 @@ def memory_gb_per_s(device: torch.device) -> float:
     source = torch.ones(COPIED[device.type], device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / middle_s(lambda: target.copy_(source), device) / 1e9
+
+
+def launch_us(work: Callable[[], Any], device: torch.device) -> float:
+    """Of the host, for one call that it does not wait for; as many as a stream's queue takes without filling up."""
+    found = []
+    for _ in range(REPEATS + 1):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(QUEUED):
+            work()
+        found.append((time.perf_counter() - start) / QUEUED)
+    wait(device)
+    return statistics.median(found[1:]) * 1e6
+
+
+def linear(device: torch.device) -> Callable[[], Any]:
+    """A module's forward pass that is one small kernel, as autograd records it."""
+    module = torch.nn.Linear(SMALL, SMALL, bias=False, device=device)
+    inputs = torch.ones(SMALL, SMALL, device=device)
+    return lambda: module(inputs)
 
 
 def middle_s(work: Callable[[], Any], device: torch.device) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
+from tools.plan.cost.launches import launching_s
 from tools.plan.cost.layer import BlockTimes, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
@@ -30,6 +31,7 @@ class StepTimes:
     bubble: Column
     dp: Column
     optimizer: Column
+    host: Column
     other: Column
 
     @property
@@ -61,17 +63,29 @@ def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
         parts, count * (steady - layers * block.total), count * sent, idle + _fill_seconds(columns, sent), dp
     )
     found.optimizer = optimizer_s(columns, constants)
+    found.host = _host_bound(columns, (first, middle, last), steady + accumulate + sent)
     jitter = constants.jitter * np.log2(np.maximum(1.0, layout.tp * layout.cp * layout.pp * layout.dp / 8))
     more = jitter + columns.software.slow_host - 1
     found.other = constants.fixed_s + more * (found.total + constants.fixed_s)
     return found
 
 
+def _host_bound(columns: PricedColumns, stages: tuple[Column, Column, Column], device: Column) -> Column:
+    """What the GPUs wait for kernels to be launched. stages: blocks; device: a microbatch's seconds on the slowest.
+
+    All stages launch at the same pace, so a pipeline takes as much longer to fill as a microbatch does.
+    """
+    (first, middle, last), layout = stages, columns.layout
+    block, head = launching_s(columns)
+    host = np.maximum(np.maximum(first, middle) * block, last * block + head)
+    return np.maximum(0.0, host - device) * (layout.microbatches + (layout.pp - 1) / layout.vpp)
+
+
 def _assemble(parts: BlockTimes, head: Column, p2p: Column, bubble: Column, dp: Column) -> StepTimes:
     nothing = np.zeros_like(head)
     return StepTimes(
         parts.products, parts.attention, parts.traffic, parts.recompute, head, parts.tp, parts.cp, parts.ep,
-        p2p, bubble, dp, nothing, nothing,
+        p2p, bubble, dp, nothing, nothing, nothing,
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def _stage(plan: PricedLayout, parts: _Parts, number: int, layers: int) -> Stage
     spent["traffic"] += count * parts.accumulate
     first, last = number == 0, number == plan.layout.pp - 1
     spent["head"] = count * (first * parts.embedding + last * parts.head)
-    spent |= {name: plan.spent_s[name] for name in ("p2p", "dp", "optimizer", "other")}
+    spent |= {name: plan.spent_s[name] for name in ("p2p", "dp", "optimizer", "host", "other")}
     spent["bubble"] = max(0.0, plan.step_s - sum(spent.values()))
     return StageTimeline(layers, spent)
 

@@ -20,6 +20,7 @@ MEANING = {
     "bubble": "pipeline bubble",
     "dp": "gradients and weights over data parallelism, exposed",
     "optimizer": "the optimizer's update",
+    "host": "GPUs wait for the host to launch kernels",
     "other": "per-step overhead, and waiting for the slowest of many GPUs",
 }
 

@@ -68,7 +68,7 @@ class PricedLayout:
             "recompute": "recomputation", "head": "the output layer on the last stage", "tp": "TP communication",
             "cp": "CP communication", "ep": "EP communication", "p2p": "sends between stages",
             "bubble": "the pipeline bubble", "dp": "DP communication", "optimizer": "the optimizer",
-            "other": "overhead",
+            "host": "launches on the host", "other": "overhead",
         }  # fmt: skip
         return names[max(self.spent_s, key=lambda name: self.spent_s[name])]
 
@@ -111,7 +111,11 @@ def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[P
     model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
     programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
-        name: program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32")
+        name: program(
+            question.cluster,
+            grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32",
+            cuda_graphs=question.cuda_graphs,
+        )
         for name in machines
     }
     return [
@@ -163,7 +167,7 @@ LIBRARIES_OF = 2026.6
 """Year of the kernels that a run is predicted with: those of the newest published runs, of August 2026."""
 
 
-def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True) -> Software:
+def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True, cuda_graphs: bool = False) -> Software:
     """pretrain_gpt.py as it runs there: on CPUs with this project's own modules, which fuse little.
 
     Gradients of 16-bit weights that are not reduced in fp32 are neither held nor added up in it.
@@ -171,7 +175,7 @@ def program(cluster: Cluster, *, grad_reduce_in_fp32: bool = True) -> Software:
     own = OURS if grad_reduce_in_fp32 else replace(OURS, gradient_bytes=2, main_gradient_bytes=2, accumulate_bytes=2.0)
     if on_cpu(cluster):
         return replace(own, transformer_engine=False, fused=False)
-    return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF))
+    return replace(own, card_age=card_age(cluster.gpu.name, LIBRARIES_OF), graphed=cuda_graphs)
 
 
 def constants(cluster: Cluster) -> Constants:

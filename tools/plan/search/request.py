@@ -11,8 +11,8 @@ from tools.clusters import Cluster
 from training.memory.layouts import Candidate
 
 SWITCHES = ("sequence_parallel", "overlap")
-"""On wherever there is something to switch; off makes nothing faster or smaller (a test holds that), and is planned
-for whoever asks."""
+"""On wherever there is something to switch; off makes nothing smaller, and nothing faster but where the host's launches
+set the pace (a test holds that), and is planned for whoever asks."""
 AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision", *SWITCHES)
 """Fields of a candidate that can be fixed."""
 
@@ -28,6 +28,8 @@ class PlanRequest:
     fixed: dict[str, int | str] = field(default_factory=dict)
     grad_reduce_in_fp32: bool = True
     """Of the recipe that the question came from (precision.grad_reduce_in_fp32)."""
+    cuda_graphs: bool = False
+    """Blocks run as CUDA graphs: the host launches no kernel of theirs on its own."""
 
     @property
     def shape(self) -> GPTShape:

@@ -21,6 +21,9 @@ def switched(
     for words, layout in _others(question, plan.layout):
         (other,) = price(question, [layout])
         found.append((words, other, not problems(question, layout, base)))
+    (graphed,) = price(dataclasses.replace(question, cuda_graphs=True), [plan.layout])
+    if graphed.step_s < plan.step_s:  # no field of a recipe turns them on
+        found.append(("with CUDA graphs", graphed, False))
     return sorted(found, key=lambda each: each[1].step_s)
 
 

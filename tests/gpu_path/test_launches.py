@@ -1,0 +1,64 @@
+"""What the planner takes a microbatch to launch is what our program launches on the emulated device."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gpu_path.launches import EXTENSION, FP8, LaunchCase, counted, recomputing
+from tests.gpu_path.trainings import WarmDevice, warm_device
+from tools.plan.cost import launches
+from tools.plan.cost.launches import ENGINE, OWN, SPLIT, WHOLE, Launches, Program
+
+DENSE = "llama3_tiny"
+
+
+@pytest.fixture(scope="module", params=[OWN, pytest.param(ENGINE, marks=pytest.mark.campaign)], ids=["own", "engine"])
+def program(request: pytest.FixtureRequest) -> Iterator[tuple[Program, WarmDevice]]:
+    hooks = (EXTENSION,) if request.param is ENGINE else ()
+    with warm_device(*hooks) as device:
+        yield request.param, device
+
+
+def test_a_block_and_the_head(program: tuple[Program, WarmDevice]) -> None:
+    """The head is what is missing at the ends of a pipeline's first stage."""
+    expected, device = program
+    found, stage = (counted(device, LaunchCase(shape=DENSE, layout=f"pp{n}", stages=n)) for n in (1, 2))
+    assert (found.forward.launches, found.backward.launches) == expected.gated
+    ends = [one.launches - other.launches for one, other in zip(found[2:4], stage[2:4], strict=True)]
+    assert tuple(ends) == expected.head
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "shape, kind", [("gpt3_tiny", "plain"), ("mixtral_tiny", "experts"), ("deepseek_v3_tiny", "latent")]
+)
+def test_other_blocks(program: tuple[Program, WarmDevice], shape: str, kind: str) -> None:
+    expected, device = program
+    found = counted(device, LaunchCase(shape=shape))
+    assert (found.forward.launches, found.backward.launches) == getattr(expected, kind)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout, expected", [("tp2", WHOLE), ("tp2sp", SPLIT)])
+def test_collectives_of_tensor_ranks(program: tuple[Program, WarmDevice], layout: str, expected: Launches) -> None:
+    found = counted(program[1], LaunchCase(shape=DENSE, layout=layout))
+    assert (found.forward.collectives, found.backward.collectives) == expected
+
+
+@pytest.mark.campaign
+def test_what_is_recomputed(program: tuple[Program, WarmDevice]) -> None:
+    expected, device = program
+    kept = expected.gated.backward
+    for modules, again in (
+        ((), expected.gated.forward), (("core_attn",), expected.core_attention), (("mlp",), expected.mlp),
+    ):  # fmt: skip
+        found = counted(device, LaunchCase(shape=DENSE, flags=recomputing(*modules)))
+        assert found.backward.launches - kept == again, modules
+
+
+@pytest.mark.campaign
+def test_casts_to_fp8() -> None:
+    with warm_device(EXTENSION) as device:
+        found = counted(device, LaunchCase(shape=DENSE, flags=FP8))
+    more = found.forward.launches - ENGINE.gated.forward, found.backward.launches - ENGINE.gated.backward
+    assert more == launches.FP8

@@ -1,0 +1,108 @@
+"""Small kernels cost their launch on the host; large ones, and CUDA graphs, do not."""
+
+import dataclasses
+
+import pytest
+
+from models.families import named
+from models.sizes import sizes
+from tests.tools.plan.test_layouts import question
+from tools import clusters
+from tools.clusters import Cluster
+from tools.plan.cost.cases import PricedCase, PricedColumns
+from tools.plan.cost.constants import fitted
+from tools.plan.cost.hardware import machine
+from tools.plan.cost.launches import ENGINE, OWN, SPLIT, WHOLE, Program
+from tools.plan.cost.step import StepTimes, step_times
+from tools.plan.search.pricing import price, program
+from tools.plan.search.switches import switched
+from training.memory.layouts import Candidate, Recompute
+from training.memory.software import OURS, Software
+
+A100 = clusters.load("a100_ib")
+BLOCKS = 16
+"""Of llama32_1b."""
+FEW_TOKENS = 64
+
+
+def priced(layout: Candidate, cluster: Cluster = A100, seq: int = FEW_TOKENS, software: Software = OURS) -> StepTimes:
+    """Of llama32_1b."""
+    own = machine(cluster, layout.precision)
+    case = PricedCase(model=sizes(named("llama32_1b"), seq), layout=layout, machine=own, software=software)
+    return step_times(PricedColumns([case]), fitted())
+
+
+def on_a_host(launch_us: float, collective_us: float = 89.0) -> Cluster:
+    node = dataclasses.replace(A100.node, launch_us=launch_us, collective_launch_us=collective_us)
+    return dataclasses.replace(A100, node=node)
+
+
+def spent_beyond(times: StepTimes, layout: Candidate, microbatch_s: float) -> float:
+    """Seconds that microbatches take beyond ``microbatch_s`` each."""
+    once = times.dp + times.optimizer + times.other + times.bubble
+    return float((times.total - once)[0]) - layout.microbatches * microbatch_s
+
+
+@pytest.mark.parametrize("software, launched", [(OURS, ENGINE), (dataclasses.replace(OURS, fused=False), OWN)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_few_tokens_take_their_launches(software: Software, launched: Program, recompute: Recompute) -> None:
+    """And nothing else: kernels of the blocks, of the output layer and the loss, one after the other."""
+    layout = Candidate(microbatches=8, recompute=recompute)
+    block = sum(launched.gated) + (launched.gated.forward if recompute == "full" else 0)
+    microbatch_s = (BLOCKS * block + sum(launched.head)) * 100e-6
+    times = priced(layout, on_a_host(100.0), software=software)
+    assert times.host > 0
+    assert spent_beyond(times, layout, microbatch_s) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_collectives_of_tensor_ranks_are_launched_too(split: bool) -> None:
+    """As many as there are; those that overlap with products are part of them."""
+    layout = Candidate(tp=8, microbatches=8, sequence_parallel=split)
+    base, slow = (priced(layout, on_a_host(100.0, us)).host[0] for us in (100.0, 200.0))
+    assert slow - base == pytest.approx(8 * BLOCKS * sum(SPLIT if split else WHOLE) * 100e-6)
+    overlapped = dataclasses.replace(OURS, tp_overlap=True)
+    base, slow = (priced(layout, on_a_host(100.0, us), software=overlapped).host[0] for us in (100.0, 200.0))
+    assert slow == base > 0
+
+
+def test_a_pipeline_fills_at_the_pace_of_launches() -> None:
+    """Each stage waits on its own host: for all microbatches, and for those that fill the pipeline."""
+    layout = Candidate(pp=4, microbatches=8)
+    slow, slower = (priced(layout, on_a_host(us)).host[0] for us in (100.0, 200.0))
+    last = BLOCKS / 4 * sum(ENGINE.gated) + sum(ENGINE.head)
+    assert slower - slow == pytest.approx((8 + 3) * last * 100e-6)
+
+
+@pytest.mark.parametrize("cluster", ["a100_ib", "h100_ib"])
+@pytest.mark.parametrize("model", ["llama3_8b", "llama3_70b", "mixtral_8x7b"])
+def test_large_kernels_hide_their_launches_to_the_digit(model: str, cluster: str) -> None:
+    """Their prices are those of a host that launches in no time."""
+    asked = question(model, cluster, gpus=64, batch=256, seq=8192, tp=4, pp=2)
+    node = dataclasses.replace(asked.cluster.node, launch_us=1e-9, collective_launch_us=1e-9)
+    layouts = [Candidate(tp=4, pp=2, dp=8, mbs=2, microbatches=16), Candidate(tp=4, pp=2, dp=8, microbatches=32)]
+    instant = dataclasses.replace(asked, cluster=dataclasses.replace(asked.cluster, node=node))
+    for plan, bare in zip(price(asked, layouts), price(instant, layouts), strict=True):
+        assert plan.spent_s == bare.spent_s and plan.spent_s["host"] == 0
+
+
+def test_cuda_graphs_take_launches_away() -> None:
+    layout = Candidate(tp=8, microbatches=8)
+    plain, graphed = (priced(layout, software=program(A100, cuda_graphs=on)) for on in (False, True))
+    assert plain.host > 0.2 * plain.total and graphed.host == 0
+    assert plain.total - graphed.total == pytest.approx(plain.host)
+    asked = question("llama32_1b", "a100_ib", gpus=8, batch=8, seq=512)
+    (plan,) = price(asked, [layout])
+    words = {words: (other.step_s, accepted) for words, other, accepted in switched(asked, plan)}
+    assert words["with CUDA graphs"][0] < plan.step_s and not words["with CUDA graphs"][1]
+    asked = question("llama3_70b", gpus=64, batch=256, seq=8192)
+    (plan,) = price(asked, [Candidate(tp=8, pp=4, dp=2, microbatches=128)])
+    assert "with CUDA graphs" not in [words for words, *_ in switched(asked, plan)]
+
+
+def test_hosts_differ() -> None:
+    """Grace takes nearly three times a DGX H100's Xeon; a CPU that computes itself launches nothing."""
+    assert machine(clusters.load("gb200"), "bf16").launch_s == pytest.approx(37.1e-6)
+    assert machine(A100, "bf16").launch_s == pytest.approx(13.5e-6)
+    own = dataclasses.replace(A100, gpu=dataclasses.replace(A100.gpu, name="CPU x86_64"))
+    assert machine(own, "fp32").launch_s == machine(own, "fp32").collective_launch_s == 0

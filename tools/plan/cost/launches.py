@@ -1,0 +1,109 @@
+"""Seconds that the host takes to launch a microbatch's kernels: where they are small, it sets the pace, not the GPU.
+
+The host runs ahead of the GPU and waits for it once a step, so a microbatch takes what the slower of the two needs.
+Launches are counted on the emulated device (``python -m tests.gpu_path.launches``), and what one takes is a figure of
+the cluster's file (node.launch_us, node.collective_launch_us): nothing here is fitted.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.plan.cost.cases import PricedColumns
+from training.memory.cases import FORMATS, Column
+
+
+class Launches(NamedTuple):
+    """Of one microbatch: kernels, or calls of Transformer Engine's extension."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Program:
+    """What modules launch. All but ``head`` are of one block, without collectives."""
+
+    plain: Launches
+    """Layer norms, biases, one product before the activation (gpt3_tiny)."""
+    gated: Launches
+    """RMS norms, rotary positions, grouped queries, a gated activation (llama3_tiny)."""
+    experts: Launches
+    """The same with a router and four experts (mixtral_tiny)."""
+    latent: Launches
+    """Experts and a shared one, with latent attention (deepseek_v3_tiny)."""
+    head: Launches
+    """Output layer and loss."""
+    core_attention: int
+    """Launched again where it is recomputed."""
+    mlp: int
+    """The same."""
+
+
+ENGINE = Program(
+    plain=Launches(13, 30), gated=Launches(38, 38), experts=Launches(80, 80), latent=Launches(116, 140),
+    head=Launches(27, 24), core_attention=2, mlp=7,
+)  # fmt: skip
+"""Transformer Engine's."""
+OWN = Program(
+    plain=Launches(37, 58), gated=Launches(62, 69), experts=Launches(127, 150), latent=Launches(190, 260),
+    head=Launches(27, 24), core_attention=29, mlp=6,
+)  # fmt: skip
+"""This project's, which fuse little; other programs that fuse little are taken to launch as many."""
+PROGRAMS = (ENGINE, OWN)
+FP8 = Launches(4, 5)
+"""More of a dense block that multiplies in fp8: casts and scales."""
+WHOLE, SPLIT = Launches(2, 2), Launches(4, 6)
+"""Collectives of a dense block on tensor ranks, without and with sequence parallelism, which gathers the inputs of two
+products once more for the gradients of their weights."""
+
+
+def launching_s(columns: PricedColumns) -> tuple[Column, Column]:
+    """Host seconds of a microbatch: of the mean block, and of output layer and loss. CUDA graphs take them away."""
+    which = np.where(columns.software.fused > 0, 0, 1)
+    kernel_s, collective_s = (
+        np.where(columns.software.graphed > 0, 0.0, own)
+        for own in (columns.machine.launch_s, columns.machine.collective_launch_s)
+    )
+    block = _kernels(columns, which) * kernel_s + _collectives(columns) * collective_s
+    return block, _pick(which, [sum(own.head) for own in PROGRAMS]) * kernel_s
+
+
+def _kernels(columns: PricedColumns, which: NDArray[np.intp]) -> Column:
+    """Of the mean block, forward, again where it is recomputed, and backward; which: of ``PROGRAMS``."""
+    model = columns.model
+    table = [(own.plain, own.gated, own.experts, own.latent) for own in PROGRAMS]
+    dense = np.where(model.gated > 0, 1, 0)
+    routed = np.where(columns.matrices[3][0] > 0, 3, 2)
+    share = model.moe_layers / model.layers
+    small = (columns.format != FORMATS.index("16bit")) & (columns.format != FORMATS.index("fp32"))
+
+    def mean(direction: int) -> tuple[Column, Column]:
+        counts = np.array([[kind[direction] for kind in row] for row in table], np.float64)
+        of_dense, of_routed = counts[which, dense], counts[which, routed]
+        return of_dense + share * (of_routed - of_dense) + np.where(small, FP8[direction], 0.0), of_routed
+
+    forward, routed_forward = mean(0)
+    backward, _ = mean(1)
+    core, mlp = (_pick(which, [getattr(own, name) for own in PROGRAMS]) for name in ("core_attention", "mlp"))
+    again = np.select(
+        [columns.recomputes(name) for name in ("full", "core_attn", "mlp", "operators", "moe")],
+        [forward, core, mlp, mlp, share * routed_forward],
+        0.0,
+    )
+    return np.asarray(forward + again + backward)
+
+
+def _collectives(columns: PricedColumns) -> Column:
+    """The same of tensor parallelism. Those that overlap with products are no calls of torch.distributed."""
+    layout = columns.layout
+    split = layout.sequence_parallel > 0
+    forward, backward = (np.where(split, SPLIT[way], WHOLE[way]) for way in (0, 1))
+    whole = forward * (1 + columns.recomputes("full")) + backward
+    return np.where((layout.tp > 1) & (columns.software.tp_overlap == 0), whole, 0.0)
+
+
+def _pick(which: NDArray[np.intp], values: list[int]) -> Column:
+    return np.asarray(np.array(values, np.float64)[which])
