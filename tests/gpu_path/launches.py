@@ -36,7 +36,7 @@ def recomputing(*modules: str) -> tuple[str, ...]:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LaunchCase:
-    """A model on a layout. flags: of the recipe, told in ``words``."""
+    """A model on a layout. flags: of the recipe, described by ``words``."""
 
     shape: str
     layout: str = ""

@@ -41,8 +41,10 @@ def test_other_blocks(program: tuple[Program, WarmDevice], shape: str, kind: str
 @pytest.mark.campaign
 @pytest.mark.parametrize("layout, expected", [("tp2", WHOLE), ("tp2sp", SPLIT)])
 def test_collectives_of_tensor_ranks(program: tuple[Program, WarmDevice], layout: str, expected: Launches) -> None:
-    found = counted(program[1], LaunchCase(shape=DENSE, layout=layout))
+    """Full recomputation repeats those of the forward pass."""
+    found, again = (counted(program[1], LaunchCase(shape=DENSE, layout=layout, flags=f)) for f in ((), recomputing()))
     assert (found.forward.collectives, found.backward.collectives) == expected
+    assert again.backward.collectives == expected.backward + expected.forward
 
 
 @pytest.mark.campaign

@@ -19,6 +19,7 @@ from tools import clusters
 from tools.plan.__main__ import main
 from tools.plan.calibrate import cluster_file, collectives, fit
 from tools.plan.calibrate.collectives import Collective
+from tools.plan.calibrate.command import launches_us
 from tools.plan.calibrate.measure import Product
 from tools.plan.cost.constants import Constants, fitted
 from tools.plan.cost.hardware import NVLINK_SHARE
@@ -106,9 +107,11 @@ def _curves(identity: Identity) -> None:
         found = collectives.curves(ranks.device, "ab"[ranks.rank % 2], ranks.rank // 2)
         mine: list[list[Collective] | None] = [None] * 4
         dist.all_gather_object(mine, found)
+        launches = launches_us(identity, ranks.device)  # on a CPU they compute, too
     assert all(each == found for each in mine), "the slowest rank's times, on all"
     assert len(found) == 3 * len(collectives.OPERATIONS) * 2
     assert [each.ranks for each in found] == [2] * len(found)
+    assert set(launches) == {"launch_us", "collective_launch_us"} and min(launches.values()) > 0.1
 
 
 HOST = cluster_file.Host(

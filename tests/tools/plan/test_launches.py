@@ -12,7 +12,7 @@ from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import fitted
 from tools.plan.cost.hardware import machine
-from tools.plan.cost.launches import ENGINE, OWN, SPLIT, WHOLE, Program
+from tools.plan.cost.launches import ENGINE, FP8, OWN, SPLIT, WHOLE, Program, launching_s
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.pricing import price, program
 from tools.plan.search.switches import switched
@@ -55,12 +55,36 @@ def test_a_few_tokens_take_their_launches(software: Software, launched: Program,
     assert spent_beyond(times, layout, microbatch_s) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "shape, layout, kernels",
+    [
+        ("gpt3_tiny", Candidate(), sum(ENGINE.plain)),
+        ("llama3_tiny", Candidate(), sum(ENGINE.gated)),
+        ("llama3_tiny", Candidate(precision="fp8"), sum(ENGINE.gated) + sum(FP8)),
+        ("llama3_tiny", Candidate(recompute="core_attn"), sum(ENGINE.gated) + ENGINE.core_attention),
+        ("llama3_tiny", Candidate(recompute="mlp"), sum(ENGINE.gated) + ENGINE.mlp),
+        ("mixtral_tiny", Candidate(), sum(ENGINE.experts)),
+        ("mixtral_tiny", Candidate(recompute="moe"), sum(ENGINE.experts) + ENGINE.experts.forward),
+        ("deepseek_v3_tiny", Candidate(), (sum(ENGINE.gated) + 3 * sum(ENGINE.latent)) / 4),
+    ],
+)
+def test_blocks_launch_what_was_counted(shape: str, layout: Candidate, kernels: float) -> None:
+    """The mean block: deepseek_v3_tiny's first of four has no experts."""
+    own = machine(clusters.load("h100_ib"), layout.precision)
+    case = PricedCase(model=sizes(named(shape), FEW_TOKENS), layout=layout, machine=own, software=OURS)
+    block, head = launching_s(PricedColumns([case]))
+    assert block[0] == pytest.approx(kernels * own.launch_s) and head[0] == pytest.approx(51 * own.launch_s)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("split", [False, True])
-def test_collectives_of_tensor_ranks_are_launched_too(split: bool) -> None:
-    """As many as there are; those that overlap with products are part of them."""
-    layout = Candidate(tp=8, microbatches=8, sequence_parallel=split)
+def test_collectives_of_tensor_ranks_are_launched_too(split: bool, recompute: Recompute) -> None:
+    """Those of a forward pass again where it is recomputed; none that overlap with products."""
+    layout = Candidate(tp=8, microbatches=8, sequence_parallel=split, recompute=recompute)
+    own = SPLIT if split else WHOLE
+    number = sum(own) + (own.forward if recompute == "full" else 0)
     base, slow = (priced(layout, on_a_host(100.0, us)).host[0] for us in (100.0, 200.0))
-    assert slow - base == pytest.approx(8 * BLOCKS * sum(SPLIT if split else WHOLE) * 100e-6)
+    assert slow - base == pytest.approx(8 * BLOCKS * number * 100e-6)
     overlapped = dataclasses.replace(OURS, tp_overlap=True)
     base, slow = (priced(layout, on_a_host(100.0, us), software=overlapped).host[0] for us in (100.0, 200.0))
     assert slow == base > 0

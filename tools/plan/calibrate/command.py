@@ -84,12 +84,12 @@ def _measured(identity: launch.Identity, device: "torch.device") -> tuple[Host, 
         products=measure.products(device, formats),
         copy_gb_per_s=measure.memory_gb_per_s(device),
         collectives=collectives.curves(device, node, identity.local_rank) if identity.world_size > 1 else (),
-        launches_us=_launches_us(identity, device) if device.type == "cuda" else {},
+        launches_us=launches_us(identity, device) if device.type == "cuda" else {},
     )
     return _host(identity, device, len(set(nodes))), curves
 
 
-def _launches_us(identity: launch.Identity, device: "torch.device") -> dict[str, float]:
+def launches_us(identity: launch.Identity, device: "torch.device") -> dict[str, float]:
     """All ranks at once, as in a run; rank 0 writes its own."""
     import torch
     import torch.distributed as dist
