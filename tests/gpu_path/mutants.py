@@ -1,6 +1,8 @@
-"""A hook: faults that the harness must find: an order that a GPU needs, taken away. EMULATED_CUDA_MUTANT names it."""
+"""A hook: faults that the harness must find, EMULATED_CUDA_MUTANT names one: a wait taken away, or waste."""
 
 import os
+import threading
+from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -28,7 +30,29 @@ def checkpoint_copy_not_awaited() -> None:
     saver.HostCopy = Unawaited  # type: ignore[misc]
 
 
-MUTANTS = {
-    mutant.__name__: mutant for mutant in (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awaited)
-}
+def waste() -> None:
+    """What a step and a run need not do; the results stay right."""
+    from training import train
+
+    step = train.one_step
+    kept: list[torch.Tensor] = []
+    registered = torch.empty(4096, dtype=torch.uint8)
+
+    def wasteful(*args: Any, **kwargs: Any) -> Any:
+        extra = torch.ones(1, device="cuda")
+        torch.distributed.all_reduce(extra)
+        extra.item()
+        kept.append(torch.empty(32 << 20, device="cuda"))
+        if len(kept) == 1:
+            torch.cuda.cudart().cudaHostRegister(registered.data_ptr(), registered.nbytes, 0)
+            thread = threading.Thread(target=lambda: kept.append(torch.empty(1, device="cuda")))
+            thread.start()
+            thread.join()
+        return step(*args, **kwargs)
+
+    train.one_step = wasteful
+
+
+FAULTS = (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awaited, waste)
+MUTANTS = {mutant.__name__: mutant for mutant in FAULTS}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()

@@ -130,33 +130,3 @@ def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: 
     reference = on_the_cpu("debug")
     worst = max(one.relative or 0 for one in trainings.checkpoint_differences(tmp_path, reference))
     assert max(trainings.loss_difference(tmp_path, reference), worst) > 100 * WEIGHTS_BOUND
-
-
-READ_ONCE = "training/step.py:measure from training/step.py:measure"
-
-
-@pytest.mark.parametrize(
-    "layout, shape, precision, event_waits",
-    [
-        ("dp2overlap", "debug", "fp32", 1),
-        ("tp2sp", "debug", "fp16", 1),
-        ("pp2", "debug", "fp32", 1),
-        ("ep2", "mixtral_tiny", "fp32", 17),
-    ],
-)
-def test_the_host_waits_once_a_step(
-    device: WarmDevice, tmp_path: Path, layout: str, shape: str, precision: str, event_waits: int
-) -> None:
-    """For loss, norm and requests, together. Event waits: one for a buffer of tokens that is used again, and one for
-    the numbers of tokens of each layer of experts and microbatch, from which their memory is allocated."""
-    waits = tmp_path / "waits"
-    waits.mkdir()
-    emulation = Emulation(hooks=("tests.gpu_path.waits",), settings={"EMULATED_CUDA_WAITS": str(waits)})
-    # Megatron waits twice in the first update; a high loss scale would put that off to the iteration that is looked at.
-    flags = ("--precision.dtype", precision, "--precision.initial_loss_scale", "1024")
-    device.train(Training(layout=layout, shape=shape), tmp_path, emulation, flags)
-    for rank in sorted(waits.iterdir()):
-        number = {name: int(count) for count, name in (line.split(" ", 1) for line in rank.read_text().splitlines())}
-        assert number[READ_ONCE] == number["STREAM_WAITS"] == 1, rank.read_text()
-        assert [name for name in number if " from " in name] == [READ_ONCE], rank.read_text()
-        assert number["DEVICE_WAITS"] == 0 and number["EVENT_WAITS"] <= event_waits, rank.read_text()
