@@ -18,11 +18,17 @@ from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise
 from models.layers import mtp, routing
 from models.layers.attention import SDPAttention, check_supported
-from models.layers.fp8 import check_fp8
+from models.layers.fp8 import resolve_recipe
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
 from models.shapes import GPTShape
-from models.sublayers import hybrid_layer_pattern, num_sublayers, per_sublayer, recompute_num_sublayers
+from models.sublayers import (
+    bf16_sublayers,
+    hybrid_layer_pattern,
+    num_sublayers,
+    per_sublayer,
+    recompute_num_sublayers,
+)
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
@@ -56,7 +62,7 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     """
     backend = backend or provider(ranks.device)
-    check_fp8(precision, ranks.device)
+    precision = resolve_recipe(precision, ranks.device)
     grouped_experts = backend.fuse_layernorm_and_linear()
     config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts)
     if backend.core_attention() is SDPAttention:
@@ -113,6 +119,7 @@ def transformer_config(
         **_parallel_settings(parallel, ranks),
         **_recompute_settings(recompute, grouped_experts),
         **transformer_settings(precision),
+        **bf16_sublayers(precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if grouped_experts else "local",

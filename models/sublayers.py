@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from models.shapes import GPTShape
+from parallel.config import PrecisionConfig
 
 SUBLAYERS_PER_BLOCK = 2
 """Attention ("*", latent "+") and MLP ("-", experts "E") are two layers to HybridModel."""
@@ -41,6 +42,17 @@ def num_sublayers(shape: GPTShape) -> int:
 def recompute_num_sublayers(recompute_num_layers: int) -> int:
     """mcore's ``recompute_num_layers`` for that many of our blocks, of either recompute method."""
     return SUBLAYERS_PER_BLOCK * recompute_num_layers
+
+
+def bf16_sublayers(precision: PrecisionConfig) -> dict[str, bool | int]:
+    """mcore's fields for the first and last blocks that stay in bf16 under fp8."""
+    if not precision.first_last_layers_bf16:
+        return {}
+    return {
+        "first_last_layers_bf16": True,
+        "num_layers_at_start_in_bf16": SUBLAYERS_PER_BLOCK * precision.num_layers_at_start_in_bf16,
+        "num_layers_at_end_in_bf16": SUBLAYERS_PER_BLOCK * precision.num_layers_at_end_in_bf16,
+    }
 
 
 def block_of(layer_number: int) -> tuple[int, Literal["self_attention", "mlp"]]:

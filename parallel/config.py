@@ -130,8 +130,18 @@ class PrecisionConfig:
     fp8: Literal["e4m3", "hybrid"] | None = None
     """Transformer Engine's fp8 for matrix products (Hopper or newer, with dtype bf16). None: off."""
 
-    fp8_recipe: Literal["delayed", "tensorwise", "mxfp8", "blockwise"] = "delayed"
-    """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell and fp8 = "e4m3"."""
+    fp8_recipe: Literal["auto", "delayed", "tensorwise", "mxfp8", "blockwise"] = "auto"
+    """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell and fp8 = "e4m3". auto: mxfp8 where both are
+    there, else tensorwise."""
+
+    first_last_layers_bf16: bool = False
+    """Compute the first and last layers in bf16 under fp8; not with the recipe delayed."""
+
+    num_layers_at_start_in_bf16: int = 1
+    """First layers in bf16, with first_last_layers_bf16."""
+
+    num_layers_at_end_in_bf16: int = 1
+    """Last layers in bf16, with first_last_layers_bf16; depths of multi-token prediction stay in fp8."""
 
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in fp32 (Megatron's accumulate_allreduce_grads_in_fp32)."""
@@ -162,6 +172,16 @@ class PrecisionConfig:
                 'precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3", found "hybrid": with gradients in e5m2, '
                 "which has two bits of mantissa, training diverges."
             )
+        if self.first_last_layers_bf16 and self.fp8 is None:
+            found.append("precision.first_last_layers_bf16 needs precision.fp8; without it all layers are in bf16.")
+        if self.first_last_layers_bf16 and self.fp8_recipe == "delayed":
+            found.append(
+                'precision.first_last_layers_bf16 needs another precision.fp8_recipe than "delayed", whose scales are '
+                "updated once for all layers."
+            )
+        for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+            if getattr(self, name) < 0:
+                found.append(f"precision.{name} must be 0 or more, found {getattr(self, name)}.")
         if self.loss_scale is not None and self.dtype != "fp16":
             found.append(f'precision.loss_scale is for precision.dtype = "fp16", found "{self.dtype}".')
         for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):

@@ -1,6 +1,7 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -10,12 +11,14 @@ import torch
 from data.prepared import Prepared
 from models import gpt
 from models.layers import packed
+from models.layers.fp8 import resolve_recipe
 from models.layers.spec import provider
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import ddp, groups, metrics
 from parallel.config import PrecisionConfig
 from parallel.ddp import Chunks
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
@@ -23,6 +26,7 @@ from parallel.precision import params_dtype
 from training import loop, optimizer
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
+from training.config.fp8_shapes import fp8_problems
 from training.config.run_config import RunConfig, learning_schedule
 from training.generate import continuation
 from training.health.health import build_health
@@ -76,6 +80,7 @@ def train(
         explain_out_of_memory(config, shape, ranks),
         metrics.collecting(ranks.device) as collector,
     ):
+        config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=stop,
             heartbeat=heartbeat, lock=lock,
@@ -111,6 +116,20 @@ def train(
         stream.close()
         finish(run, chunks, progress, reason)
     return STOPPED if reason == "requested" else 0
+
+
+def with_recipe(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RunConfig:
+    """config with this card's fp8 recipe where it says "auto", as config.toml and checkpoints then name it.
+
+    Raises SharedMistake where the card cannot, or where that recipe multiplies none of the model's sizes.
+    """
+    if ranks.device.type == "cpu":
+        return config
+    precision = resolve_recipe(config.precision, ranks.device)
+    problems = fp8_problems(config.model, shape, config.parallel, precision, config.train.micro_batch_size)
+    if problems:
+        raise SharedMistake(problems[0])
+    return replace(config, precision=precision)
 
 
 def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:
@@ -190,7 +209,11 @@ def computed_in(precision: PrecisionConfig, device: torch.device) -> str:
         return precision.dtype
     if device.type == "cpu":
         return f"{precision.dtype} (precision.fp8 is off: it needs a GPU)"
-    return f"{precision.dtype}, products in fp8 {precision.fp8} ({precision.fp8_recipe})"
+    text = f"{precision.dtype}, products in fp8 {precision.fp8} ({precision.fp8_recipe})"
+    if precision.first_last_layers_bf16:
+        start, end = precision.num_layers_at_start_in_bf16, precision.num_layers_at_end_in_bf16
+        text += f", but in bf16 in the first {start} and last {end} layers"
+    return text
 
 
 def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:

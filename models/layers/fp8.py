@@ -1,6 +1,7 @@
-"""Whether this rank's card and software can multiply in the fp8 that a recipe asks for."""
+"""Which fp8 recipe this rank's card multiplies by, and whether it and the software can."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from megatron.core.extensions.transformer_engine import HAVE_TE
@@ -17,20 +18,40 @@ AVAILABLE = {
 """Transformer Engine's own answer for each recipe."""
 
 
-def check_fp8(precision: PrecisionConfig, device: torch.device) -> None:
-    """Raises SharedMistake where a GPU would compute in 16 bits instead, or fail at its first step. A CPU computes in
-    16 bits, and the run says so."""
-    if precision.fp8 is None or device.type == "cpu":
-        return
-    if not HAVE_TE:
+def resolve_recipe(precision: PrecisionConfig, device: torch.device) -> PrecisionConfig:
+    """precision with a recipe in place of "auto": by what Transformer Engine says of the card's compute capability.
+
+    Raises SharedMistake where a GPU would compute in 16 bits instead, or fail at its first step. A CPU computes in 16
+    bits, and the run says so.
+    """
+    if precision.fp8 is None:
+        return precision
+    if device.type == "cuda" and not HAVE_TE:
         raise SharedMistake(
             f'precision.fp8 = "{precision.fp8}" needs Transformer Engine, which is not installed here. Install it '
             '(docs/quickstart.md, "On GPUs"), or leave precision.fp8 out: the run then computes in bf16.'
         )
+    if precision.fp8_recipe == "auto":
+        has_mxfp8 = device.type == "cuda" and _available("mxfp8")[0]
+        # mxfp8 scales 32 elements at a time and needs no range of e5m2; with it, training diverges
+        recipe: Literal["mxfp8", "tensorwise"] = "mxfp8" if has_mxfp8 and precision.fp8 == "e4m3" else "tensorwise"
+        precision = replace(precision, fp8_recipe=recipe)
+    if device.type == "cuda":
+        _check(precision, device)
+    return precision
+
+
+def _available(recipe: str) -> tuple[bool, str]:
+    """Whether the card can, and why not."""
     import transformer_engine.pytorch as te
 
-    answer: Any = getattr(te, AVAILABLE[precision.fp8_recipe])
+    answer: Any = getattr(te, AVAILABLE[recipe])
     available, reason = answer(return_reason=True)
+    return available, reason
+
+
+def _check(precision: PrecisionConfig, device: torch.device) -> None:
+    available, reason = _available(precision.fp8_recipe)
     if not available:
         major, minor = torch.cuda.get_device_capability(device)
         raise SharedMistake(

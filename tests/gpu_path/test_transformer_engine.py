@@ -21,6 +21,8 @@ FP8_BOUND = 6e-3
 BF16 = ("--precision.dtype", "bf16")
 WIDE = ("--model.ffn_hidden_size", "192")
 """fp8 wants multiples of 16 on each tensor rank, mxfp8 of 32."""
+WIDE_LATENT = (*WIDE, "--model.qk_pos_emb_head_dim", "32")
+"""Of deepseek_v3_tiny, whose latent projections have 40 rows otherwise."""
 RECOMPUTED = (
     "--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1",
 )  # fmt: skip
@@ -117,11 +119,56 @@ def test_fp8_trains_near_16_bits(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, recipe: str, layout: str, shape: str
 ) -> None:
     """And not as they do: else nothing was rounded to 8 bits."""
-    wide = (*BF16, *WIDE)
+    wide = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE))
     capability = BLACKWELL if recipe == "mxfp8" else HOPPER
     emulation = Emulation(order="random" if layout else "eager", capability=capability)
     te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*wide, *fp8(recipe)))
     assert 1e-4 < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
+
+
+@pytest.mark.parametrize(
+    "layout, shape, recipe, capability",
+    [
+        ("", "debug", ("tensorwise", "hybrid"), HOPPER),
+        pytest.param("pp2vpp2", "debug", ("blockwise", "hybrid"), HOPPER, marks=pytest.mark.campaign),
+        pytest.param("tp2sppp2", "debug", ("mxfp8", "e4m3"), BLACKWELL, marks=pytest.mark.campaign),
+        pytest.param("", "deepseek_v3_tiny", ("tensorwise", "e4m3"), HOPPER, marks=pytest.mark.campaign),
+    ],
+)
+def test_the_first_and_last_layers_stay_in_bf16(
+    te_device: WarmDevice, tmp_path: Path, layout: str, shape: str, recipe: tuple[str, str], capability: int
+) -> None:
+    """Seen by whose forward pass quantizes: two of mcore's sublayers are a layer; MTP's, from 1, stay in fp8."""
+    start, quantizing = (2, {*range(5, 15)}) if shape == "debug" else (1, {3, 4, 5, 6})
+    flags: tuple[str, ...] = (*fp8(recipe[0]), "--precision.fp8", recipe[1])
+    flags += ("--precision.first_last_layers_bf16", "True", "--precision.num_layers_at_start_in_bf16", str(start))
+    flags += (*WIDE, "--model.num_layers", "8") if shape == "debug" else WIDE_LATENT
+    emulation = Emulation(capability=capability, hooks=("tests.gpu_path.te.fp8_layers",))
+    printed = te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*BF16, *flags))
+    assert {int(found) for found in re.findall(r"fp8 in sublayer (\d+)$", printed, re.M)} == quantizing
+    mtp = {int(found) for found in re.findall(r"fp8 in sublayer (\d+) of MTP", printed)}
+    assert mtp == ({1, 2} if shape == "deepseek_v3_tiny" else set())
+    assert f"products in fp8 {recipe[1]} ({recipe[0]}), but in bf16 in the first {start} and last 1 layers" in printed
+
+
+@pytest.mark.parametrize(
+    "capability, format, recipe",
+    [(HOPPER, "e4m3", "tensorwise"), (BLACKWELL, "hybrid", "tensorwise"), (BLACKWELL, "e4m3", "mxfp8")],
+)
+def test_the_recipe_is_the_cards(
+    te_device: WarmDevice, tmp_path: Path, capability: int, format: str, recipe: str
+) -> None:
+    """Without fp8_recipe; a run's config.toml names what it was."""
+    flags = (*BF16, *WIDE, "--precision.fp8", format, "--train.train_iters", "1")
+    printed = te_device.train(Training(), tmp_path, Emulation(capability=capability), flags)
+    assert f"products in fp8 {format} ({recipe})" in printed
+    assert f'fp8_recipe = "{recipe}"' in (tmp_path / "config.toml").read_text()
+
+
+def test_the_cards_recipe_has_its_sizes(te_device: WarmDevice, tmp_path: Path) -> None:
+    """The debug model's 176 is a multiple of 16 only."""
+    with pytest.raises(TrainingError, match=r"precision.fp8 with fp8_recipe mxfp8 multiplies multiples of 32 only"):
+        te_device.train(Training(), tmp_path, Emulation(capability=BLACKWELL), (*BF16, "--precision.fp8", "e4m3"))
 
 
 @pytest.mark.campaign

@@ -134,6 +134,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "grad-reduce-in-bf16": ("--bf16", ""),
     "fp8-format": ("--bf16", "hybrid"),
     "fp8-recipe": ("--bf16 --fp8-format e4m3", "mxfp8"),
+    "first-last-layers-bf16": ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", ""),
     "lr-decay-style": ("", "constant"),
     "lr-wsd-decay-style": ("", "linear"),
     "weight-decay-incr-style": ("", "cosine"),

@@ -24,6 +24,8 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "attention-dropout": ("model.attention_dropout", 0.1),
     "init-method-std": ("model.init_method_std", 0.02),
     "fp8-format": ("precision.fp8", None),
+    "num-layers-at-start-in-bf16": ("precision.num_layers_at_start_in_bf16", None),
+    "num-layers-at-end-in-bf16": ("precision.num_layers_at_end_in_bf16", None),
     "loss-scale": ("precision.loss_scale", None),
     "initial-loss-scale": ("precision.initial_loss_scale", None),  # Megatron-LM's 2^32 only skips iterations here
     "min-loss-scale": ("precision.min_loss_scale", 1.0),
@@ -96,6 +98,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "untie-embeddings-and-output-weights": ("model.untie_embeddings_and_output_weights", True),
     "multi-latent-attention": ("model.multi_latent_attention", True),
     "eod-mask-loss": ("data.eod_mask_loss", True),
+    "first-last-layers-bf16": ("precision.first_last_layers_bf16", True),
 }
 """A flag without a value sets a field to this, and its absence to the contrary."""
 

@@ -94,9 +94,8 @@ UNSUPPORTED: dict[str, str] = {
         fp8-param-gather
     """,
     "a number format that Triplane does not offer": """
-        fp8-output-proj fp8-quantizer-factory=1 first-last-layers-bf16 num-layers-at-start-in-bf16=1
-        num-layers-at-end-in-bf16=1 fp4-format=1 fp4-recipe=1 fp4-quantizer-factory=1 te-precision-config-file=1
-        use-kitchen-attention kitchen-attention-backend=1
+        fp8-output-proj fp8-quantizer-factory=1 fp4-format=1 fp4-recipe=1 fp4-quantizer-factory=1
+        te-precision-config-file=1 use-kitchen-attention kitchen-attention-backend=1
     """,
     "gathers weights in fp4: needs fp4, which Triplane does not offer": """
         fp4-param-gather

@@ -26,7 +26,7 @@ def fp8_problems(
         return []
     multiple = 32 if precision.fp8_recipe == "mxfp8" else 16
     wanted = f"precision.fp8 with fp8_recipe {precision.fp8_recipe} multiplies multiples of {multiple} only"
-    found = {}
+    found = _bf16_layers(shape, parallel, precision)
     for parameter in _matrices(shape):
         rows, columns = _on_a_rank(parameter, parallel)
         if rows % multiple or columns % multiple:
@@ -41,6 +41,27 @@ def fp8_problems(
             f"{wanted}: a microbatch has {tokens} tokens on a rank. Change model.seq_length or train.micro_batch_size."
         )
     return list(found.values())
+
+
+def _bf16_layers(shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig) -> dict[str, str]:
+    """What of ``first_last_layers_bf16`` mcore refuses, or leaves nothing in fp8."""
+    if not precision.first_last_layers_bf16:
+        return {}
+    start, end = precision.num_layers_at_start_in_bf16, precision.num_layers_at_end_in_bf16
+    stages = parallel.pipeline_model_parallel_size
+    found = {}
+    for name, count in (("num_layers_at_start_in_bf16", start), ("num_layers_at_end_in_bf16", end)):
+        if count > shape.num_layers // stages:
+            found[name] = (
+                f"precision.{name} must be at most {shape.num_layers // stages}, the {shape.num_layers} layers over "
+                f"{stages} pipeline ranks; found {count}."
+            )
+    if start + end >= shape.num_layers:
+        found["layers in bf16"] = (
+            f"precision.first_last_layers_bf16 leaves none of the {shape.num_layers} layers in fp8: {start} at the "
+            f"start and {end} at the end are in bf16. Lower them, or leave precision.fp8 out."
+        )
+    return found
 
 
 def _matrices(shape: GPTShape) -> Iterator[Parameter]:

@@ -47,3 +47,17 @@ def test_without_fp8_all_sizes_do() -> None:
     model = ModelConfig(shape="debug", seq_length=72)
     bf16 = PrecisionConfig(dtype="bf16")
     assert fp8_problems(model, resolve(model, None), ParallelConfig(), bf16, 1) == []
+
+
+def test_first_and_last_layers_in_bf16_leave_some_in_fp8() -> None:
+    """mcore bounds each number by a stage's layers, and counts two for each in its message."""
+    model = ModelConfig(shape="debug", ffn_hidden_size=192)
+    precision = PrecisionConfig(dtype="bf16", fp8="e4m3", first_last_layers_bf16=True, num_layers_at_start_in_bf16=3)
+    parallel = ParallelConfig(pipeline_model_parallel_size=2)
+    found = fp8_problems(model, resolve(model, None), parallel, precision, 1)
+    assert [problem.split(".")[1].split(" ")[0] for problem in found] == [
+        "num_layers_at_start_in_bf16",
+        "first_last_layers_bf16",
+    ]
+    assert "at most 2, the 4 layers over 2 pipeline ranks; found 3" in found[0]
+    assert "leaves none of the 4 layers in fp8: 3 at the start and 1 at the end" in found[1]

@@ -37,6 +37,13 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3"', 'found "hybrid"'],
         ),
+        ("--precision.first_last_layers_bf16 True", 1, ["precision.first_last_layers_bf16 needs precision.fp8"]),
+        (
+            "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
+            "--precision.first_last_layers_bf16 True --precision.num_layers_at_start_in_bf16 -1",
+            1,
+            ['needs another precision.fp8_recipe than "delayed"', "num_layers_at_start_in_bf16 must be 0 or more"],
+        ),
         # heads and groups
         (
             "--parallel.tensor_model_parallel_size 3 --model.num_query_groups 1 --model.ffn_hidden_size 177 "
