@@ -2,7 +2,8 @@
 
 import re
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tools.benchmark.circumstances import commit, now, versions
@@ -16,21 +17,22 @@ MULTI_RANK_NCCL = (2, 30)
 class GpuMachine:
     """The GPUs of this machine and the libraries that use them."""
 
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
     """Their names, as torch tells them."""
-    capability: tuple[int, int]
+    capability: tuple[int, int] = (0, 0)
     """Compute capability of the first."""
-    memory_gib: float
+    memory_gib: float = 0.0
     """Of the first."""
-    driver: str | None
-    cuda: str | None
-    nccl: tuple[int, ...]
-    versions: dict[str, str | None]
+    driver: str | None = None
+    """None: no driver answers, and nothing that is found here is a card's."""
+    cuda: str | None = None
+    nccl: tuple[int, ...] = ()
+    versions: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def has_te(self) -> bool:
         """Whether Transformer Engine is installed."""
-        return self.versions["transformer-engine"] is not None
+        return self.versions.get("transformer-engine") is not None
 
     @property
     def has_fp8(self) -> bool:
@@ -68,6 +70,21 @@ class GpuMachine:
             "nccl": list(self.nccl),
             "versions": self.versions,
         }
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> "GpuMachine":
+        """Of a ``record``; of an empty one, a machine that is not known yet."""
+        if not found:
+            return cls()
+        return cls(
+            gpus=tuple(found["gpus"]),
+            capability=(found["capability"][0], found["capability"][1]),
+            memory_gib=found["memory_gib"],
+            driver=found["driver"],
+            cuda=found["cuda"],
+            nccl=tuple(found["nccl"]),
+            versions=found["versions"],
+        )
 
 
 def look() -> GpuMachine:

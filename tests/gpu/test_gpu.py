@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from parallel.launch import count_gpus
-from tests.gpu import machine, specs, subjects
+from tests.gpu import machine, processes, specs
+from tests.gpu.sizes import SIZES
+from tests.gpu.subject_run import SubjectRun
+from tests.gpu.subjects import layouts, modules
 
 pytestmark = pytest.mark.gpu
 
@@ -18,9 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the CPU backend refuses to hide a usable GPU by itself
 
 
+def here() -> SubjectRun:
+    """A subject's run on this machine, without a limit."""
+    return SubjectRun(machine=machine.look(), sizes=SIZES["card"])
+
+
 def test_our_modules_compute_on_cuda_what_they_compute_on_the_cpu() -> None:
-    (cpu,) = subjects.ranks_of("portable", environ=NO_GPU, device="cpu")
-    (cuda,) = subjects.ranks_of("portable", environ=subjects.FP32, device="cuda")
+    (cpu,) = processes.ranks_of("portable", environ=NO_GPU, device="cpu")
+    (cuda,) = processes.ranks_of("portable", environ=modules.FP32, device="cuda")
     found = specs.differences(cpu, cuda)
     assert found["logits"] < 1e-4, found
     assert found["gradient"] < 1e-3, found
@@ -28,7 +36,9 @@ def test_our_modules_compute_on_cuda_what_they_compute_on_the_cpu() -> None:
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformer_engine"), reason="transformer-engine is not installed")
 def test_transformer_engine_agrees_with_our_modules() -> None:
-    assert subjects.specs(machine.look()).problems == []
+    run = here()
+    modules.specs(run)
+    assert run.problems == []
 
 
 @pytest.mark.parametrize("left", ["None", "100"])
@@ -42,19 +52,20 @@ def test_torchs_kernel_for_packed_documents_is_right(left: str) -> None:
 
 
 def test_bf16_trains() -> None:
-    (found,) = subjects.ranks_of("losses", steps=10, dtype="bf16")
+    (found,) = processes.ranks_of("losses", steps=10, dtype="bf16")
     assert all(map(math.isfinite, found["loss"] + found["grad_norm"]))
     assert found["loss"][-1] < found["loss"][0] - 0.3
 
 
 def test_training_on_cuda_follows_training_on_the_cpu() -> None:
-    (cpu,) = subjects.ranks_of("losses", environ=NO_GPU, steps=4, dtype="fp32", device="cpu")
-    (cuda,) = subjects.ranks_of("losses", environ=subjects.FP32, steps=4, dtype="fp32")
+    (cpu,) = processes.ranks_of("losses", environ=NO_GPU, steps=4, dtype="fp32", device="cpu")
+    (cuda,) = processes.ranks_of("losses", environ=modules.FP32, steps=4, dtype="fp32")
     assert cuda["loss"] == pytest.approx(cpu["loss"], rel=1e-4)
     assert cuda["grad_norm"] == pytest.approx(cpu["grad_norm"], rel=1e-3)
 
 
 @pytest.mark.skipif(count_gpus(os.environ) < 2, reason="needs 2 GPUs")
 def test_two_ranks_over_nccl_train_as_one() -> None:
-    attempt = subjects.Attempt(ranks=2, shared=False)
-    assert subjects.try_layouts(attempt, subjects.SubjectOutcome(lines=[], numbers={})).problems == []
+    run = here()
+    layouts.try_layouts(layouts.Attempt(ranks=2, shared=False), run)
+    assert run.problems == []

@@ -1,9 +1,11 @@
 """What make prove-gpu does, as far as a CPU can tell: its measurements run there, and its verdicts are right."""
 
+import importlib
 import json
 import os
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,9 +13,14 @@ import torch
 from parallel.launch import Identity
 from ranks import run_ranks
 from tests.gpu import __main__ as prove_gpu
-from tests.gpu import machine, observe, specs, subjects, throughput
+from tests.gpu import observe, processes, specs, throughput
 from tests.gpu.machine import GpuMachine
-from tests.gpu.subjects import Attempt, SubjectOutcome, UnrunError
+from tests.gpu.runner import Budget, Subject
+from tests.gpu.sizes import SIZES
+from tests.gpu.subject_run import SubjectRun, UnrunError
+from tests.gpu.subjects import layouts, modules
+from tests.gpu.subjects.layouts import Attempt
+from tests.gpu.table import SUBJECTS, SubjectName
 
 TINY = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
@@ -26,6 +33,10 @@ def gpus(count: int = 1, nccl: tuple[int, ...] = (2, 29, 7), te: str | None = "2
         gpus=("NVIDIA H200",) * count, capability=(9, 0), memory_gib=139.0, driver="580", cuda="13.0", nccl=nccl,
         versions={"torch": "2.13.0", "transformer-engine": te},
     )  # fmt: skip
+
+
+def on(machine: GpuMachine) -> SubjectRun:
+    return SubjectRun(machine=machine, sizes=SIZES["tiny"])
 
 
 def on_cpu(tmp_path: Path, world_size: int, measure: Any, **arguments: object) -> list[Any]:
@@ -60,7 +71,7 @@ def test_a_difference_is_named() -> None:
 
 
 def test_losses_fall_in_a_process_of_their_own() -> None:
-    (found,) = subjects.ranks_of("losses", steps=3, dtype="fp32", device="cpu")
+    (found,) = processes.ranks_of("losses", steps=3, dtype="fp32", device="cpu")
     assert 6.5 < found["loss"][0] < 7.3  # ln 1024 = 6.93
     assert found["loss"][-1] < found["loss"][0] - 0.1
 
@@ -74,17 +85,18 @@ def test_layouts_are_compared_with_one_rank(tmp_path: Path, cache_dir: Path, mon
             seen[layout] = on_cpu(tmp_path, world_size, observe.measure, layout=layout)
         return seen[layout]
 
-    monkeypatch.setattr(subjects, "ranks_of", ranks_of)
-    monkeypatch.setattr(subjects, "LAYOUTS", {2: ["tp2sp"]})
-    attempt = Attempt(ranks=2, shared=True)
-    outcome = subjects.try_layouts(attempt, SubjectOutcome(lines=[], numbers={}))
-    assert outcome.problems == []
-    assert 0 < outcome.numbers["tp2sp"]["gradient"] < 1e-5
+    monkeypatch.setattr(processes, "ranks_of", ranks_of)
+    monkeypatch.setattr(layouts, "LAYOUTS", {2: ["tp2sp"]})
+    attempt, run = Attempt(ranks=2, shared=True), on(gpus())
+    layouts.try_layouts(attempt, run)
+    assert run.problems == []
+    assert 0 < run.numbers["tp2sp"]["gradient"] < 1e-5
     (piece,) = seen["tp2sp"][1]["gradients"]["final_layernorm.weight"]
     piece.data *= 1.01
-    (problem,) = subjects.try_layouts(attempt, outcome).problems
+    layouts.try_layouts(attempt, run)
+    (problem,) = run.problems
     assert problem.startswith("tp2sp: gradient differs by 1.0e-02")
-    assert "final_layernorm.weight" in outcome.lines[-1]
+    assert "final_layernorm.weight" in run.lines[-1]
 
 
 def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
@@ -97,12 +109,12 @@ def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
 
 def test_a_failing_rank_is_an_error_with_its_traceback() -> None:
     with pytest.raises(RuntimeError, match=r"exit code 1: Traceback[^$]*AssertionError: no such measurement"):
-        subjects.ranks_of("no such measurement")
+        processes.ranks_of("no such measurement")
 
 
 def test_a_hanging_measurement_is_stopped() -> None:
     with pytest.raises(RuntimeError, match="stopped after 0 s: begun"):
-        subjects.run(["sh", "-c", "echo begun; exec sleep 60"], {}, 0.3)
+        processes.run(["sh", "-c", "echo begun; exec sleep 60"], {}, 0.3)
 
 
 # ---- verdicts
@@ -119,58 +131,142 @@ def test_a_hanging_measurement_is_stopped() -> None:
     ],
 )
 def test_layouts_use_what_there_is(count: int, nccl: tuple[int, ...], expected: list[Attempt]) -> None:
-    assert list(subjects.attempts(count, nccl)) == expected
+    assert list(layouts.attempts(count, nccl)) == expected
 
 
 def test_ranks_that_cannot_share_a_gpu_leave_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def try_layouts(attempt: Attempt, outcome: SubjectOutcome) -> SubjectOutcome:
+    def try_layouts(attempt: Attempt, run: SubjectRun) -> None:
         if attempt.shared:
             raise RuntimeError("exit code 1: log\nncclInvalidUsage")
-        return outcome
 
-    monkeypatch.setattr(subjects, "try_layouts", try_layouts)
-    outcome = subjects.layouts(gpus(2, (2, 30, 0)))
-    assert outcome.lines == ["several ranks on one GPU did not work: ncclInvalidUsage"]
+    monkeypatch.setattr(layouts, "try_layouts", try_layouts)
+    run = on(gpus(2, (2, 30, 0)))
+    layouts.layouts(run)
+    assert run.lines == ["several ranks on one GPU did not work: ncclInvalidUsage"]
     with pytest.raises(UnrunError, match=r"1 GPU is too few .*: several ranks .* ncclInvalidUsage"):
-        subjects.layouts(gpus(1, (2, 30, 0)))
+        layouts.layouts(on(gpus(1, (2, 30, 0))))
     with pytest.raises(UnrunError, match=r"1 GPU is too few .*: NCCL 2.29.7 puts no two ranks on one GPU"):
-        subjects.layouts(gpus(1))
+        layouts.layouts(on(gpus(1)))
 
 
 def test_fp8_must_follow_bf16_and_learn() -> None:
-    assert subjects.judge_fp8([7.0, 6.0, 5.0], [7.0, 6.05, 5.01]).problems == []
-    assert "fp8 against bf16: loss differs" in subjects.judge_fp8([7.0, 6.0], [7.0, 6.5]).problems[0]
-    assert "fp8: the loss does not fall" in subjects.judge_fp8([7.0, 6.99], [7.0, 7.01]).problems[0]
-    assert subjects.judge_fp8([7.0, 6.0], [7.0, float("nan")]).problems
+    def problems(plain: list[float], hybrid: list[float]) -> list[str]:
+        modules.judge_fp8(run := on(gpus()), plain, hybrid)
+        return run.problems
+
+    assert problems([7.0, 6.0, 5.0], [7.0, 6.05, 5.01]) == []
+    assert "fp8 against bf16: loss differs" in problems([7.0, 6.0], [7.0, 6.5])[0]
+    assert "fp8: the loss does not fall" in problems([7.0, 6.99], [7.0, 7.01])[0]
+    assert problems([7.0, 6.0], [7.0, float("nan")])
 
 
 def test_not_a_number_is_beyond_every_bound() -> None:
-    assert subjects.beyond({"logits": float("nan")}, {"logits": 1.0}, "bf16")
+    assert modules.beyond({"logits": float("nan")}, {"logits": 1.0}, "bf16")
 
 
 def test_what_is_missing_is_unrun_not_passed() -> None:
-    assert subjects.guarded("specs", gpus(te=None))[0] == "unrun"
-    assert subjects.guarded("fp8", gpus(te=None))[0] == "unrun"
+    for subject in (modules.specs, modules.fp8):
+        with pytest.raises(UnrunError):
+            subject(on(gpus(te=None)))
 
 
-def test_one_failing_subject_does_not_stop_the_others(
+# ---- the runner
+
+
+def subject(function: str, name: str = "", least_s: float = 0.1, most_s: float = 60) -> Subject:
+    return Subject(
+        name=name or function, function=f"tests.gpu.failing:{function}", least_s=least_s, most_s=most_s, shows=""
+    )
+
+
+CARD = subject("know_a_card", "environment")
+
+
+def proved(folder: Path, *subjects: Subject, total_s: float = 600, resume: bool = False) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the JSON."""
+    job = prove_gpu.ProveGpu(output=folder, resume=resume)
+    code = prove_gpu.prove(job, subjects, Budget(total_s=total_s, began=time.monotonic()))
+    return code, json.loads((folder / "gpu-1x-nvidia-h200-2026-11-24.json").read_text())
+
+
+def test_whatever_one_subject_does_the_next_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_machine: GpuMachine) -> SubjectOutcome:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    """A crash, a hang whose child would live on, no memory, something missing; what was found before is kept."""
+    child = tmp_path / "child"
+    monkeypatch.setenv("HANGING_CHILD", str(child))
+    failing = [subject("crash"), subject("hang", most_s=4), subject("run_out_of_memory"), subject("try_nothing")]
+    code, report = proved(tmp_path, CARD, *failing, subject("have_no_time"), subject("succeed"))
+    assert code == 1
+    found = report["subjects"]
+    assert [found[each.name]["verdict"] for each in failing] == ["failed", "failed", "failed", "unrun"]
+    assert found["crash"]["problems"] == ["exit code 134: "] and found["crash"]["numbers"] == {"half": 0.5}
+    assert found["hang"]["problems"] == ["stopped after 4 s: "] and found["hang"]["lines"] == ["before the hang"]
+    assert not Path("/proc", child.read_text().strip()).exists()
+    assert found["run_out_of_memory"]["problems"] == [
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
+    ]
+    assert found["have_no_time"]["late"] == ["long"] and found["have_no_time"]["lines"][-1] == "short: done"
+    assert (found["succeed"]["verdict"], found["succeed"]["numbers"]) == ("passed", {"difference": "nan"})
+    assert {"commit", "driver", "nccl", "versions", "minutes"} <= report.keys()
+    printed = capsys.readouterr().out
+    assert "3 passed, 3 failed, 1 not run; 0." in printed and "short: done; 1 of its parts had no time" in printed
 
-    monkeypatch.setattr(machine, "look", gpus)
-    monkeypatch.setattr(prove_gpu, "require_gpu", lambda: None)
-    passing = SubjectOutcome(lines=["12 passed"], numbers={"summary": "12 passed"})
-    monkeypatch.setattr(subjects, "SUBJECTS", {"specs": broken, "tests": lambda _: passing})
-    assert prove_gpu.main(["--subjects", "specs", "tests", "--output", str(tmp_path)]) == 1
-    (path,) = tmp_path.glob("gpu-1x-nvidia-h200-*.json")
-    report = json.loads(path.read_text())
-    assert report["subjects"]["specs"]["verdict"] == "failed"
-    assert report["subjects"]["tests"]["verdict"] == "passed"
-    assert {"commit", "driver", "nccl", "versions"} <= report.keys()
-    assert "PROBLEM RuntimeError: CUDA error" in capsys.readouterr().out
-    assert prove_gpu.main(["--subjects", "tests", "--output", str(tmp_path)]) == 0
+
+def test_an_unknown_machine_is_said_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    subjects = [subject("know_no_card", "environment"), subject("succeed")]
+    budget = Budget(total_s=60, began=time.monotonic())
+    assert prove_gpu.prove(prove_gpu.ProveGpu(output=tmp_path), subjects, budget) == 1
+    assert "not run: the machine is not known" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_time_says_so_and_can_be_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--resume keeps what has passed; another commit's file is not continued."""
+    slow = subject("succeed", "slow", least_s=1e4)
+    code, report = proved(tmp_path, CARD, subject("succeed"), slow)
+    assert (code, report["subjects"]["slow"]["verdict"]) == (0, "unrun")
+    assert report["subjects"]["slow"]["unrun"].startswith("no time left (")
+    assert "2 passed, 0 failed, 1 not run" in capsys.readouterr().out
+    _, report = proved(tmp_path, CARD, subject("crash", "succeed"), subject("succeed", "slow"), resume=True)
+    assert [one["verdict"] for one in report["subjects"].values()] == ["passed"] * 3
+    path = tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json"
+    path.write_text(path.read_text().replace('"abc"', '"def"'))
+    _, report = proved(tmp_path, CARD, subject("succeed"), resume=True)
+    assert list(report["subjects"]) == ["environment", "succeed"]
+
+
+def test_a_subject_gets_what_the_others_leave() -> None:
+    """A hang takes no more than its limit, and never what those after it need at least."""
+    rows = [subject(name, name, least_s=60, most_s=300) for name in "abcd"]
+
+    def limit(total_s: float, number: int) -> float | None:
+        budget = Budget(total_s=total_s, began=time.monotonic())
+        found = budget.limit_s(rows[number], rows[number + 1 :])
+        return None if found is None else round(found)
+
+    assert limit(1200, 0) == 300
+    assert limit(400, 0) == 220
+    assert limit(100, 0) == 60
+    assert limit(59, 0) is None
+    assert limit(100, 3) == 100
+
+
+def test_a_disk_that_takes_nothing_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    budget = Budget(total_s=60, began=time.monotonic())
+    job = prove_gpu.ProveGpu(output=tmp_path / "file")
+    assert prove_gpu.prove(job, [CARD, subject("succeed")], budget) == 0
+    said = capsys.readouterr()
+    assert "cannot be written" in said.err and "2 passed" in said.out
+
+
+def test_every_subject_can_be_chosen() -> None:
+    assert [subject.name for subject in SUBJECTS] == list(get_args(SubjectName))
+    for each in SUBJECTS:
+        module, _, name = each.function.partition(":")
+        assert callable(getattr(importlib.import_module(module), name))
+    assert sum(each.least_s for each in SUBJECTS) < 20 * 60
 
 
 def test_no_gpu_is_one_line_and_exit_code_2(
@@ -182,3 +278,11 @@ def test_no_gpu_is_one_line_and_exit_code_2(
     assert said.out == ""
     assert said.err.startswith("tests.gpu: no GPU was found here")
     assert said.err.count("\n") == 1
+
+
+def test_a_gpu_that_torch_cannot_use_is_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "0")
+    assert prove_gpu.main(["--subjects", "fp8"]) == 2
+    assert 'device = "cuda": this node has 1 GPU(s), but no NVIDIA driver answers' in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Transformer Engine's modules against ours, fp8 against bf16, and the tests that need a GPU."""
+
+import sys
+from collections.abc import Mapping
+
+from tests.gpu import processes
+from tests.gpu.subject_run import SubjectRun, UnrunError
+
+SPEC_BOUNDS = {
+    "fp32": {"logits": 1e-4, "gradient": 1e-3},
+    "bf16": {"logits": 3e-2, "gradient": 4e-2},
+}
+"""Largest differences between the two specs, relative to a tensor's largest element. On a CPU our bf16 is 1.1e-2
+(logits) and 1.4e-2 (gradient) away from our fp32; two models that round differently, about twice that."""
+
+FP8_BOUND = 0.02
+"""Largest difference of an fp8 loss from the bf16 loss of the same step, relative."""
+
+FP32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+"""Real fp32 products from every library: Transformer Engine would otherwise use TF32 (10 bits)."""
+
+
+def specs(run: SubjectRun) -> None:
+    """Logits and every gradient of both on the same weights: several architectures in fp32, one in bf16."""
+    if not run.machine.has_te:
+        raise UnrunError("transformer-engine is not installed (pip install --no-build-isolation -e '.[te]')")
+    (found,) = run.measured("specs", environ=FP32)
+    run.numbers = found
+    for dtype, bounds in SPEC_BOUNDS.items():
+        for model, row in found[dtype].items():
+            what = f"{dtype}, {model}"
+            gradient = f"worst gradient {row['gradient']:.1e} ({row['worst']})"
+            run.say(f"{what}: logits {row['logits']:.1e}, {gradient}")
+            run.problem(*beyond(row, bounds, what))
+
+
+def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -> list[str]:
+    """One line for each number above its bound, NaN included."""
+    return [
+        f"{what}: {name} differs by {found[name]:.1e}, more than {bound:.0e}"
+        for name, bound in bounds.items()
+        if not found[name] <= bound
+    ]
+
+
+def fp8(run: SubjectRun) -> None:
+    """Losses of 20 steps from the same weights on the same tokens."""
+    if not run.machine.has_te or not run.machine.has_fp8:
+        missing = "fp8 tensor cores (compute capability 8.9 or higher)" if run.machine.has_te else "transformer-engine"
+        raise UnrunError(f"{missing} missing")
+    (plain,) = run.measured("losses", dtype="bf16")
+    (hybrid,) = run.measured("losses", dtype="bf16", fp8="hybrid")
+    judge_fp8(run, plain["loss"], hybrid["loss"])
+
+
+def judge_fp8(run: SubjectRun, plain: list[float], hybrid: list[float]) -> None:
+    """Both losses must fall, and stay together within ``FP8_BOUND``."""
+    from tools.parity.compare import furthest
+
+    difference = furthest(hybrid, plain)
+    run.numbers = {"bf16": plain, "fp8": hybrid, "difference": difference}
+    ends = f"bf16 {plain[0]:.3f} -> {plain[-1]:.3f}, fp8 {hybrid[0]:.3f} -> {hybrid[-1]:.3f}"
+    run.say(f"{ends}, apart {difference:.1e}")
+    run.problem(*beyond({"loss": difference}, {"loss": FP8_BOUND}, "fp8 against bf16"))
+    for name, losses in (("bf16", plain), ("fp8", hybrid)):
+        if not losses[-1] < losses[0]:
+            run.problem(f"{name}: the loss does not fall: {losses[0]:.3f} -> {losses[-1]:.3f}")
+
+
+def tests(run: SubjectRun) -> None:
+    """pytest -m gpu."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
+    last = processes.run(command, {}, run.left_s).strip().splitlines()[-1]
+    run.note("summary", last)
+    run.say(last)
