@@ -9,6 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
+from parallel import command
 from parallel.errors import UserError
 from parallel.untrusted import read_json
 from tests.gpu.machine import GpuMachine
@@ -43,4 +44,4 @@ def main(function: str, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    command.leave(main(*sys.argv[1:]))  # not by way of libraries' ends, which may hang after a fault

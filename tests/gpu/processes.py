@@ -50,7 +50,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> s
 
 
 def end_of(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> Ended:
-    """Wait for a command; at its limit, or Ctrl-C, all of its session is killed. ``environ`` comes on top of ours."""
+    """Wait for a command; at its limit, or Ctrl-C, all of its session is killed. environ: on top of this process's."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=dict(os.environ, **environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output,

@@ -11,7 +11,7 @@ from pathlib import Path
 from parallel import launch, local_ranks
 from parallel.untrusted import read_json
 
-MEASUREMENTS = ("specs", "losses", "observe", "portable", "throughput")
+MEASUREMENTS = ("specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall")
 
 
 def main(path: str) -> int:

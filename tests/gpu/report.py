@@ -100,7 +100,7 @@ def table(report: Mapping[str, Any]) -> list[str]:
 
 def gist(record: Mapping[str, Any]) -> str:
     """The first problem, else why it was not run, else its last line."""
-    words = [*record["problems"], record["unrun"], *reversed(record["lines"])]
+    words = [*record["problems"], record["unrun"], record["headline"], *reversed(record["lines"])]
     said = next((text for text in words if text), "").strip().splitlines() or [""]
     late = f"; {len(record['late'])} of its parts had no time" if record["late"] else ""
     return said[0][:100] + late

@@ -70,7 +70,7 @@ def run_subject(subject: Subject, machine: dict[str, Any], size: str, earlier: d
 
 def nothing() -> dict[str, Any]:
     """Of a subject that found nothing."""
-    return {"lines": [], "numbers": {}, "problems": [], "unrun": "", "late": []}
+    return {"lines": [], "numbers": {}, "headline": "", "problems": [], "unrun": "", "late": []}
 
 
 def not_run(why: str) -> dict[str, Any]:

@@ -1,43 +1,54 @@
 """How large the models are that are measured: for a card, or for a try of the control flow."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 SizeName = Literal["card", "tiny"]
+Role = Literal["dense", "small", "experts", "latent"]
+"""latent: multi-latent attention over experts."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Sizes:
     """Of every subject that measures time or memory."""
 
-    width: dict[str, Any] = field(default_factory=dict)
-    """Of the measured models: fields of a recipe's model section over the published ones."""
-    seq_length: int = 8192
-    most_layers: int = 32
-    """Of the model whose throughput is measured; fewer where the card does not hold them."""
-    warmup_steps: int = 3
-    steps: int = 7
-    microbatches: int = 4
-    memory_layers: int = 16
-    memory_seq_length: int = 4096
-    card_products: bool = True
-    """Matrix products and copies in a card's sizes (False: in a CPU's)."""
-    checkpoint_bytes: int = 6 * 2**30
-    """Of the checkpoint whose stall is measured; less where the host has not eight times as much free."""
-    buffer_bytes: int = 2**30
-    """That the limit of a copy to pinned memory is measured with."""
+    shapes: dict[Role, tuple[str, ...]]
+    """Published shapes; the first of which a layer fits the card is taken, with as many layers as fit."""
+    seq_length: int
+    most_layers: int
+    """Of the model whose throughput is measured."""
+    few_layers: int
+    """Of those whose memory, fusions and checkpoints are."""
+    warmup_steps: int
+    steps: int
+    """That count: medians are of these."""
+    microbatches: int
+    card_products: bool
+    """Matrix products, copies and collectives in a card's sizes; False: in a CPU's."""
+    checkpoint_bytes: int
+    """Of the checkpoint whose stall is measured, at most; less where the host has not four times as much free."""
 
-
-TINY_WIDTH = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 96, "vocab_size": 512,
-    "kv_channels": 16,
-}  # fmt: skip
 
 SIZES: dict[str, Sizes] = {
-    "card": Sizes(),
+    "card": Sizes(
+        shapes={
+            "dense": ("llama3_8b", "llama32_1b", "demo"),
+            "small": ("llama32_1b", "demo"),
+            "experts": ("mixtral_8x7b", "mixtral_tiny"),
+            "latent": ("deepseek_v2_lite", "deepseek_v2_tiny"),
+        },
+        seq_length=8192, most_layers=32, few_layers=4, warmup_steps=3, steps=7, microbatches=4, card_products=True,
+        checkpoint_bytes=12 * 2**30,
+    ),
     "tiny": Sizes(
-        width=TINY_WIDTH, seq_length=64, most_layers=2, warmup_steps=1, steps=2, microbatches=2, memory_layers=2,
-        memory_seq_length=64, card_products=False, checkpoint_bytes=2**20, buffer_bytes=2**20,
+        shapes={
+            "dense": ("llama3_tiny",),
+            "small": ("llama3_tiny",),
+            "experts": ("mixtral_tiny",),
+            "latent": ("deepseek_v2_tiny",),
+        },
+        seq_length=64, most_layers=2, few_layers=2, warmup_steps=1, steps=2, microbatches=2, card_products=False,
+        checkpoint_bytes=2**30,
     ),
 }  # fmt: skip
-"""card: the 8B shape at 8,192 tokens. tiny: a try of everything in minutes on any card, whose times mean nothing."""
+"""card: an 8B-shaped model at 8,192 tokens. tiny: a try of everything, whose times mean nothing."""

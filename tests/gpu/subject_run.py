@@ -14,16 +14,12 @@ from tests.gpu.machine import GpuMachine
 from tests.gpu.processes import ranks_of
 from tests.gpu.sizes import Sizes
 
-MARGIN_S = 3.0
+MARGIN_S = 5.0
 """What the subject keeps of its time, to say what its own processes had not the time for."""
 
 
 class UnrunError(Exception):
     """The subject cannot be tried on this machine; the message says what is missing."""
-
-
-class OutOfTimeError(Exception):
-    """What is left of the subject's time is not enough for the next of its parts."""
 
 
 @dataclass(kw_only=True)
@@ -40,6 +36,8 @@ class SubjectRun:
     lines: list[str] = field(default_factory=list)
     """For people."""
     numbers: dict[str, Any] = field(default_factory=dict)
+    headline: str = ""
+    """For the table at the end; empty: its last line."""
     problems: list[str] = field(default_factory=list)
     unrun: str = ""
     """Why it cannot be tried here."""
@@ -93,7 +91,7 @@ class SubjectRun:
 
     def found(self) -> dict[str, Any]:
         """For the report."""
-        return {name: getattr(self, name) for name in ("lines", "numbers", "problems", "unrun", "late")}
+        return {name: getattr(self, name) for name in ("lines", "numbers", "headline", "problems", "unrun", "late")}
 
 
 def speakable(value: Any) -> Any:

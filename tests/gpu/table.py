@@ -4,27 +4,29 @@ from typing import Literal
 
 from tests.gpu.runner import Subject
 
-SubjectName = Literal["environment", "specs", "fp8", "layouts", "tests"]
+SubjectName = Literal[
+    "environment", "trainings", "specs", "throughput", "planner", "memory", "fusions", "checkpoint", "layouts", "fp8",
+    "tests",
+]  # fmt: skip
+
+
+def row(name: SubjectName, module: str, least_s: float, most_s: float, shows: str) -> Subject:
+    """A function of the subject's name in a module of tests/gpu/subjects."""
+    function = f"tests.gpu.subjects.{module}:{name}"
+    return Subject(name=name, function=function, least_s=least_s, most_s=most_s, shows=shows)
+
 
 SUBJECTS = (
-    Subject(
-        name="environment", function="tests.gpu.subjects.environment:environment", least_s=10, most_s=120,
-        shows="what the numbers depend on",
-    ),
-    Subject(
-        name="specs", function="tests.gpu.subjects.modules:specs", least_s=30, most_s=180,
-        shows="Transformer Engine's modules against Triplane's: logits and gradients from the same weights",
-    ),
-    Subject(
-        name="fp8", function="tests.gpu.subjects.modules:fp8", least_s=30, most_s=120,
-        shows="losses of 20 steps in fp8 against bf16",
-    ),
-    Subject(
-        name="layouts", function="tests.gpu.subjects.layouts:layouts", least_s=60, most_s=240,
-        shows="TP, PP and DP against one rank: loss, gradient norm, gradients",
-    ),
-    Subject(
-        name="tests", function="tests.gpu.subjects.modules:tests", least_s=60, most_s=300,
-        shows="pytest -m gpu",
-    ),
-)  # fmt: skip
+    row("environment", "environment", 10, 120, "what the numbers depend on: cards, driver, clocks, links, libraries"),
+    row("trainings", "trainings", 60, 240, "losses and checkpoints of short trainings against one CPU rank"),
+    row("specs", "modules", 30, 150, "Transformer Engine's modules against ours: logits and gradients"),
+    row("throughput", "throughput", 90, 300, "an 8B-shaped model at 8,192 tokens, in bf16 and fp8"),
+    row("planner", "planner", 45, 150, "predicted against measured steps, calibrated on this card"),
+    row("memory", "memory", 50, 150, "predicted against measured memory of three architectures"),
+    row("fusions", "fusions", 60, 300, "each field of the kernels section, off and on: time, memory, equality"),
+    row("checkpoint", "checkpoint", 40, 150, "how long training stands still, against a copy to pinned memory"),
+    row("layouts", "layouts", 40, 200, "TP, PP and DP against one rank: loss, gradient norm, gradients"),
+    row("fp8", "modules", 30, 100, "losses of 20 steps in fp8 against bf16"),
+    row("tests", "modules", 40, 200, "pytest -m gpu"),
+)
+"""The least that all of them need is less than half of 20 minutes: what one does not take, the next may."""

@@ -10,10 +10,11 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from ranks import run_ranks
 from tests.gpu import __main__ as prove_gpu
-from tests.gpu import observe, processes, specs, throughput
+from tests.gpu import measured_models, observe, processes, specs, steps
 from tests.gpu.machine import GpuMachine
 from tests.gpu.runner import Budget, Subject
 from tests.gpu.sizes import SIZES
@@ -21,11 +22,7 @@ from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects import layouts, modules
 from tests.gpu.subjects.layouts import Attempt
 from tests.gpu.table import SUBJECTS, SubjectName
-
-TINY = {
-    "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 48,
-    "vocab_size": 128, "seq_length": 32,
-}  # fmt: skip
+from training.config.recipe import dump
 
 
 def gpus(count: int = 1, nccl: tuple[int, ...] = (2, 29, 7), te: str | None = "2.19.0") -> GpuMachine:
@@ -100,11 +97,15 @@ def test_layouts_are_compared_with_one_rank(tmp_path: Path, cache_dir: Path, mon
 
 
 def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
-    found = on_cpu(tmp_path, 2, throughput.measure, row="small bf16", changes=TINY)
-    assert found[0]["gpus"] == 2
-    tokens = throughput.MICROBATCHES * 4 * 32  # of each rank, in microbatches of 4 samples
+    sizes = SIZES["tiny"]
+    text = dump(measured_models.run_config(sizes, "llama3_tiny", 2, PrecisionConfig(dtype="fp32"), 2))
+    found = on_cpu(tmp_path, 2, steps.measure, text=text, warmup_steps=1, steps=2)
+    assert (found[0]["gpus"], found[0]["layers"], len(found[0]["losses"])) == (2, 2, 3)
+    tokens = sizes.microbatches * sizes.seq_length  # of each rank
     assert found[0]["tokens_per_s_per_gpu"] == pytest.approx(tokens / found[0]["step_s"])
     assert found[0]["mfu"] is None  # this CPU's peak is not published
+    for name in ("weights", "gradients", "optimizer"):
+        assert found[0]["measured"][name] == pytest.approx(found[0]["predicted"][name], rel=0.01)
 
 
 def test_a_failing_rank_is_an_error_with_its_traceback() -> None:
@@ -173,7 +174,7 @@ def test_what_is_missing_is_unrun_not_passed() -> None:
 # ---- the runner
 
 
-def subject(function: str, name: str = "", least_s: float = 0.1, most_s: float = 60) -> Subject:
+def subject(function: str, name: str = "", least_s: float = 20, most_s: float = 60) -> Subject:
     return Subject(
         name=name or function, function=f"tests.gpu.failing:{function}", least_s=least_s, most_s=most_s, shows=""
     )

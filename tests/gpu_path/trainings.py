@@ -1,43 +1,21 @@
-"""Trainings on the emulated device, and how far they are from the same on the CPU."""
+"""Trainings on the emulated device, and the same on the CPU."""
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import runs
+from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
-from tools.inspect_checkpoint import catalogue
-from tools.inspect_checkpoint.compare import Comparison, compare, pairs
-from tools.inspect_checkpoint.contents import parameters
-from tools.parity.layouts import shrink, with_layout
-from training.checkpoint.format.reader import FileReader
 from training.cli import parse
-from training.config.recipe import dump
-from training.metrics.jsonl import read_jsonl
 from training.prepare import prepare
 
+__all__ = ["Training", "checkpoint_differences", "loss_difference"]
 EXTENSION = "tests.gpu_path.te.extension"
 """The hook that emulates Transformer Engine."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Training:
-    """A model on a layout, as tools.parity writes them; the rest is the debug recipe's."""
-
-    layout: str = ""
-    shape: str = "debug"
-
-    def write_recipe(self, path: Path) -> int:
-        """The number of ranks."""
-        config = shrink(parse.parse_config([str(runs.DEBUG), "--model.shape", self.shape]))
-        config, world_size = with_layout(config, self.layout)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump(config))
-        return world_size
 
 
 class TrainingError(Exception):
@@ -91,19 +69,3 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
     Training(shape=shape).write_recipe(run_dir / "recipe.toml")
     config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir), *flags])
     runs.train(prepare(config, None), config, 1)
-
-
-def loss_difference(run_dir: Path, reference: Path) -> float:
-    """Largest relative difference of two runs' losses."""
-    found, expected = (runs.losses(read_jsonl(folder / "metrics.jsonl")) for folder in (run_dir, reference))
-    assert len(found) == len(expected) > 0, (len(found), len(expected))
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
-
-
-def checkpoint_differences(run_dir: Path, reference: Path, generators: bool = False) -> list[Comparison]:
-    """The newest checkpoints of two runs, tensor by tensor. generators: random ones, too, which each device has of its
-    own."""
-    paths = [catalogue.find(folder)[0] for folder in (run_dir, reference)]
-    with FileReader(paths[0]) as one, FileReader(paths[1]) as other:
-        found = pairs(parameters(one.tensors), parameters(other.tensors))
-        return compare([pair for pair in found if generators or pair[1] != "generators"], one, other, lambda _: None)

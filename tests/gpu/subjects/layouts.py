@@ -19,7 +19,7 @@ LAYOUTS = {
 }
 """Ranks -> layouts that use all of them."""
 SHARE_OF_TIME = 0.5
-"""Of what is left, for the attempt with several ranks to a card, which may hang."""
+"""Of the time then, for the attempt with several ranks to a card, which may hang."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

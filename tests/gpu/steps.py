@@ -1,0 +1,77 @@
+"""On a rank: steps of a recipe on random tokens: losses, seconds, and bytes, predicted and measured."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from models.flops import flops_per_token, peak_flops
+from models.resolve import resolve
+from parallel import groups
+from parallel.launch import Identity
+from tools.benchmark.step.one_rank import RandomTokens
+from tools.plan.calibrate.measure import wait
+from training.config import recipe
+from training.config.run_config import RunConfig
+from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, counted, modules_of
+from training.memory.predicted import of_stage
+from training.progress import Progress
+from training.step import StepRequests
+from training.train import build_parts, one_step
+
+
+def measure(
+    identity: Identity, text: str, warmup_steps: int, steps: int, device: Literal["cpu", "cuda"] = "cuda"
+) -> dict[str, Any]:
+    """Of a recipe's text: medians over ``steps`` updates after those that warm up; losses of all of them.
+
+    Rates are a GPU's. Bytes are this rank's: ``measured`` has the allocator's peak, ``predicted`` the same tensors.
+    """
+    config = loaded(text)
+    shape = resolve(config.model, None)
+    layout = config.layout(identity.world_size)
+    times_s, losses = [], []
+    with groups.start(layout, identity, device=device, seed=1, timeout_minutes=5) as ranks:
+        chunks, optim = build_parts(config, shape, ranks)
+        stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
+        progress, peak = Progress(), CardPeak(ranks.device) if device == "cuda" else ProcessPeak()
+        for number in range(warmup_steps + steps):
+            peak.before_step(number)
+            began = time.perf_counter()
+            progress, result = one_step(config, chunks, optim, stream, ranks, progress, StepRequests())
+            wait(ranks.device)
+            times_s.append(time.perf_counter() - began)
+            peak.after_step(number)
+            losses.append(result.loss)
+        held = counted(chunks, optim)
+        found = MeasuredBytes(*map(float, held), *peak.read(held.total))
+        expected = of_stage(config, identity.world_size, shape, modules_of(ranks), ranks.at.pp)
+        name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    step_s = statistics.median(times_s[warmup_steps:])
+    tokens_per_s = result.tokens / step_s / identity.world_size
+    flops = tokens_per_s * flops_per_token(shape, config.model.seq_length)
+    published = peak_flops(name, "fp8" if config.precision.fp8 else config.precision.dtype)
+    return {
+        "shape": config.model.shape,
+        "layers": shape.num_layers,
+        "gpus": identity.world_size,
+        "losses": losses,
+        "step_s": step_s,
+        "slowest_step_s": max(times_s[warmup_steps:]),
+        "tokens_per_s_per_gpu": tokens_per_s,
+        "model_tflops_per_gpu": flops / 1e12,
+        "mfu": flops / published if published else None,
+        "measured": found._asdict() | {"total": found.total},
+        "predicted": {name: getattr(expected, name) for name in (*held._fields, "activations", "tensors")},
+    }
+
+
+def loaded(text: str) -> RunConfig:
+    """A recipe that was handed over as text."""
+    with tempfile.TemporaryDirectory(prefix="triplane-recipe-") as folder:
+        path = Path(folder, "recipe.toml")
+        path.write_text(text)
+        return recipe.load(path)

@@ -1,0 +1,93 @@
+"""Tokens per second, MFU and memory of an 8B-shaped model, in bf16 and fp8, against what the card's products reach."""
+
+import dataclasses
+from typing import Any
+
+from parallel.config import PrecisionConfig
+from tests.gpu import measured_models
+from tests.gpu.subject_run import SubjectRun
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
+
+ROWS = {"bf16": PrecisionConfig(), "fp8": PrecisionConfig(fp8="hybrid")}
+CONVENTION = (
+    "MFU: model FLOPs (causal: a query sees half of the keys; nothing recomputed, Megatron-LM's convention) over the "
+    "published dense peak of the row's format. Share of GEMM: the same over the fastest matrix product measured here."
+)
+FEWER_LAYERS = 0.6
+"""Where what was predicted to fit does not, the row is measured with this share of the layers."""
+ROW_S = 30.0
+
+
+def throughput(run: SubjectRun) -> None:
+    """Each row data-parallel over all GPUs; one that fails (memory, say) is a problem."""
+    run.part("matrix products", lambda: ceiling(run))
+    rows = [row for row in ROWS if row != "fp8" or (run.machine.has_te and run.machine.has_fp8)]
+    # as many layers as the row with the most bytes has room for, so that rows compare
+    layers = min(rows_layers(run, row) for row in rows)
+    run.say(f"{'':6} {'layers':>6} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'of GEMM':>7} {'peak GiB':>8}")
+    run.numbers["rows"] = {}
+    for row in rows:
+        run.part(row, lambda row=row: one_row(run, row, layers), least_s=ROW_S)  # type: ignore[misc]
+    if "fp8" not in rows:
+        run.say("fp8: not run: Transformer Engine and fp8 tensor cores are not both here")
+    run.say(CONVENTION)
+
+
+def ceiling(run: SubjectRun) -> None:
+    """The fastest product of each format."""
+    (found,) = run.measured("products", card_products=run.sizes.card_products)
+    run.note("gemm_tflops", found)
+    run.say("matrix products: " + ", ".join(f"{name} {shown(value)}" for name, value in found.items()))
+
+
+def shown(value: float | str) -> str:
+    """A rate, or why there is none."""
+    return value if isinstance(value, str) else f"{value:.4g} TFLOPS"
+
+
+def rows_layers(run: SubjectRun, row: str) -> int:
+    """That fit."""
+    return measured_models.shape_of(of_row(run, row, run.sizes.most_layers)).num_layers
+
+
+def of_row(run: SubjectRun, row: str, layers: int) -> RunConfig:
+    """The row's run, with so many layers at most."""
+    return measured_models.of_role(run.machine, run.sizes, "dense", layers, ROWS[row])
+
+
+def one_row(run: SubjectRun, row: str, layers: int) -> None:
+    """Measured; a card that does not hold it gets fewer layers, and a problem: the prediction was wrong."""
+    config = of_row(run, row, layers)
+    try:
+        found = steps_of(run, config)
+    except RuntimeError as error:
+        if "OutOfMemoryError" not in str(error):
+            raise
+        fewer = max(1, int(layers * FEWER_LAYERS))
+        run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
+        config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
+        found = steps_of(run, config)
+    gemm = run.numbers.get("gemm_tflops", {}).get(row)
+    found |= {"recipe": dump(config), "of_gemm": found["model_tflops_per_gpu"] / gemm if gemm else None}
+    run.numbers["rows"][row] = found
+    rates = f"{found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.4g}"
+    shares = f"{percent(found['mfu']):>6} {percent(found['of_gemm']):>7}"
+    run.say(f"{row:6} {found['layers']:6} {rates} {shares} {found['measured']['total'] / 2**30:8.2f}")
+    run.headline = "; ".join(
+        f"{name} {one['tokens_per_s_per_gpu']:,.0f} tokens/s a GPU, MFU {percent(one['mfu'])}, "
+        f"{percent(one['of_gemm'])} of GEMM"
+        for name, one in run.numbers["rows"].items()
+    )
+
+
+def steps_of(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
+    """What rank 0 measured, on all GPUs."""
+    gpus, warmup_steps, steps = len(run.machine.gpus), run.sizes.warmup_steps, run.sizes.steps
+    found: dict[str, Any] = run.measured("steps", gpus, text=dump(config), warmup_steps=warmup_steps, steps=steps)[0]
+    return found
+
+
+def percent(share: float | None) -> str:
+    """A share, where it is known."""
+    return "?" if share is None else f"{share:.1%}"
