@@ -1,6 +1,8 @@
 """Which models are measured: published shapes, with as many of their layers as the card is predicted to hold."""
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 from models.config import ModelConfig
 from models.resolve import resolve
@@ -8,6 +10,7 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import Role, Sizes
+from training.config import recipe
 from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
 from training.memory.predicted import Modules, Planned, Predicted, fullest
 
@@ -60,3 +63,11 @@ def predicted(machine: GpuMachine, config: RunConfig) -> Predicted:
 def shape_of(config: RunConfig) -> GPTShape:
     """With the published vocabulary."""
     return resolve(config.model, None)
+
+
+def loaded(text: str) -> RunConfig:
+    """A recipe that was handed over as text."""
+    with tempfile.TemporaryDirectory(prefix="triplane-recipe-") as folder:
+        path = Path(folder, "recipe.toml")
+        path.write_text(text)
+        return recipe.load(path)

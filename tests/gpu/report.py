@@ -3,18 +3,15 @@
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parallel.durable import replace_file
-from parallel.output import columns
+from tests.gpu import page
 from tests.gpu.machine import GpuMachine
+from tests.gpu.report_text import WORDS, summary, table
 from tests.gpu.runner import Budget, Subject
-
-WORDS = {"passed": "passed", "failed": "FAILED", "unrun": "not run"}
 
 
 @dataclass(kw_only=True)
@@ -66,6 +63,7 @@ class Report:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, (json.dumps(self.record(), indent=2) + "\n").encode())
+            replace_file(self.path.with_suffix(".html"), page.render(self.record()).encode())
         except OSError as error:
             print(f"warning: {self.path} cannot be written: {error}", file=sys.stderr, flush=True)
 
@@ -80,7 +78,7 @@ class Report:
         self.write()
         print("\n".join(["", *table(self.record()), summary(self.record())]), flush=True)
         if self.path is not None:
-            print(f"written: {self.path}\nPlease send it back: an issue of the project takes it as an attachment.")
+            print(f"written: {self.path} and {self.path.with_suffix('.html').name} beside it: please send both back")
         elif self.machine:
             print(f"nothing was written: {self.machine['gpus'][0]} has no NVIDIA driver (nvidia-smi)")
 
@@ -88,26 +86,3 @@ class Report:
     def exit_code(self) -> int:
         """1 where a subject failed."""
         return int(any(record["verdict"] == "failed" for record in self.subjects.values()))
-
-
-def table(report: Mapping[str, Any]) -> list[str]:
-    """A line for each subject."""
-    rows = [("subject", "verdict", "s", "")]
-    for name, record in report["subjects"].items():
-        rows.append((name, WORDS[record["verdict"]], f"{record['wall_s']:.0f}", gist(record)))
-    return columns(rows, left=(0, 1, 3))
-
-
-def gist(record: Mapping[str, Any]) -> str:
-    """The first problem, else why it was not run, else its last line."""
-    words = [*record["problems"], record["unrun"], record["headline"], *reversed(record["lines"])]
-    said = next((text for text in words if text), "").strip().splitlines() or [""]
-    late = f"; {len(record['late'])} of its parts had no time" if record["late"] else ""
-    return said[0][:100] + late
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """One line."""
-    found = Counter(record["verdict"] for record in report["subjects"].values())
-    counts = ", ".join(f"{found[verdict]} {word.lower()}" for verdict, word in WORDS.items())
-    return f"{counts}; {report['wall_s'] / 60:.1f} of {report['minutes']:g} minutes"

@@ -9,7 +9,7 @@ import torch
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
-from tests.gpu.steps import loaded
+from tests.gpu.measured_models import loaded
 from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import middle_s, wait
 from training.checkpoint import Contents

@@ -1,9 +1,7 @@
 """On a rank: steps of a recipe on random tokens: losses, seconds, and bytes, predicted and measured."""
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -12,10 +10,9 @@ from models.flops import flops_per_token, peak_flops
 from models.resolve import resolve
 from parallel import groups
 from parallel.launch import Identity
+from tests.gpu.measured_models import loaded
 from tools.benchmark.step.one_rank import RandomTokens
 from tools.plan.calibrate.measure import wait
-from training.config import recipe
-from training.config.run_config import RunConfig
 from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, counted, modules_of
 from training.memory.predicted import of_stage
 from training.progress import Progress
@@ -67,11 +64,3 @@ def measure(
         "measured": found._asdict() | {"total": found.total},
         "predicted": {name: getattr(expected, name) for name in (*held._fields, "activations", "tensors")},
     }
-
-
-def loaded(text: str) -> RunConfig:
-    """A recipe that was handed over as text."""
-    with tempfile.TemporaryDirectory(prefix="triplane-recipe-") as folder:
-        path = Path(folder, "recipe.toml")
-        path.write_text(text)
-        return recipe.load(path)

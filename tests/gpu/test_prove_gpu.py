@@ -14,7 +14,7 @@ from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from ranks import run_ranks
 from tests.gpu import __main__ as prove_gpu
-from tests.gpu import measured_models, observe, processes, specs, steps
+from tests.gpu import measured_models, observe, processes, specs, stall, steps
 from tests.gpu.machine import GpuMachine
 from tests.gpu.runner import Budget, Subject
 from tests.gpu.sizes import SIZES
@@ -106,6 +106,15 @@ def test_throughput_counts_the_tokens_of_one_rank(tmp_path: Path) -> None:
     assert found[0]["mfu"] is None  # this CPU's peak is not published
     for name in ("weights", "gradients", "optimizer"):
         assert found[0]["measured"][name] == pytest.approx(found[0]["predicted"][name], rel=0.01)
+
+
+def test_a_stall_is_measured(tmp_path: Path) -> None:
+    """On a CPU a thread copies, and nothing is pinned."""
+    text = dump(measured_models.run_config(SIZES["tiny"], "llama3_tiny", 1, PrecisionConfig(dtype="fp32"), 1))
+    (found,) = on_cpu(tmp_path, 1, stall.measure, text=text, folder=str(tmp_path / "saves"))
+    assert found["background"] and not found["pinned"]
+    assert len(found["stall_s"]) == len(found["saving_s"]) == stall.SAVES
+    assert all(0 < stalled < saving for stalled, saving in zip(found["stall_s"], found["saving_s"], strict=True))
 
 
 def test_a_failing_rank_is_an_error_with_its_traceback() -> None:

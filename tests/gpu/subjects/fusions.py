@@ -14,6 +14,9 @@ from training.config.run_config import RunConfig
 SECTION = "kernels"
 LOSS_BOUND = 5e-3
 """Largest difference of a loss, relative, in bf16: a few times what 16 bits do to the emulated device's."""
+OFF = (False, "off", "none")
+REFUSED = ("UserError: ", "SharedMistake: ")
+"""How a rank says that this configuration cannot run here."""
 ROW_S = 20.0
 MIB = 2**20
 
@@ -29,13 +32,12 @@ def fusions(run: SubjectRun) -> None:
 
 
 def switches(section: type) -> Iterator[tuple[str, Any, Any]]:
-    """Field, its value for off, and each for on; "auto" is one of the others, chosen by the program."""
+    """Field, its value for off, and each for on; "auto" is one of them, chosen by the program."""
     for name, kind in typing.get_type_hints(section).items():
-        if bool in (kind, *typing.get_args(kind)):
-            yield name, False, True
-            continue
-        values = [value for value in literals(kind) if value != "auto"]
-        yield from ((name, values[0], value) for value in values[1:])
+        values = [False, True] if bool in (kind, *typing.get_args(kind)) else literals(kind)
+        values = [value for value in values if value != "auto"]
+        off = next((value for value in values if value in OFF), None)
+        yield from ((name, off, value) for value in values if off is not None and value != off)
 
 
 def literals(kind: Any) -> list[Any]:
@@ -54,14 +56,27 @@ def role_of(field: str) -> Role:
 def one_field(run: SubjectRun, name: str, off: Any, on: Any) -> None:
     """A line; a problem where the losses differ."""
     base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
-    without, with_it = (steps_of(run, switched(base, name, value)) for value in (off, on))
+    without, with_it = (refused_or_run(run, switched(base, name, value)) for value in (off, on))
     row = compared(without, with_it)
     run.numbers["rows"][f"{name}={on}"] = row | {"off": without, "on": with_it}
     what = f"{name} {off} -> {on}"
     times = f"{row['off_s']:8.4g} {row['on_s']:8.4g} {row['on_s'] / row['off_s']:7.3f}"
+    ratios = {each: one["on_s"] / one["off_s"] for each, one in run.numbers["rows"].items()}
+    best = min(ratios, key=lambda each: ratios[each])
+    run.headline = f"{len(ratios)} compared; the most comes from {best}: {ratios[best]:.3f} of the step"
     run.say(f"{what:44} {times} {row['bytes'] / MIB:+13,.0f} {row['loss']:8.1e}")
     if not row["loss"] <= LOSS_BOUND:
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
+
+
+def refused_or_run(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
+    """Its steps. Raises UnrunError where the program says why it cannot run."""
+    try:
+        return steps_of(run, config)
+    except RuntimeError as error:
+        last = str(error).splitlines()[-1]
+        why = next((last.partition(kind)[2] for kind in REFUSED if kind in last), "")
+        raise UnrunError(why) if why else error from None
 
 
 def switched(base: RunConfig, name: str, value: Any) -> RunConfig:

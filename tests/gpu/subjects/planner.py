@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.gpu import measured_models
 from tests.gpu.subject_run import SubjectRun, UnrunError
-from tests.gpu.subjects import throughput
 from tools import clusters
 from tools.clusters import Cluster
 from tools.plan.search.pricing import price
@@ -43,8 +42,7 @@ def calibrated(run: SubjectRun) -> Cluster:
 
 def one_row(run: SubjectRun, row: str, found: dict[str, Any], cluster: Cluster) -> None:
     """A line."""
-    config = throughput.of_row(run, row, found["layers"])
-    predicted_s, limit = prediction(config, cluster, len(run.machine.gpus), found["layers"], run)
+    predicted_s, limit = prediction(measured_models.loaded(found["recipe"]), cluster, run)
     ratio = predicted_s / found["step_s"]
     run.numbers["rows"][row] = {"predicted_s": predicted_s, "measured_s": found["step_s"], "ratio": ratio}
     run.headline = ", ".join(f"{name} {one['ratio']:.2f}" for name, one in run.numbers["rows"].items())
@@ -52,7 +50,7 @@ def one_row(run: SubjectRun, row: str, found: dict[str, Any], cluster: Cluster) 
     run.say(f"{row:6} {predicted_s:11.4g} {found['step_s']:10.4g} {ratio:6.2f}  {limit}")
 
 
-def prediction(config: RunConfig, cluster: Cluster, gpus: int, layers: int, run: SubjectRun) -> tuple[float, str]:
+def prediction(config: RunConfig, cluster: Cluster, run: SubjectRun) -> tuple[float, str]:
     """Seconds of a step, and what takes most of it."""
     if config.precision.fp8 and "fp8" not in cluster.gpu.peak_tflops:
         gemm = run.earlier["throughput"]["numbers"].get("gemm_tflops", {})
@@ -62,11 +60,9 @@ def prediction(config: RunConfig, cluster: Cluster, gpus: int, layers: int, run:
         peaks = cluster.gpu.peak_tflops
         peaks = peaks | {"fp8": gemm["fp8"] * peaks["bf16"] / gemm["bf16"]}
         cluster = dataclasses.replace(cluster, gpu=dataclasses.replace(cluster.gpu, peak_tflops=peaks))
+    gpus, layers = len(run.machine.gpus), measured_models.shape_of(config).num_layers
     question = PlanRequest(
-        model=measured_models.with_layers(config.model, layers),
-        cluster=cluster,
-        num_gpus=gpus,
-        global_batch_size=config.train.global_batch_size,
+        model=config.model, cluster=cluster, num_gpus=gpus, global_batch_size=config.train.global_batch_size
     )
     (plan,) = price(question, [candidate(config, gpus, layers)])
     return plan.step_s, plan.limit

@@ -23,12 +23,12 @@ def throughput(run: SubjectRun) -> None:
     """Each row data-parallel over all GPUs; one that fails (memory, say) is a problem."""
     run.part("matrix products", lambda: ceiling(run))
     rows = [row for row in ROWS if row != "fp8" or (run.machine.has_te and run.machine.has_fp8)]
-    # as many layers as the row with the most bytes has room for, so that rows compare
-    layers = min(rows_layers(run, row) for row in rows)
+    # of the row that holds most, weights in bf16 and fp8, so that rows compare
+    model = measured_models.of_role(run.machine, run.sizes, "dense", run.sizes.most_layers, ROWS[rows[-1]])
     run.say(f"{'':6} {'layers':>6} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'of GEMM':>7} {'peak GiB':>8}")
     run.numbers["rows"] = {}
     for row in rows:
-        run.part(row, lambda row=row: one_row(run, row, layers), least_s=ROW_S)  # type: ignore[misc]
+        run.part(row, lambda row=row: one_row(run, row, model), least_s=ROW_S)  # type: ignore[misc]
     if "fp8" not in rows:
         run.say("fp8: not run: Transformer Engine and fp8 tensor cores are not both here")
     run.say(CONVENTION)
@@ -46,24 +46,15 @@ def shown(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g} TFLOPS"
 
 
-def rows_layers(run: SubjectRun, row: str) -> int:
-    """That fit."""
-    return measured_models.shape_of(of_row(run, row, run.sizes.most_layers)).num_layers
-
-
-def of_row(run: SubjectRun, row: str, layers: int) -> RunConfig:
-    """The row's run, with so many layers at most."""
-    return measured_models.of_role(run.machine, run.sizes, "dense", layers, ROWS[row])
-
-
-def one_row(run: SubjectRun, row: str, layers: int) -> None:
+def one_row(run: SubjectRun, row: str, base: RunConfig) -> None:
     """Measured; a card that does not hold it gets fewer layers, and a problem: the prediction was wrong."""
-    config = of_row(run, row, layers)
+    config = dataclasses.replace(base, precision=ROWS[row])
     try:
         found = steps_of(run, config)
     except RuntimeError as error:
         if "OutOfMemoryError" not in str(error):
             raise
+        layers = measured_models.shape_of(config).num_layers
         fewer = max(1, int(layers * FEWER_LAYERS))
         run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
         config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))

@@ -1,0 +1,32 @@
+"""A report in words, for the console and the page."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from parallel.output import columns
+
+WORDS = {"passed": "passed", "failed": "FAILED", "unrun": "not run"}
+
+
+def table(report: Mapping[str, Any]) -> list[str]:
+    """A line for each subject."""
+    rows = [("subject", "verdict", "s", "")]
+    for name, record in report["subjects"].items():
+        rows.append((name, WORDS[record["verdict"]], f"{record['wall_s']:.0f}", gist(record)))
+    return columns(rows, left=(0, 1, 3))
+
+
+def gist(record: Mapping[str, Any]) -> str:
+    """The first problem, else why it was not run, else its last line."""
+    words = [*record["problems"], record["unrun"], record["headline"], *reversed(record["lines"])]
+    said = next((text for text in words if text), "").strip().splitlines() or [""]
+    late = f"; {len(record['late'])} of its parts had no time" if record["late"] else ""
+    return said[0][:100] + late
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """One line."""
+    found = Counter(record["verdict"] for record in report["subjects"].values())
+    counts = ", ".join(f"{found[verdict]} {word.lower()}" for verdict, word in WORDS.items())
+    return f"{counts}; {report['wall_s'] / 60:.1f} of {report['minutes']:g} minutes"
