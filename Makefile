@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | faults.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -13,7 +13,7 @@ BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12
 TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path faults bench-data clean
+.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension faults bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -47,8 +47,11 @@ prove-gpu: setup
 	$(PYTHON) -m tests.gpu
 
 # GPU code without a GPU, on an emulated device: all that `make test` leaves out of tests/gpu_path.
-prove-gpu-path: setup .te/.ready
+prove-gpu-path: setup .te/.ready te-extension
 	$(PYTHON) -m pytest -n $(WORKERS) --campaign tests/gpu_path
+
+# The source of Transformer Engine's extension, whose bindings tests/gpu_path/te/real.py compiles by g++.
+te-extension: .te-extension/.ready
 
 faults: setup
 	$(PYTHON) -m tests.faults
@@ -66,6 +69,15 @@ faults: setup
 .te/.ready: pyproject.toml | $(READY)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --upgrade --target .te \
 		transformer-engine==$(TE_VERSION) transformer-engine-cu13==$(TE_VERSION) einops
+	touch $@
+
+# --no-build-isolation: its set-up asks for the torch that is installed. cccl's headers are not among torch's.
+.te-extension/.ready: pyproject.toml | $(READY)
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: \
+		--dest .te-extension transformer-engine-torch==$(TE_VERSION)
+	tar -xzf .te-extension/transformer_engine_torch-$(TE_VERSION).tar.gz -C .te-extension
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt --upgrade \
+		--target .te-extension nvidia-cuda-cccl
 	touch $@
 
 .venv-docs/.ready: pyproject.toml constraints.txt
@@ -91,4 +103,4 @@ PEP440 := ([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]
 	touch $@
 
 clean:
-	rm -rf .te .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .te .te-extension .venv .venv-docs .venv-system-checked build *.egg-info .pytest_cache .mypy_cache .ruff_cache

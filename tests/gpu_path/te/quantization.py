@@ -248,8 +248,8 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
 
 
 @kernel
-def compute_amax(tensor: Tensor, amax: Tensor) -> None:
-    amax.copy_(tensor.detach().float().abs().max().reshape(amax.shape))
+def compute_amax(input: Tensor, amax: Tensor) -> None:
+    amax.copy_(input.detach().float().abs().max().reshape(amax.shape))
 
 
 @kernel
