@@ -243,6 +243,13 @@ def _gradient_norm() -> bool:
     )
 
 
+def _gathered_once() -> bool:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    source = inspect.getsource(DistributedOptimizer.step_with_ready_grads)
+    return "self, '_defer_param_sync', False" in source and "start_param_sync_for_bucket_group_subset()" in source
+
+
 def _loss_scale() -> bool:
     from megatron.core.optimizer.grad_scaler import DynamicGradScaler
     from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
@@ -263,6 +270,7 @@ PROBES = {
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
+    "DistributedOptimizer._defer_param_sync, which training/optimizer.py sets": _gathered_once,
     "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,

@@ -43,8 +43,21 @@ def build(
     built = get_megatron_optimizer(
         MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
     )
+    if parallel.use_distributed_optimizer:
+        gather_once(built)
     scale_backward(chunks[0].config, built, tokens_per_microbatch)
     return built
+
+
+def gather_once(optimizer: MegatronOptimizer) -> None:
+    """Of an optimizer's parts, for experts and for the rest, only the last one gathers the updated weights.
+
+    megatron-core lets each gather those of all of them: a mixture's weights went over the network twice a step. What it
+    does so for mxfp8 (PR 4800) it offers here, too.
+    """
+    *others, last = optimizer.chained_optimizers
+    for part in others:
+        part._defer_param_sync = part.model_chunks == last.model_chunks
 
 
 def scale_backward(config: TransformerConfig, optimizer: MegatronOptimizer, tokens_per_microbatch: int) -> None:
