@@ -31,6 +31,7 @@ def main(function: str, folder: str) -> int:
     module, _, name = function.partition(":")
     try:
         getattr(importlib.import_module(module), name)(run)
+        run.save()
     except UnrunError as error:
         run.unrun = str(error)
         run.save()

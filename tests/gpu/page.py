@@ -14,8 +14,8 @@ body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 
   background: var(--page) }
 h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .35em .8em .35em 0;
-  border-bottom: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere } th:nth-child(3),
-td:nth-child(3) { text-align: right }
+  border-bottom: 1px solid var(--grid); vertical-align: top; overflow-wrap: anywhere } tr :nth-child(3) {
+  text-align: right } tr :nth-child(-n+3) { white-space: nowrap; overflow-wrap: normal }
 pre { background: var(--soft); padding: .8em; overflow-x: auto; font-size: 12px } p { max-width: 80ch }
 .failed { color: #c0392b; font-weight: bold } .passed { color: #2e8b57 } .unrun { color: var(--axis) }
 @media (prefers-color-scheme: dark) { .failed { color: #ff7b6b } .passed { color: #66c48f } }

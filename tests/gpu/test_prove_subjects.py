@@ -10,12 +10,13 @@ from typing import Any, Literal
 import pytest
 
 from parallel.config import PrecisionConfig
-from tests.gpu import measured_models, page, subject_run
+from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects import checkpoint, fusions, layouts, memory, planner, throughput, trainings
 from tests.gpu.trainings import Training
+from tools.inspect_checkpoint.compare import Comparison
 from training.config.recipe import dump
 
 
@@ -226,7 +227,25 @@ def test_ranks_that_have_no_place_are_not_tried() -> None:
     assert layouts.shared_gpu(card(gpus=2), 2) == {}
     assert layouts.shared_gpu(card(nccl=(2, 30)), 2) == layouts.SHARED_GPU
     with pytest.raises(UnrunError, match=r"2 ranks and 1 GPU: NCCL 2\.29\.7 puts no two ranks on one"):
-        trainings.train(run_on(card()), Training(layout="tp2sp"), Path("/nowhere"), "cuda", {})
+        trainings.train(run_on(card()), Training(layout="tp2sp"), Path("/nowhere"), (), {})
+
+
+def test_a_training_far_from_the_cpus_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses of 1e-3, and a tensor that only one of them has; 16 bits may be that far."""
+    for name, losses in (("cuda", [7.0, 6.007]), ("cpu", [7.0, 6.0])):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"iteration": number, "loss": loss}) + "\n" for number, loss in enumerate(losses)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    found = [
+        Comparison(name="a", what="weights", outcome="differs", sizes=("", ""), bytes=4, relative=1e-3),
+        Comparison(name="b", what="weights", outcome="first", sizes=("", ""), bytes=4),
+    ]
+    monkeypatch.setattr(trainings, "checkpoint_differences", lambda *_: found)
+    trainings.compare(run := run_on(card()), "debug", tmp_path / "cuda", tmp_path / "cpu", trainings.BOUNDS)
+    assert run.problems == ["debug: loss differs by 1.2e-03, more than 1e-04", "debug: b: first"]
+    assert run.lines == ["debug: loss 1.2e-03, worst tensor 1.0e-03 (a)"]
+    trainings.compare(run := run_on(card()), "debug", tmp_path / "cuda", tmp_path / "cpu", trainings.BF16_BOUNDS)
+    assert run.problems == ["debug: b: first"]
 
 
 # ---- the page
@@ -262,3 +281,9 @@ def test_the_page_is_one_file_that_says_what_it_is() -> None:
     assert "NOT A CARD" not in text and "toy models" not in text
     emulated = page.render(report | {"driver": None, "size": "tiny"})
     assert "NOT A CARD&#x27;S: no NVIDIA driver answered" in emulated and "toy models" in emulated
+
+
+def test_the_table_says_the_error_not_the_traceback() -> None:
+    lines = ['cp2: RuntimeError: exit code 1: File "/a.py"', "  frame", "ValueError: no backend", "rank 1 failed first"]
+    assert report_text.telling("\n".join(lines)) == "cp2: RuntimeError: exit code 1: ValueError: no backend"
+    assert report_text.telling("one line") == "one line"
