@@ -31,7 +31,7 @@ class ProveGpu:
     """What to prove, in the table's order; environment always comes first. docs/benchmarks.md says what each shows."""
 
     minutes: float = 20.0
-    """Of the whole script. A subject that would not fit is reported as not run."""
+    """Of the whole script. A subject that would not fit is reported as not run; above 20, each may take longer."""
 
     size: SizeName = "card"
     """card: models that fill the card. tiny: a try of everything in toy sizes, whose times mean nothing."""

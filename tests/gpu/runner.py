@@ -12,6 +12,7 @@ from typing import Any
 from parallel.untrusted import read_json
 from tests.gpu.processes import end_of
 
+FULL_S = 1200.0
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "offline"}
 """No subject needs a network: one that would wait for it fails at once."""
 
@@ -33,7 +34,7 @@ class Subject:
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """Seconds of the whole script."""
+    """Seconds of the whole script. Subjects' limits are for ``FULL_S``: with more they grow, with less they stay."""
 
     total_s: float
     began: float
@@ -48,7 +49,8 @@ class Budget:
         if left < subject.least_s:
             return None
         reserved = sum(each.least_s for each in following)
-        return min(subject.most_s, max(subject.least_s, left - reserved))
+        most_s = subject.most_s * max(1.0, self.total_s / FULL_S)
+        return min(most_s, max(subject.least_s, left - reserved))
 
 
 def run_subject(subject: Subject, machine: dict[str, Any], size: str, earlier: dict[str, Any], limit_s: float) -> Any:

@@ -25,6 +25,8 @@ class Sizes:
     microbatches: int
     card_products: bool
     """Matrix products, copies and collectives in a card's sizes; False: in a CPU's."""
+    fp8_steps: int
+    """Of both losses that are compared."""
     checkpoint_bytes: int
     """Of the checkpoint whose stall is measured, at most; less where the host has not four times as much free."""
 
@@ -38,7 +40,7 @@ SIZES: dict[str, Sizes] = {
             "latent": ("deepseek_v2_lite", "deepseek_v2_tiny"),
         },
         seq_length=8192, most_layers=32, few_layers=4, warmup_steps=3, steps=7, microbatches=4, card_products=True,
-        checkpoint_bytes=12 * 2**30,
+        checkpoint_bytes=12 * 2**30, fp8_steps=20,
     ),
     "tiny": Sizes(
         shapes={
@@ -48,7 +50,7 @@ SIZES: dict[str, Sizes] = {
             "latent": ("deepseek_v2_tiny",),
         },
         seq_length=64, most_layers=2, few_layers=2, warmup_steps=1, steps=2, microbatches=2, card_products=False,
-        checkpoint_bytes=2**30,
+        checkpoint_bytes=2**30, fp8_steps=5,
     ),
 }  # fmt: skip
 """card: an 8B-shaped model at 8,192 tokens. tiny: a try of everything, whose times mean nothing."""

@@ -26,7 +26,7 @@ SUBJECTS = (
     row("fusions", "fusions", 60, 300, "each field of the kernels section, off and on: time, memory, equality"),
     row("checkpoint", "checkpoint", 40, 150, "how long training stands still, against a copy to pinned memory"),
     row("layouts", "layouts", 40, 200, "TP, PP and DP against one rank: loss, gradient norm, gradients"),
-    row("fp8", "modules", 30, 100, "losses of 20 steps in fp8 against bf16"),
+    row("fp8", "modules", 30, 100, "losses in fp8 against bf16, step by step"),
     row("tests", "modules", 40, 200, "pytest -m gpu"),
 )
 """The least that all of them need is less than half of 20 minutes: what one does not take, the next may."""

@@ -260,6 +260,7 @@ def test_a_subject_gets_what_the_others_leave() -> None:
     assert limit(100, 0) == 60
     assert limit(59, 0) is None
     assert limit(100, 3) == 100
+    assert limit(2400, 0) == 600
 
 
 def test_a_disk_that_takes_nothing_does_not_stop_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

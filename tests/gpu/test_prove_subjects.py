@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import typing
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError
-from tests.gpu.subjects import checkpoint, fusions, layouts, memory, planner, throughput, trainings
+from tests.gpu.subjects import checkpoint, environment, fusions, layouts, memory, planner, throughput, trainings
 from tests.gpu.trainings import Training
 from tools.inspect_checkpoint.compare import Comparison
 from training.config.recipe import dump
@@ -52,6 +53,33 @@ def measuring(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[dict[str, An
 
     monkeypatch.setattr(subject_run, "ranks_of", ranks_of)
     return asked
+
+
+# ---- the environment
+
+
+SMI = """#!/bin/sh
+case "$*" in
+*mig.mode*) echo 'Field "mig.mode.current" is not a valid field to query.' >&2; exit 2;;
+*query-gpu*) echo '0, H200, GPU-aa-1, 580.1, 96.0, 143771, 4, 31, 1980, 0x0, 700.00, 5, 16, 16, Enabled, 0, 0, No';;
+*) echo "asked: $* (UUID: GPU-aa-1)";;
+esac
+"""
+
+
+def test_clocks_and_links_are_told_in_nvidia_smis_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a driver that does not know a field; the numbers of cards stay here."""
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = run_on(card())
+    run.numbers["machine"] = card().record()
+    environment.cards(run)
+    environment.topology(run)
+    (line,) = run.lines
+    assert line.startswith("index 0, ") and "clocks.max.sm 1980" in line and "power.limit 700.00" in line
+    assert run.numbers["topology"] == "asked: topo -m (UUID: GPU-...)\n"
+    assert "GPU-aa" not in json.dumps(run.numbers)
 
 
 # ---- which models

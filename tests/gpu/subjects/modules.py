@@ -44,12 +44,12 @@ def beyond(found: Mapping[str, float], bounds: Mapping[str, float], what: str) -
 
 
 def fp8(run: SubjectRun) -> None:
-    """Losses of 20 steps from the same weights on the same tokens."""
+    """Losses of some steps from the same weights on the same tokens."""
     if not run.machine.has_te or not run.machine.has_fp8:
         missing = "fp8 tensor cores (compute capability 8.9 or higher)" if run.machine.has_te else "transformer-engine"
         raise UnrunError(f"{missing} missing")
-    (plain,) = run.measured("losses", dtype="bf16")
-    (hybrid,) = run.measured("losses", dtype="bf16", fp8="hybrid")
+    (plain,) = run.measured("losses", dtype="bf16", steps=run.sizes.fp8_steps)
+    (hybrid,) = run.measured("losses", dtype="bf16", fp8="hybrid", steps=run.sizes.fp8_steps)
     judge_fp8(run, plain["loss"], hybrid["loss"])
 
 
