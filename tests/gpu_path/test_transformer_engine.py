@@ -171,6 +171,46 @@ def test_the_cards_recipe_has_its_sizes(te_device: WarmDevice, tmp_path: Path) -
         te_device.train(Training(), tmp_path, Emulation(capability=BLACKWELL), (*BF16, "--precision.fp8", "e4m3"))
 
 
+@pytest.mark.parametrize(
+    "layout, then, shape, bound",
+    [
+        ("", "", "debug", 0.0),
+        pytest.param("tp2sp", "tp2sp", "debug", 0.0, marks=pytest.mark.campaign),
+        pytest.param("pp2vpp2", "pp2vpp2", "debug", 0.0, marks=pytest.mark.campaign),
+        pytest.param("ep2", "ep2", "mixtral_tiny", 0.0, marks=pytest.mark.campaign),
+        pytest.param("", "", "deepseek_v3_tiny", 0.0, marks=pytest.mark.campaign),
+        pytest.param("tp2sp", "pp2", "debug", BF16_BOUND, marks=pytest.mark.campaign),
+    ],
+)
+def test_a_run_in_fp8_continues_with_its_scales(
+    te_device: WarmDevice, tmp_path: Path, layout: str, then: str, shape: str, bound: float
+) -> None:
+    """In the same layout bit for bit: with the recipe delayed, too, whose scales come from earlier steps."""
+    flags = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8("delayed"))
+    flags += ("--model.megatron", "fp8_amax_history_len=3", "fp8_amax_compute_algo=max")
+    te_device.train(Training(layout=layout, shape=shape), tmp_path / "whole", Emulation(), flags)
+    stop = (*flags, "--train.exit_interval", "2")
+    te_device.train(Training(layout=layout, shape=shape), tmp_path / "broken", Emulation(), stop)
+    printed = te_device.train(Training(layout=then, shape=shape), tmp_path / "broken", Emulation(), flags)
+    assert "fp8's scales start fresh" not in printed
+    assert trainings.loss_difference(tmp_path / "broken", tmp_path / "whole") <= bound
+
+
+@pytest.mark.campaign
+def test_a_run_that_was_not_in_fp8_says_that_its_scales_start_fresh(te_device: WarmDevice, tmp_path: Path) -> None:
+    flags = (*BF16, *WIDE)
+    te_device.train(Training(), tmp_path, Emulation(), (*flags, "--train.exit_interval", "2"))
+    assert "fp8's scales start fresh" in te_device.train(Training(), tmp_path, Emulation(), (*flags, *fp8("delayed")))
+
+
+def test_microbatches_that_run_again_have_the_scales_they_had(te_device: WarmDevice, tmp_path: Path) -> None:
+    flags = (*BF16, *WIDE, *fp8("delayed"))
+    te_device.train(Training(), tmp_path / "plain", Emulation(), flags)
+    again = Emulation(hooks=("tests.gpu_path.passing_fault",))
+    assert "a passing fault of the hardware" in te_device.train(Training(), tmp_path / "again", again, flags)
+    assert trainings.loss_difference(tmp_path / "again", tmp_path / "plain") == 0
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
 def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(

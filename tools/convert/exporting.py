@@ -41,7 +41,7 @@ from training.config.run_config import RunConfig
 MASTER = "optimizer.state.param."
 """The optimizer's fp32 weights; where they are, a checkpoint has no others."""
 
-OTHER = ("optimizer.", "rng.")
+OTHER = ("optimizer.", "rng.", "fp8.")
 """What keys of tensors that are no weights begin with."""
 
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

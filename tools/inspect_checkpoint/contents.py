@@ -14,7 +14,7 @@ from training.checkpoint.format.reader import TensorInfo
 Kind = Literal["weight", "master", "exp_avg", "exp_avg_sq", "rng", "other"]
 KINDS: tuple[Kind, ...] = ("weight", "master", "exp_avg", "exp_avg_sq", "rng", "other")
 
-OPTIMIZER, RNG = "optimizer.state.", "rng."
+OPTIMIZER, RNG, FP8 = "optimizer.state.", "rng.", "fp8."
 _STATES: Mapping[str, Kind] = {"param": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _BLOCK = re.compile(r"((?:layers|mtp)\.(\d+))\.(.+)")
 _FIRST, _LAST = ("word_embeddings", "position_embeddings"), ("final_layernorm", "output_layer")
@@ -100,7 +100,7 @@ def kind_of(key: str) -> tuple[Kind, str]:
     if key.startswith(OPTIMIZER):
         state, _, own = key.removeprefix(OPTIMIZER).partition(".")
         return (_STATES[state], own) if state in _STATES else ("other", key)
-    return "weight", key
+    return ("other" if key.startswith(FP8) else "weight"), key
 
 
 def name_of(key: str) -> str:

@@ -13,7 +13,7 @@ from training.config.run_config import RunConfig
 STATE = "optimizer.state."
 MASTER = STATE + "param."
 STATES = ("param", "exp_avg", "exp_avg_sq")
-RNG = "rng."
+UNCHANGED = ("rng.", "fp8.")
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class CheckpointSource:
     def weights(self) -> dict[str, Origin]:
         """Weights and buffers; those that are there as the optimizer's fp32 ones only, as these."""
         masters = {key.removeprefix(MASTER): origin for key, origin in self.origins.items() if key.startswith(MASTER)}
-        plain = {key: origin for key, origin in self.origins.items() if not key.startswith((STATE, RNG))}
+        plain = {key: origin for key, origin in self.origins.items() if not key.startswith((STATE, *UNCHANGED))}
         return masters | plain
 
     def states(self, key: str) -> dict[str, Origin]:

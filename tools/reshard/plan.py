@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from models.resolve import resolve
 from parallel.errors import UserError
 from tools.convert.dtypes import FLOATS
-from tools.reshard.checkpoint_source import RNG, STATE, STATES, CheckpointSource
+from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin, TargetTensor
@@ -55,7 +55,9 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
             "goes on with; the model's are their roundings. Add --drop_optimizer for weights alone."
         )
     groups += [
-        (_target(key, origin, origin.dtype, None),) for key, origin in source.origins.items() if key.startswith(RNG)
+        (_target(key, origin, origin.dtype, None),)
+        for key, origin in source.origins.items()
+        if key.startswith(UNCHANGED)
     ]
     state = dataclasses.replace(source.state, optimizer={}) if options.drop_optimizer else source.state
     return ReshardPlan(groups=tuple(groups), state=state, config=config)

@@ -37,9 +37,8 @@ def settled(chunks: Chunks) -> Iterator[None]:
 def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
     """Every parameter and buffer of an unwrapped chunk, with the rectangles of global tensors it holds.
 
-    mcore describes them. Transformer Engine's ``_extra_state`` objects are left out: under fp8 with the
-    "delayed" recipe they hold the history of largest values, so there, and only there, a resumed run first
-    gathers it again.
+    mcore describes them. Transformer Engine's ``_extra_state`` objects, which are pickles, are left out: what they
+    hold under fp8 with the recipe "delayed" is in fp8_state.
     """
     for entry in nested_values(chunk.sharded_state_dict()):
         if isinstance(entry, ShardedTensor) and entry.data is not None:

@@ -13,7 +13,7 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
-from training.checkpoint import fit, folders, optimizer_state, rng
+from training.checkpoint import fit, folders, fp8_state, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
 from training.checkpoint.boxes import Box
 from training.checkpoint.format.manifest import DamagedError
@@ -43,6 +43,8 @@ class Restored:
     device: str
     """What wrote it: ``cpu`` or ``cuda``."""
     rng_restored: bool
+    fp8_restored: bool
+    """The scales of the fp8 recipe "delayed", or there are none."""
     optimizer_restored: bool
     own: bool
     """One of this run's own checkpoints, which the next ones descend from."""
@@ -83,7 +85,7 @@ def restore(
     refused: list[Path] = []
     while (source := choose(root, config, ranks, refused)) is not None:
         try:
-            rng_restored = _read(source, chunks, optimizer, ranks)
+            rng_restored, fp8_restored = _read(source, chunks, optimizer, ranks)
         except UnsoundError as error:  # what verifying has not seen: the next one overwrites all of it
             refused.append(source.path)
             ranks.say(f"checkpoint {source.path} is damaged: {error}")
@@ -97,6 +99,7 @@ def restore(
             layout_before=source.state.layout,
             device=source.state.device,
             rng_restored=rng_restored,
+            fp8_restored=fp8_restored,
             optimizer_restored=source.optimizer,
             own=source.own,
             loaded=source.loaded,
@@ -104,8 +107,9 @@ def restore(
     return None
 
 
-def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> bool:
-    """Fill this rank's memory: whether the generators were restored, too. Raises UnsoundError, on every rank."""
+def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> tuple[bool, bool]:
+    """Fill this rank's memory: whether the generators were restored, too, and fp8's scales. Raises UnsoundError, on
+    every rank."""
     with TensorReader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
@@ -121,7 +125,8 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
             optimizer_state.weights_from_optimizer(chunks, optimizer)
         else:
             optimizer.reload_model_params()
-        return source.rng and restore_rng(reader, source.state, ranks)
+        rng_restored = source.rng and restore_rng(reader, source.state, ranks)
+        return rng_restored, source.optimizer and restore_fp8(reader, chunks, ranks)
 
 
 def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:
@@ -249,6 +254,17 @@ def restore_rng(reader: TensorReader, state: State, ranks: Ranks) -> bool:
             rng.set_states(found, ranks)
         except (RuntimeError, ValueError) as error:  # bytes that are no generator's state
             raise DamagedError(f"a generator's state cannot be restored ({error})") from None
+    return True
+
+
+def restore_fp8(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> bool:
+    """Restore the scales of fp8's recipe "delayed" where the checkpoint has just these: written with that recipe,
+    histories as long, and the same EP. Else they start at 1, as a new run's do."""
+    boxes = fp8_state.fp8_boxes(chunks, ranks)
+    if gathered([box.key for box in boxes if reader.shapes.get(box.key) != box.global_shape][:1], ranks):
+        return False
+    with sound(ranks):
+        reader.read(boxes)
     return True
 
 

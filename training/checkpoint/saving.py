@@ -10,7 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from training.checkpoint import committing, folders, optimizer_state, rng, storage
+from training.checkpoint import committing, folders, fp8_state, optimizer_state, rng, storage
 from training.checkpoint.agreement import on_every_rank, on_first_rank
 from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import model_boxes, settled
@@ -104,6 +104,7 @@ def saved_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> l
     return [
         *weights,
         *optimizer_state.optimizer_boxes(chunks, optimizer, ranks),
+        *fp8_state.fp8_boxes(chunks, ranks),
         *rng.rng_boxes(rng.states(ranks), ranks),
     ]
 

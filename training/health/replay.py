@@ -17,21 +17,23 @@ from torch import Tensor, nn
 
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
+from training.checkpoint import fp8_state
 from training.health.names import module_names, parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
 from training.loss_scale import LossScale
 
 
 class Before:
-    """What a step changes before its update, besides gradients: random numbers, routers' counts and biases, loss scale.
+    """What a step changes before its update, besides gradients: random numbers, routers' counts and biases, loss scale,
+    and fp8's scales (recipe "delayed") with their histories.
 
-    Not put back are the meters of experts, which count the microbatches twice, and Transformer Engine's history of
-    fp8 scales (recipe "delayed").
+    Not put back are the meters of experts, which count the microbatches twice.
     """
 
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
         self.optimizer, self.device = optimizer, ranks.device
         self.buffers = [buffer for chunk in chunks for buffer in unwrap(chunk).buffers()]
+        self.buffers += fp8_state.tensors(chunks).values()
         self.kept = [torch.empty_like(buffer) for buffer in self.buffers]
 
     @torch.no_grad()
@@ -56,7 +58,7 @@ class Before:
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
-        """Routers' biases, which were moved already, where there is no update."""
+        """Routers' biases and fp8's scales, which were moved already, where there is no update."""
         if self.buffers:
             torch._foreach_copy_(self.buffers, self.kept)
 

@@ -81,8 +81,8 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
         yield "the optimizer starts fresh"
     elif not restored.rng_restored:
         yield "the random numbers start fresh"
-    if now.fp8:
-        yield "fp8's scaling history is not saved"
+    if not restored.fp8_restored and now.fp8:
+        yield "fp8's scales start fresh (recipe delayed; see docs/checkpoints.md)"
     for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
         yield f"{name} {old} before, {new} now"
     data = now.entries.get("data")
