@@ -128,6 +128,8 @@ def flags_to_fields() -> Iterator[str]:
         yield row(f"`--{flag}`", f"`{field}`", "" if value is None else f"`{value}`")
     for flag, (field, switched) in (translated.SWITCHES | translated.EXPERT_SWITCHES).items():
         yield row(f"`--{flag}`", f"`{field} = {toml(switched)}`", f"`{toml(not switched)}`")
+    for flag, (field, value) in translated.KERNELS.items():
+        yield row(f"`--{flag}`", f"`{field} = {toml(value)}`", "")
     for entry, field in translated.MEGATRON_FIELDS.items():
         yield row(f"`--{entry.partition('=')[0]}`", f'`model.megatron = ["{field}{"" if "=" in field else "=…"}"]`', "")
 

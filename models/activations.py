@@ -20,6 +20,9 @@ class Activation:
     """Gives the element-wise function; of a gated one, that of the gate."""
     gated: bool = False
     """The MLP multiplies two projections (arXiv:2002.05202): fc1 has 2f rows, the gate's f first."""
+    fused: Callable[[], ActivationFunction] | None = None
+    """Gives the function by which mcore recognises that its fused kernels compute this activation. None: they do not,
+    or ``function`` is that."""
 
 
 def _silu() -> ActivationFunction:
@@ -34,6 +37,12 @@ def _gelu() -> ActivationFunction:
     return partial(functional.gelu, approximate="tanh")
 
 
+def _any_gelu() -> ActivationFunction:
+    from torch.nn import functional
+
+    return functional.gelu  # mcore's fused kernels have the tanh approximation all the same
+
+
 def _squared_relu() -> ActivationFunction:
     from torch.nn import functional
 
@@ -42,8 +51,8 @@ def _squared_relu() -> ActivationFunction:
 
 ACTIVATIONS: dict[str, Activation] = {
     "swiglu": Activation(function=_silu, gated=True),
-    "geglu": Activation(function=_gelu, gated=True),
-    "gelu": Activation(function=_gelu),
+    "geglu": Activation(function=_gelu, gated=True, fused=_any_gelu),
+    "gelu": Activation(function=_gelu, fused=_any_gelu),
     "squared_relu": Activation(function=_squared_relu),
 }
 """By their name in ``model.activation``."""

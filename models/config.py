@@ -14,6 +14,12 @@ RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_pr
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 OWNED = frozenset(
     {
+        "bias_activation_fusion",
+        "apply_rope_fusion",
+        "cross_entropy_loss_fusion",
+        "cross_entropy_fusion_impl",
+        "gradient_accumulation_fusion",
+        "masked_softmax_fusion",
         "num_layers",
         "hidden_size",
         "ffn_hidden_size",
@@ -122,8 +128,6 @@ OWNED = frozenset(
         "no_rope_freq",
         "moe_layer_freq",
         "linear_attention_freq",
-        "cross_entropy_loss_fusion",
-        "cross_entropy_fusion_impl",
     }
 )
 """Fields of mcore's TransformerConfig that Triplane's own fields set, whose change our own initial weights, schedule

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise
-from models.layers import mtp, routing
+from models.layers import cross_entropy, mtp, routing, wgrad
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import provider, stack_spec
@@ -56,15 +56,17 @@ def build(
     ranks: Ranks,
     seed: int,
     backend: BackendSpecProvider | None = None,
+    fusions: frozenset[str] = frozenset(),
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
+    fusions: fields of the section ``kernels`` that are on (models/kernels.py).
     """
     backend = backend or provider(ranks.device)
     precision = resolve_recipe(precision, ranks.device)
     grouped_experts = backend.fuse_layernorm_and_linear()
-    config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts)
+    config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts, fusions)
     if backend.core_attention() is SDPAttention:
         check_supported(config)
     if shape.mtp_num_layers:
@@ -92,6 +94,9 @@ def build(
             mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
         mask_padded_logits(chunk, shape)
+        cross_entropy.install(chunk, fused="cross_entropy_loss_fusion" in fusions)
+        if "gradient_accumulation_fusion" in fusions:
+            wgrad.fuse(chunk)
         routing.let_go_after_use(chunk)
         chunk.to(ranks.device)
         initialise(chunk, shape, seed)
@@ -107,6 +112,7 @@ def transformer_config(
     recompute: Recompute,
     ranks: Ranks,
     grouped_experts: bool = False,
+    fusions: frozenset[str] = frozenset(),
 ) -> TransformerConfig:
     """Everything mcore's modules read. One object serves all chunks of a rank.
 
@@ -123,11 +129,8 @@ def transformer_config(
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if grouped_experts else "local",
-        "bias_activation_fusion": False,
-        "masked_softmax_fusion": False,
+        **_fusion_settings(shape, fusions),
         "persist_layer_norm": False,
-        "gradient_accumulation_fusion": False,
-        "cross_entropy_loss_fusion": False,  # "native" casts its gradient to bf16 (fused_cross_entropy.py:82)
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig
     settings |= checked("model.megatron", model.megatron, kind)
@@ -250,6 +253,21 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
     }
 
 
+def _fusion_settings(shape: GPTShape, fusions: frozenset[str]) -> dict[str, Any]:
+    """Of those that mcore's modules read. models/layers has cross entropy and the accumulation of gradients."""
+    settings: dict[str, Any] = {
+        "bias_activation_fusion": "bias_activation_fusion" in fusions,
+        "apply_rope_fusion": "apply_rope_fusion" in fusions,
+        "masked_softmax_fusion": False,  # of mcore's own attention, which no block here is made of
+        "gradient_accumulation_fusion": False,  # asks for APEX
+        "cross_entropy_loss_fusion": False,
+    }
+    fused = ACTIVATIONS[shape.activation].fused
+    if fused is not None and settings["bias_activation_fusion"]:
+        settings["activation_func"] = fused()
+    return settings
+
+
 def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
     """mcore counts sublayers where Megatron users count blocks.
 
@@ -285,7 +303,8 @@ def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
     """Give vocabulary rows that are only padding no probability, whatever computes the loss from the logits.
 
     Rows are padded to a multiple that does not depend on TP; unmasked, they would still take part in the softmax.
-    The smallest finite number, not -inf, keeps sums over TP shards that are all padding free of NaN.
+    The smallest finite number, not -inf, keeps sums over TP shards that are all padding free of NaN. Written past
+    autograd, which would copy all gradients to clear those of padding: behind a softmax they are 0 already.
     """
     if not hasattr(chunk, "output_layer") or shape.padded_vocab_size == shape.vocab_size:
         return
@@ -296,7 +315,8 @@ def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
         logits, bias = outputs
         first = shape.vocab_size - (rank * local if logits.shape[-1] == local else 0)
         if first < logits.shape[-1]:
-            logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
+            with torch.no_grad():
+                logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
         return logits, bias
 
     chunk.output_layer.register_forward_hook(mask)

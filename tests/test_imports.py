@@ -36,7 +36,8 @@ NO_TORCH = """
 """
 TORCH = """
     parallel: ddp groups mcore_patches metrics precision    parallel.cpu: adam cuda_redirect eager uneven
-    models: gpt init rope    models.layers: attention blockwise_attention documents fp8 mla mtp norm packed routing spec
+    models: gpt init rope
+    models.layers: attention blockwise_attention cross_entropy documents fp8 mla mtp norm packed routing spec wgrad
     data: loader prefetch
     training: batches evaluation forward_backward generate gradient_norm loop loss_scale optimizer parts step train
     training.checkpoint: agreement boxes callback fit fp8_state model_state optimizer_state restoring rng

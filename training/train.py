@@ -10,9 +10,10 @@ import torch
 
 from data.prepared import Prepared
 from models import gpt
+from models.kernels import described, fusions_on, kernel_problems
 from models.layers import packed
 from models.layers.fp8 import resolve_recipe
-from models.layers.spec import provider
+from models.layers.spec import has_transformer_engine, provider
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import ddp, groups, metrics
@@ -27,7 +28,7 @@ from training import loop, optimizer
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
-from training.config.run_config import RunConfig, learning_schedule
+from training.config.run_config import RunConfig, kernel_setting, learning_schedule
 from training.generate import continuation
 from training.health.health import build_health
 from training.memory.measured import MemoryReport
@@ -142,11 +143,21 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     )
     backend = provider(ranks.device, documents=config.data.reset_attention_mask)
     model = gpt.build(
-        config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend
-    )
+        config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend,
+        fusions(config, shape, ranks),
+    )  # fmt: skip
     chunks = ddp.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
+
+
+def fusions(config: RunConfig, shape: GPTShape, ranks: Ranks) -> frozenset[str]:
+    """Fused kernels that are on. Raises SharedMistake for one that is asked for where it cannot run."""
+    has = has_transformer_engine(ranks.device)
+    setting = kernel_setting(config, shape, cuda=ranks.device.type == "cuda", transformer_engine=has)
+    if problems := kernel_problems(config.kernels, setting):
+        raise SharedMistake("\n".join(problems))
+    return fusions_on(config.kernels, setting)
 
 
 def one_step(
@@ -198,6 +209,8 @@ def announce(run: TrainingRun) -> None:
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
+    if fused := described(fusions(config, shape, ranks)):
+        ranks.say(f"fused kernels: {fused}")
     if config.data.reset_attention_mask:
         how = packed.how(shape, ranks.device, params_dtype(config.precision), ranks.layout)
         ranks.say(f"documents are kept apart by attention {how}")

@@ -97,7 +97,7 @@ def test_every_flag_of_megatron_has_one_fate_and_no_other_flag_has() -> None:
 
 def test_every_field_that_tables_name_exists() -> None:
     tables = (table.FIELDS, table.EXPERT_FIELDS, table.LATENT_FIELDS, table.PREDICTION_FIELDS, table.SWITCHES)
-    fields = {field for entries in (*tables, table.EXPERT_SWITCHES) for field, _ in entries.values()}
+    fields = {field for entries in (*tables, table.EXPERT_SWITCHES, table.KERNELS) for field, _ in entries.values()}
     assert fields <= set(names())
 
 

@@ -50,7 +50,7 @@ def _all() -> Iterator[Flag]:
     one = (translated.FIELDS, translated.EXPERT_FIELDS, translated.LATENT_FIELDS, translated.PREDICTION_FIELDS)
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")
-    for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES):
+    for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES, *translated.KERNELS):
         yield Flag(name, "0", "translated")
     for entry in (*translated.MEGATRON_FIELDS, *translated.RULES.split()):
         yield _flag(entry, "translated", "")

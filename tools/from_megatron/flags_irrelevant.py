@@ -5,8 +5,8 @@ Written as in ``flags``.
 
 IRRELEVANT: dict[str, str] = {
     "a choice of kernel or launch: the same function, other rounding at most": """
-        no-masked-softmax-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion no-persist-layer-norm
-        no-gradient-accumulation-fusion use-flash-attn flash-attention-version=1 disable-jit-fuser
+        no-masked-softmax-fusion no-bias-dropout-fusion no-persist-layer-norm use-flash-attn
+        flash-attention-version=1 disable-jit-fuser
         use-te-activation-func use-transformer-engine-op-fuser fused-residual-rmsnorm use-fused-weighted-squared-relu
         attention-backend=1 transformer-impl=1 no-clone-scatter-output-in-embedding
         disable-clone-scatter-output-in-embedding mla-down-proj-fusion use-grouped-gemm-for-shared-expert
@@ -15,8 +15,8 @@ IRRELEVANT: dict[str, str] = {
     "Triplane groups the experts' products wherever Transformer Engine is used": """
         moe-grouped-gemm
     """,
-    "Triplane's cross entropy is fp32 and unfused; Megatron-LM's fused one rounds its gradient to bf16": """
-        cross-entropy-loss-fusion cross-entropy-fusion-impl=1
+    "Triplane's fused cross entropy is Transformer Engine's; Megatron-LM's native one rounds its gradient to bf16": """
+        cross-entropy-fusion-impl=1
     """,
     "Triplane divides by the tokens of the whole batch anyway, which is the same where none is masked": """
         calculate-per-token-loss

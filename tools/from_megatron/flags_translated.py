@@ -109,6 +109,15 @@ EXPERT_SWITCHES: dict[str, tuple[str, bool]] = {
 }
 """Switches that mean something with --num-experts only."""
 
+KERNELS: dict[str, tuple[str, str]] = {
+    "no-bias-swiglu-fusion": ("kernels.bias_activation_fusion", "off"),
+    "no-rope-fusion": ("kernels.apply_rope_fusion", "off"),
+    "no-gradient-accumulation-fusion": ("kernels.gradient_accumulation_fusion", "off"),
+    "cross-entropy-loss-fusion": ("kernels.cross_entropy_loss_fusion", "auto"),
+}
+"""A switch sets a field; left out unless given, as Triplane's defaults turn on what can run. For that, asked for: auto,
+which a laptop understands, too."""
+
 MEGATRON_FIELDS: dict[str, str] = {
     "deterministic-mode": "deterministic_mode=True",
     "glu-linear-offset=1": "glu_linear_offset",

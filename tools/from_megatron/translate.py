@@ -35,9 +35,16 @@ def translate(words: Sequence[str], world: int | None = None) -> Draft:
         rules_data.logging,
     ):
         rule(draft)
+    _kernels(draft)
     _megatron_fields(draft)
     _others(draft)
     return draft
+
+
+def _kernels(draft: Draft) -> None:
+    for flag, (field, value) in table.KERNELS.items():
+        if draft.arguments.switch(flag):
+            draft.put(field, value, f"--{flag}")
 
 
 def _megatron_fields(draft: Draft) -> None:

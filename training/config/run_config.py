@@ -1,4 +1,4 @@
-"""The whole configuration: nine sections, each living with the package that reads it.
+"""The whole configuration: ten sections, each living with the package that reads it.
 
 ``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
 """
@@ -10,8 +10,10 @@ from typing import Literal
 
 from data.config import DataConfig
 from models.config import ModelConfig
+from models.kernels import KernelsConfig, KernelSetting, kernel_problems
 from models.resolve import resolve
 from models.shape_problems import shape_problems
+from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import megatron_field_problems, parse
@@ -292,6 +294,7 @@ class LogConfig:
 Section = (
     ParallelConfig
     | ModelConfig
+    | KernelsConfig
     | PrecisionConfig
     | DataConfig
     | OptimizerConfig
@@ -323,6 +326,7 @@ class RunConfig:
 
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -388,6 +392,7 @@ class RunConfig:
             found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
             found += context_problems(shape, self.parallel)
             found += dispatcher_problems(self.parallel, self.device)
+            found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             if not self.data.reset_attention_mask:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
@@ -395,6 +400,20 @@ class RunConfig:
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
         return found
+
+
+def kernel_setting(
+    config: RunConfig, shape: GPTShape, cuda: bool, transformer_engine: bool | None = None
+) -> KernelSetting:
+    """transformer_engine: whether it is there; None: as far as is known before a rank starts, which has a GPU."""
+    return KernelSetting(
+        cuda=cuda,
+        transformer_engine=cuda if transformer_engine is None else transformer_engine,
+        dtype=config.precision.dtype,
+        shape=shape,
+        parallel=config.parallel,
+        megatron=frozenset(parse(config.model.megatron)),
+    )
 
 
 def batch_schedule(train: TrainConfig) -> BatchSchedule:

@@ -69,13 +69,17 @@ def interpret_triton() -> None:
     Autotuner.do_bench = staticmethod(lambda _call, quantiles: [0.0] * len(quantiles))
 
 
+LATENT_ROPE = "megatron.core.fusions.fused_mla_yarn_rope_apply"
+
+
 class InPlaceOfTheExtension(MetaPathFinder):
-    """Once transformer_engine.common is executed, its loader of the compiled extension gives this one."""
+    """Once transformer_engine.common is executed, its loader of the compiled extension gives this one; and Megatron's
+    own Triton kernel of latent attention makes way for a faster one."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "transformer_engine.common":
+        if fullname not in ("transformer_engine.common", LATENT_ROPE):
             return None
         spec = PathFinder.find_spec(fullname, path)
         assert spec and spec.loader
@@ -83,6 +87,12 @@ class InPlaceOfTheExtension(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if fullname == LATENT_ROPE:
+                from tests.gpu_path.te import latent_rope
+
+                module.fused_apply_mla_rope_for_q = latent_rope.for_q  # type: ignore[attr-defined]
+                module.fused_apply_mla_rope_for_kv = latent_rope.for_kv  # type: ignore[attr-defined]
+                return
             module.load_framework_extension = lambda framework: sys.modules.setdefault(NAME, build())  # type: ignore[attr-defined]
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -1,0 +1,132 @@
+"""The ``kernels`` section of a recipe: which fused kernels compute the model, and where each can run.
+
+A fused kernel computes what several of PyTorch's do, with fewer launches and less memory traffic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from models.shapes import GPTShape
+from parallel.config import ParallelConfig
+
+Switch = Literal["auto", "on", "off"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class KernelsConfig:
+    """Fused kernels, by Megatron's names. auto: on where device, number format, model and layout allow it."""
+
+    bias_activation_fusion: Switch = "auto"
+    """An MLP's bias, activation and gate in one kernel, which keeps one activation less."""
+
+    apply_rope_fusion: Switch = "auto"
+    """Transformer Engine's rotary embedding; with latent attention Megatron's, for YaRN."""
+
+    cross_entropy_loss_fusion: Switch = "auto"
+    """Transformer Engine's cross entropy, which keeps 16-bit logits where the unfused one keeps a softmax in fp32."""
+
+    gradient_accumulation_fusion: Switch = "auto"
+    """The product that makes a weight's gradient adds it to the accumulated one, without rounding to 16 bits first."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        return []
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class KernelSetting:
+    """What decides whether a kernel can run."""
+
+    cuda: bool
+    transformer_engine: bool
+    """Blocks are made of its modules."""
+    dtype: Literal["fp32", "fp16", "bf16"]
+    shape: GPTShape
+    parallel: ParallelConfig
+    megatron: frozenset[str] = frozenset()
+    """Fields that model.megatron sets."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Fusion:
+    """One of them."""
+
+    title: str
+    """In the line that says what is on."""
+    transformer_engine: bool = True
+    """Whether it needs Transformer Engine; each needs a GPU."""
+    obstacle: Callable[[KernelSetting], str | None] = lambda _: None
+    """Why this model cannot have it; None: it can."""
+
+
+UNFUSED_ACTIVATIONS = {"activation_func_clamp_value", "glu_linear_offset", "use_te_activation_func"}
+
+
+def _no_fused_activation(setting: KernelSetting) -> str | None:
+    """Megatron has fused kernels for swiglu, and, in dense blocks, for geglu and for gelu with a bias."""
+    shape = setting.shape
+    if others := sorted(UNFUSED_ACTIVATIONS & setting.megatron):
+        return f"model.megatron sets {others[0]}"
+    if shape.num_moe_experts:
+        fits = shape.activation == "swiglu" and not shape.add_bias_linear
+    else:
+        fits = shape.gated or (shape.activation == "gelu" and shape.add_bias_linear)
+    if fits:
+        return None
+    bias, where = "with" if shape.add_bias_linear else "without", " in experts" if shape.num_moe_experts else ""
+    return f'Megatron has no fused kernel for model.activation "{shape.activation}" {bias} a bias{where}'
+
+
+def _no_fused_rope(setting: KernelSetting) -> str | None:
+    shape = setting.shape
+    if shape.position_embedding_type != "rope":
+        return f'model.position_embedding_type is "{shape.position_embedding_type}"'
+    if shape.multi_latent_attention:
+        return None if shape.rope_scaling == "yarn" else "with latent attention Megatron's kernel is for YaRN only"
+    if shape.rope_scaling == "yarn":
+        return "Transformer Engine's kernel does not scale as YaRN does"
+    return None
+
+
+def _no_fused_cross_entropy(setting: KernelSetting) -> str | None:
+    if setting.dtype == "bf16":
+        return None
+    return f'precision.dtype is "{setting.dtype}", and only in bf16 does it save memory without rounding more'
+
+
+FUSIONS: dict[str, Fusion] = {
+    "bias_activation_fusion": Fusion(
+        title="activation", transformer_engine=False, obstacle=_no_fused_activation
+    ),
+    "apply_rope_fusion": Fusion(title="rotary embedding", obstacle=_no_fused_rope),
+    "cross_entropy_loss_fusion": Fusion(title="cross entropy", obstacle=_no_fused_cross_entropy),
+    "gradient_accumulation_fusion": Fusion(title="gradient accumulation"),
+}  # fmt: skip
+"""By field. "auto" turns on what can run: tests/gpu_path/test_fusions.py compares each with off."""
+
+
+def obstacle(name: str, setting: KernelSetting) -> str | None:
+    """Why a fusion cannot run here; None: it can."""
+    fusion = FUSIONS[name]
+    if not setting.cuda:
+        return "it needs a GPU"
+    if fusion.transformer_engine and not setting.transformer_engine:
+        return "it needs Transformer Engine, which is not installed here"
+    return fusion.obstacle(setting)
+
+
+def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]:
+    """Fusions that are asked for where they cannot run."""
+    found = {name: obstacle(name, setting) for name in FUSIONS if getattr(kernels, name) == "on"}
+    return [f'kernels.{name} = "on" cannot run: {why}. Use "auto".' for name, why in found.items() if why]
+
+
+def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:
+    """The fields that are on; ``kernel_problems`` has found none."""
+    return frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
+
+
+def described(fusions: frozenset[str]) -> str:
+    """activation, rotary embedding."""
+    return ", ".join(fusion.title for name, fusion in FUSIONS.items() if name in fusions)

@@ -1,0 +1,137 @@
+"""Fused kernels on the emulated device: each trains as without it, and has really been called.
+
+Losses and weights in fp32 to 1e-5 and 1e-4, in bf16 losses to 1e-3, as in test_transformer_engine.py.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.kernels import FUSIONS
+from tests.gpu_path import trainings
+from tests.gpu_path.emulator import Emulation, Order, run
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, warm_device
+
+EXTENSION = "tests.gpu_path.te.extension"
+LOSS_BOUND, WEIGHTS_BOUND, BF16_BOUND = 1e-5, 1e-4, 1e-3
+FP32, BF16 = ("--precision.dtype", "fp32"), ("--precision.dtype", "bf16")
+TIED, DENSE, EXPERTS, LATENT = "gpt2_tiny", "debug", "mixtral_tiny", "deepseek_v3_tiny"
+
+COMPARED = [
+    ("bias_activation_fusion", "tp2sp", DENSE, FP32),
+    ("bias_activation_fusion", "", TIED, FP32),
+    ("bias_activation_fusion", "ep2", EXPERTS, FP32),
+    ("bias_activation_fusion", "tp2sp", DENSE, BF16),
+    ("apply_rope_fusion", "tp2sp", DENSE, FP32),
+    ("apply_rope_fusion", "cp2", DENSE, BF16),
+    ("apply_rope_fusion", "tp2sp", LATENT, FP32),
+    ("cross_entropy_loss_fusion", "tp2sp", DENSE, BF16),
+    ("cross_entropy_loss_fusion", "pp2dp2overlap", TIED, BF16),
+    ("cross_entropy_loss_fusion", "", LATENT, BF16),
+    ("gradient_accumulation_fusion", "tp2sp", DENSE, FP32),
+    ("gradient_accumulation_fusion", "pp2dp2overlap", TIED, FP32),
+    ("gradient_accumulation_fusion", "", TIED, FP32),
+    ("gradient_accumulation_fusion", "ep2", EXPERTS, FP32),
+    ("gradient_accumulation_fusion", "pp2", LATENT, FP32),
+    ("gradient_accumulation_fusion", "tp2sp", DENSE, BF16),
+]
+"""(field, layout, shape, number format): on against off."""
+
+
+@pytest.fixture(scope="module")
+def te_device() -> Iterator[WarmDevice]:
+    with warm_device(EXTENSION) as warm:
+        yield warm
+
+
+@pytest.fixture(scope="module")
+def unfused(te_device: WarmDevice, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The run folder of a training with every fusion off; trained once."""
+
+    @cache
+    def trained(layout: str, shape: str, flags: tuple[str, ...]) -> Path:
+        run_dir = tmp_path_factory.mktemp("off")
+        assert not train(te_device, run_dir, layout, shape, (*flags, *switches("off")))
+        return run_dir
+
+    return trained
+
+
+def switches(value: str) -> tuple[str, ...]:
+    return tuple(word for name in FUSIONS for word in (f"--kernels.{name}", value))
+
+
+def train(
+    te_device: WarmDevice, run_dir: Path, layout: str, shape: str, flags: tuple[str, ...], order: Order = "eager"
+) -> set[str]:
+    """The fusions whose kernels were called, on any rank."""
+    emulation = Emulation(
+        order=order, hooks=("tests.gpu_path.fusion_calls",), settings={"FUSION_CALLS": str(run_dir)}
+    )  # fmt: skip
+    printed = te_device.train(Training(layout=layout, shape=shape), run_dir, emulation, flags)
+    calls: Counter[str] = Counter()
+    for file in run_dir.glob("calls-*.json"):
+        calls.update(json.loads(file.read_text()))
+    on = {name for name, fusion in FUSIONS.items() if calls[name]}
+    assert bool(calls["accumulating products"]) == ("gradient_accumulation_fusion" in on)
+    line = f"fused kernels: {', '.join(fusion.title for name, fusion in FUSIONS.items() if name in on)}"
+    assert (line in printed.splitlines()) if on else "fused kernels" not in printed, printed
+    return on
+
+
+def compare(run_dir: Path, reference: Path, flags: tuple[str, ...]) -> None:
+    if flags == BF16:
+        assert trainings.loss_difference(run_dir, reference) < BF16_BOUND
+        return
+    assert trainings.loss_difference(run_dir, reference) < LOSS_BOUND
+    worst = max(trainings.checkpoint_differences(run_dir, reference), key=lambda one: one.relative or 0)
+    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+
+
+@pytest.mark.parametrize(
+    "layout, shape, flags, expected",
+    [
+        ("tp2sp", LATENT, FP32, {"bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion"}),
+        ("dp2overlap", DENSE, BF16,
+         {"bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion", "cross_entropy_loss_fusion"}),
+    ],
+)  # fmt: skip
+def test_what_is_on_by_default_trains_as_our_modules_do(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, flags: tuple[str, ...],
+    expected: set[str],
+) -> None:  # fmt: skip
+    assert train(te_device, tmp_path, layout, shape, flags, order="late") == expected
+    compare(tmp_path, on_the_cpu(shape, *flags), flags)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("field, layout, shape, flags", COMPARED)
+def test_each_alone_trains_as_without_it(
+    te_device: WarmDevice, unfused: Any, tmp_path: Path, field: str, layout: str, shape: str, flags: tuple[str, ...]
+) -> None:
+    alone = (*switches("off"), f"--kernels.{field}", "on")
+    assert train(te_device, tmp_path, layout, shape, (*flags, *alone)) == {field}
+    compare(tmp_path, unfused(layout, shape, flags), flags)
+
+
+def test_every_fusion_has_been_compared() -> None:
+    """What auto turns on."""
+    assert {field for field, *_ in COMPARED} == set(FUSIONS)
+
+
+def test_one_that_cannot_be_is_refused(device: WarmDevice, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as failed:
+        device.train(Training(), tmp_path, Emulation(), ("--kernels.apply_rope_fusion", "on"))
+    expected = 'kernels.apply_rope_fusion = "on" cannot run: it needs Transformer Engine, which is not installed here.'
+    assert expected in str(failed.value)
+
+
+def test_megatrons_rotary_kernel_of_latent_attention() -> None:
+    """Itself, in Triton's interpreter, against what stands for it in trainings."""
+    found = run(["-m", "tests.gpu_path.checks.latent_rope"], Emulation(hooks=(EXTENSION,)))
+    assert found.returncode == 0 and "equal" in found.stdout, found.stderr[-3000:]

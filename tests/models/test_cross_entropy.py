@@ -1,0 +1,59 @@
+"""Cross entropy over vocabularies split over TP, against megatron-core's and PyTorch's."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from parallel.config import ParallelConfig
+from parallel.launch import Identity
+from parallel.layout import layout_of
+from ranks import run_ranks
+
+SEQ, BATCH, VOCABULARY = 5, 3, 32
+
+
+def losses_and_gradient(compute: Any, logits: torch.Tensor, weights: torch.Tensor) -> tuple[Any, Any]:
+    """logits are overwritten by both, and so are copied here."""
+    leaf = logits.clone().requires_grad_()
+    losses = compute(leaf * 1)
+    (losses.float() * weights).sum().backward()
+    return losses.detach(), leaf.grad
+
+
+def check(identity: Identity, tp: int, dtype: torch.dtype, padding: int) -> None:
+    import torch.distributed as dist
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    from models.layers.cross_entropy import token_losses
+    from parallel import groups
+
+    layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
+    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        random = torch.Generator().manual_seed(1)
+        whole = (30 * torch.randn(SEQ, BATCH, VOCABULARY, generator=random)).to(dtype)
+        if padding:
+            whole[..., -padding:] = torch.finfo(dtype).min
+        labels = torch.randint(VOCABULARY - padding, (BATCH, SEQ), generator=random)
+        weights = torch.rand(SEQ, BATCH, generator=random)
+        part = whole.chunk(tp, dim=-1)[ranks.at.tp]
+        group, called = ranks.pgs.tp, []
+        reduce, gather = dist.all_reduce, dist.all_gather_into_tensor
+        dist.all_reduce = lambda *args, **kwargs: called.append("all-reduce")  # type: ignore[assignment]
+        dist.all_gather_into_tensor = lambda *args, **kwargs: (called.append("all-gather"), gather(*args, **kwargs))[1]
+        ours = losses_and_gradient(lambda x: token_losses(labels, x, group=group).t(), part, weights)
+        dist.all_reduce, dist.all_gather_into_tensor = reduce, gather
+        assert called == ["all-gather"] * (tp > 1)
+        theirs = losses_and_gradient(
+            lambda x: vocab_parallel_cross_entropy(x, labels.t().contiguous(), tp_group=group), part, weights
+        )
+        plain = torch.nn.functional.cross_entropy(whole.float().permute(1, 2, 0), labels, reduction="none").t()
+        for found, expected in zip((*ours, ours[0]), (*theirs, plain), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("dtype, padding", [(torch.float32, 0), (torch.float32, 20), (torch.bfloat16, 20)])
+def test_losses_and_gradients_are_megatrons(tp: int, dtype: torch.dtype, padding: int) -> None:
+    """20 of 32 are padding: all of the second rank's. In one collective, where Megatron has three."""
+    run_ranks(tp, lambda identity: check(identity, tp, dtype, padding))

@@ -1,0 +1,53 @@
+"""Which fused kernels are on: by device, number format, model and what a recipe says."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from models.families import named
+from models.kernels import FUSIONS, KernelsConfig, KernelSetting, fusions_on, kernel_problems
+from parallel.config import ParallelConfig
+
+GPU = KernelSetting(
+    cuda=True, transformer_engine=True, dtype="bf16", shape=named("llama3_tiny"), parallel=ParallelConfig()
+)
+DENSE = {"bias_activation_fusion", "apply_rope_fusion", "cross_entropy_loss_fusion", "gradient_accumulation_fusion"}
+
+
+def setting(**changes: Any) -> KernelSetting:
+    return dataclasses.replace(GPU, **changes)
+
+
+def test_on_a_gpu_with_transformer_engine_all_that_fit_are_on() -> None:
+    assert fusions_on(KernelsConfig(), GPU) == DENSE
+
+
+@pytest.mark.parametrize(
+    "changes, off",
+    [
+        ({"cuda": False}, set(FUSIONS)),
+        ({"transformer_engine": False}, set(FUSIONS) - {"bias_activation_fusion"}),
+        ({"dtype": "fp32"}, {"cross_entropy_loss_fusion"}),
+        ({"dtype": "fp16"}, {"cross_entropy_loss_fusion"}),
+        ({"megatron": frozenset({"glu_linear_offset"})}, {"bias_activation_fusion"}),
+        ({"shape": named("gpt2_tiny")}, {"apply_rope_fusion"}),
+        ({"shape": dataclasses.replace(named("gpt2_tiny"), add_bias_linear=False)},
+         {"apply_rope_fusion", "bias_activation_fusion"}),
+        ({"shape": dataclasses.replace(named("llama3_tiny"), rope_scaling="yarn")}, {"apply_rope_fusion"}),
+        ({"shape": dataclasses.replace(named("deepseek_v3_tiny"), rope_scaling="none")}, {"apply_rope_fusion"}),
+        ({"shape": dataclasses.replace(named("mixtral_tiny"), activation="geglu")}, {"bias_activation_fusion"}),
+        ({"shape": dataclasses.replace(named("mixtral_tiny"), add_bias_linear=True)}, {"bias_activation_fusion"}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_off_and_refused_by_name(changes: dict[str, Any], off: set[str]) -> None:
+    there = setting(**changes)
+    assert fusions_on(KernelsConfig(), there) & DENSE == DENSE - off
+    for name in off & DENSE:
+        [problem] = kernel_problems(KernelsConfig(**{name: "on"}), there)  # type: ignore[arg-type]
+        assert problem.startswith(f'kernels.{name} = "on" cannot run: ') and problem.endswith('Use "auto".')
+
+
+def test_off_is_off() -> None:
+    config = KernelsConfig(apply_rope_fusion="off")
+    assert fusions_on(config, GPU) == DENSE - {"apply_rope_fusion"} and not kernel_problems(config, GPU)
