@@ -65,8 +65,8 @@ def build(
     """
     backend = backend or provider(ranks.device)
     precision = resolve_recipe(precision, ranks.device)
-    grouped_experts = backend.fuse_layernorm_and_linear()
-    config = transformer_config(model, shape, parallel, precision, recompute, ranks, grouped_experts, fusions)
+    transformer_engine = backend.fuse_layernorm_and_linear()
+    config = transformer_config(model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions)
     if backend.core_attention() is SDPAttention:
         check_supported(config)
     if shape.mtp_num_layers:
@@ -111,24 +111,24 @@ def transformer_config(
     precision: PrecisionConfig,
     recompute: Recompute,
     ranks: Ranks,
-    grouped_experts: bool = False,
+    transformer_engine: bool = False,
     fusions: frozenset[str] = frozenset(),
 ) -> TransformerConfig:
     """Everything mcore's modules read. One object serves all chunks of a rank.
 
-    grouped_experts: one kernel for the products of all experts of a rank (Transformer Engine's).
+    transformer_engine: blocks are made of its modules. fusions: as in ``build``.
     """
     settings = {
         **_block_settings(shape),
         **_latent_settings(shape),
-        **_expert_settings(shape, parallel, ranks, grouped_experts),
+        **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(recompute, grouped_experts),
+        **_recompute_settings(recompute, transformer_engine),
         **transformer_settings(precision),
         **bf16_sublayers(precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
-        "transformer_impl": "transformer_engine" if grouped_experts else "local",
+        "transformer_impl": "transformer_engine" if transformer_engine else "local",
         **_fusion_settings(shape, fusions),
         "persist_layer_norm": False,
     }
@@ -200,7 +200,9 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
     }
 
 
-def _expert_settings(shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, grouped: bool) -> dict[str, Any]:
+def _expert_settings(
+    shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, fusions: frozenset[str]
+) -> dict[str, Any]:
     if not shape.num_moe_experts:
         return {}
     return {
@@ -224,7 +226,10 @@ def _expert_settings(shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, gr
         "moe_pad_expert_input_to_capacity": shape.moe_pad_expert_input_to_capacity,
         "moe_token_drop_policy": shape.moe_token_drop_policy,
         "moe_token_dispatcher_type": parallel.moe_token_dispatcher_type,
-        "moe_grouped_gemm": grouped,
+        "moe_grouped_gemm": "moe_grouped_gemm" in fusions,
+        "moe_permute_fusion": "moe_permute_fusion" in fusions,
+        "moe_router_fusion": "moe_router_fusion" in fusions,
+        "moe_shared_expert_overlap": "moe_shared_expert_overlap" in fusions,
         "expert_model_parallel_size": ranks.layout.ep,
         "expert_tensor_parallel_size": ranks.layout.etp,
     }

@@ -29,6 +29,18 @@ class KernelsConfig:
     gradient_accumulation_fusion: Switch = "auto"
     """The product that makes a weight's gradient adds it to the accumulated one, without rounding to 16 bits first."""
 
+    moe_grouped_gemm: Switch = "auto"
+    """The products of all experts of a rank in one kernel (Transformer Engine's)."""
+
+    moe_permute_fusion: Switch = "auto"
+    """Transformer Engine's kernels that sort tokens by expert, and back."""
+
+    moe_router_fusion: Switch = "auto"
+    """Transformer Engine's kernels for the router's scores, choice and weights, and for the loss that balances load."""
+
+    moe_shared_expert_overlap: Switch = "auto"
+    """Shared experts compute on a stream of their own while tokens travel to the other experts."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         return []
@@ -46,6 +58,7 @@ class KernelSetting:
     parallel: ParallelConfig
     megatron: frozenset[str] = frozenset()
     """Fields that model.megatron sets."""
+    recomputes_shared_experts: bool = False
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -95,6 +108,28 @@ def _no_fused_cross_entropy(setting: KernelSetting) -> str | None:
     return f'precision.dtype is "{setting.dtype}", and only in bf16 does it save memory without rounding more'
 
 
+def _no_experts(setting: KernelSetting) -> str | None:
+    return None if setting.shape.num_moe_experts else "the model has no experts"
+
+
+def _no_fused_permutation(setting: KernelSetting) -> str | None:
+    if setting.shape.moe_pad_expert_input_to_capacity:
+        return "Megatron sorts tokens into padded experts (model.moe_pad_expert_input_to_capacity) without it"
+    return _no_experts(setting)
+
+
+def _no_overlap(setting: KernelSetting) -> str | None:
+    if not setting.shape.moe_shared_expert_intermediate_size:
+        return "the model has no shared experts"
+    if setting.parallel.moe_token_dispatcher_type == "allgather":
+        return 'parallel.moe_token_dispatcher_type "allgather" has no place for it'
+    if setting.recomputes_shared_experts:
+        return 'train.recompute_modules has "shared_experts"'
+    if setting.parallel.expert_model_parallel_size == 1:
+        return "no tokens travel with parallel.expert_model_parallel_size 1"
+    return None
+
+
 FUSIONS: dict[str, Fusion] = {
     "bias_activation_fusion": Fusion(
         title="activation", transformer_engine=False, obstacle=_no_fused_activation
@@ -102,6 +137,10 @@ FUSIONS: dict[str, Fusion] = {
     "apply_rope_fusion": Fusion(title="rotary embedding", obstacle=_no_fused_rope),
     "cross_entropy_loss_fusion": Fusion(title="cross entropy", obstacle=_no_fused_cross_entropy),
     "gradient_accumulation_fusion": Fusion(title="gradient accumulation"),
+    "moe_grouped_gemm": Fusion(title="experts' products", obstacle=_no_experts),
+    "moe_permute_fusion": Fusion(title="permutation of tokens", obstacle=_no_fused_permutation),
+    "moe_router_fusion": Fusion(title="router", obstacle=_no_experts),
+    "moe_shared_expert_overlap": Fusion(title="shared experts overlapped", obstacle=_no_overlap),
 }  # fmt: skip
 """By field. "auto" turns on what can run: tests/gpu_path/test_fusions.py compares each with off."""
 

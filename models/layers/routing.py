@@ -60,7 +60,7 @@ def topk_routing_with_score_function(
     DeepSeek-V3's rule for its sigmoid scores (arXiv:2412.19437, section 2.1.2: the best 2, as 8 experts come from 4
     groups). V2, with a softmax, takes the groups that hold the highest scores: for its 6 of 160 experts from 3 of 8
     groups, mcore would send one token in three (of normal logits) to other experts. Softmax scores with groups are
-    rated here, so Transformer Engine's fused routing, which sums too, is off for them.
+    rated here: fused routing (kernels.moe_router_fusion), which sums too, then serves the balancing loss alone.
     """
     if score_function != "softmax" or not group_topk:
         return route(

@@ -27,6 +27,13 @@ ENTRIES: dict[str, list[tuple[str, str]]] = {
     ],
     "cross_entropy_loss_fusion": [("transformer_engine.pytorch.triton.cross_entropy", "cross_entropy_forward")],
     "gradient_accumulation_fusion": [("models.layers.wgrad", "accumulate")],
+    "moe_grouped_gemm": [("transformer_engine_torch", "te_general_grouped_gemm")],
+    "moe_permute_fusion": [("transformer_engine.pytorch.triton.permutation", "permute_with_mask_map")],
+    "moe_router_fusion": [
+        ("transformer_engine_torch", "fused_topk_with_score_function_fwd"),
+        ("transformer_engine_torch", "fused_moe_aux_loss_fwd"),
+    ],
+    "moe_shared_expert_overlap": [("megatron.core.transformer.moe.shared_experts", "SharedExpertMLP.get_output")],
 }
 """By field of the section ``kernels``: (module, name in it)."""
 
@@ -57,7 +64,10 @@ def install() -> None:
     for field, entries in ENTRIES.items():
         for path, name in entries:
             owner: Any = importlib.import_module(path)
-            setattr(owner, name, counted(field, getattr(owner, name)))
+            *outer, last = name.split(".")
+            for part in outer:
+                owner = getattr(owner, part)
+            setattr(owner, last, counted(field, getattr(owner, last)))
     extension: Any = importlib.import_module("transformer_engine_torch")
     extension.generic_gemm = accumulating(extension.generic_gemm)
 

@@ -48,6 +48,28 @@ def test_what_cannot_be_is_off_and_refused_by_name(changes: dict[str, Any], off:
         assert problem.startswith(f'kernels.{name} = "on" cannot run: ') and problem.endswith('Use "auto".')
 
 
+EXPERTS = {"moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion"}
+SPLIT = ParallelConfig(expert_model_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    "shape, changes, on",
+    [
+        (named("llama3_tiny"), {}, set()),
+        (named("mixtral_tiny"), {"parallel": SPLIT}, EXPERTS),
+        (named("deepseek_v3_tiny"), {}, EXPERTS),
+        (named("deepseek_v3_tiny"), {"parallel": SPLIT}, {*EXPERTS, "moe_shared_expert_overlap"}),
+        (named("deepseek_v3_tiny"), {"parallel": SPLIT, "recomputes_shared_experts": True}, EXPERTS),
+        (named("deepseek_v3_tiny"),
+         {"parallel": dataclasses.replace(SPLIT, moe_token_dispatcher_type="allgather")}, EXPERTS),
+        (dataclasses.replace(named("mixtral_tiny"), moe_expert_capacity_factor=1.0,
+                             moe_pad_expert_input_to_capacity=True), {}, EXPERTS - {"moe_permute_fusion"}),
+    ],
+)  # fmt: skip
+def test_of_experts(shape: Any, changes: dict[str, Any], on: set[str]) -> None:
+    assert fusions_on(KernelsConfig(), setting(shape=shape, **changes)) - DENSE == on
+
+
 def test_off_is_off() -> None:
     config = KernelsConfig(apply_rope_fusion="off")
     assert fusions_on(config, GPU) == DENSE - {"apply_rope_fusion"} and not kernel_problems(config, GPU)

@@ -79,7 +79,7 @@ def gpt_model(config: RunConfig, ranks: Any) -> GPTModel:
     """GPTModel of the same shape, blocks rather than sublayers, with random weights."""
     shape = resolve(config.model, 257)
     of_blocks = transformer_config(
-        config.model, shape, config.parallel, config.precision, Recompute(), ranks, grouped_experts=False
+        config.model, shape, config.parallel, config.precision, Recompute(), ranks, transformer_engine=False
     )
     of_blocks.num_layers, of_blocks.is_hybrid_model = shape.num_layers, False
     of_blocks.perform_initialization = True

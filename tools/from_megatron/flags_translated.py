@@ -114,6 +114,10 @@ KERNELS: dict[str, tuple[str, str]] = {
     "no-rope-fusion": ("kernels.apply_rope_fusion", "off"),
     "no-gradient-accumulation-fusion": ("kernels.gradient_accumulation_fusion", "off"),
     "cross-entropy-loss-fusion": ("kernels.cross_entropy_loss_fusion", "auto"),
+    "moe-grouped-gemm": ("kernels.moe_grouped_gemm", "auto"),
+    "moe-permute-fusion": ("kernels.moe_permute_fusion", "auto"),
+    "moe-router-fusion": ("kernels.moe_router_fusion", "auto"),
+    "moe-shared-expert-overlap": ("kernels.moe_shared_expert_overlap", "auto"),
 }
 """A switch sets a field; left out unless given, as Triplane's defaults turn on what can run. For that, asked for: auto,
 which a laptop understands, too."""
@@ -129,9 +133,6 @@ MEGATRON_FIELDS: dict[str, str] = {
     "no-fp8-wgrad": "fp8_wgrad=False",
     "disable-fp8-wgrad": "fp8_wgrad=False",
     "microbatch-group-size-per-virtual-pipeline-stage=1": "microbatch_group_size_per_vp_stage",
-    "moe-shared-expert-overlap": "moe_shared_expert_overlap=True",
-    "moe-permute-fusion": "moe_permute_fusion=True",
-    "moe-router-fusion": "moe_router_fusion=True",
     "moe-input-jitter-eps=1": "moe_input_jitter_eps",
     "moe-router-force-load-balancing": "moe_router_force_load_balancing=True",
     "moe-apply-probs-on-input": "moe_apply_probs_on_input=True",

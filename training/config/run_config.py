@@ -413,6 +413,8 @@ def kernel_setting(
         shape=shape,
         parallel=config.parallel,
         megatron=frozenset(parse(config.model.megatron)),
+        recomputes_shared_experts=config.train.recompute_granularity == "selective"
+        and "shared_experts" in config.train.recompute_modules,
     )
 
 

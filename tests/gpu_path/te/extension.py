@@ -20,7 +20,7 @@ PACKAGES = Path(__file__).resolve().parents[3] / ".te"
 NAME = "transformer_engine_torch"
 EXPORT = "transformer_engine.pytorch.onnx_extensions"
 """Wants onnxscript, to export what is not exported here."""
-PARTS = "quantization gemm norms optimizer softmax attention moving".split()
+PARTS = "quantization gemm norms optimizer softmax attention moving router".split()
 
 
 class Extension(ModuleType):
@@ -70,16 +70,17 @@ def interpret_triton() -> None:
 
 
 LATENT_ROPE = "megatron.core.fusions.fused_mla_yarn_rope_apply"
+PERMUTATION = "transformer_engine.pytorch.triton.permutation"
 
 
 class InPlaceOfTheExtension(MetaPathFinder):
-    """Once transformer_engine.common is executed, its loader of the compiled extension gives this one; and Megatron's
-    own Triton kernel of latent attention makes way for a faster one."""
+    """Once transformer_engine.common is executed, its loader of the compiled extension gives this one; and the
+    Triton kernels that interpreted are too slow for a training make way for plain torch."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in ("transformer_engine.common", LATENT_ROPE):
+        if fullname not in ("transformer_engine.common", LATENT_ROPE, PERMUTATION):
             return None
         spec = PathFinder.find_spec(fullname, path)
         assert spec and spec.loader
@@ -92,6 +93,11 @@ class InPlaceOfTheExtension(MetaPathFinder):
 
                 module.fused_apply_mla_rope_for_q = latent_rope.for_q  # type: ignore[attr-defined]
                 module.fused_apply_mla_rope_for_kv = latent_rope.for_kv  # type: ignore[attr-defined]
+                return
+            if fullname == PERMUTATION:
+                from tests.gpu_path.te import permutation
+
+                vars(module).update({function.__name__: function for function in permutation.REPLACED})
                 return
             module.load_framework_extension = lambda framework: sys.modules.setdefault(NAME, build())  # type: ignore[attr-defined]
 
