@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from models.kernels import KernelsConfig
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
@@ -128,6 +129,16 @@ def test_a_row_that_does_not_fit_is_measured_with_fewer_layers(monkeypatch: pyte
     assert run.headline.startswith("bf16 32,768 tokens/s a GPU, MFU 40.0%, 50.0% of GEMM; fp8")
 
 
+@pytest.mark.parametrize(
+    "capability, te, rows",
+    [((8, 0), True, ["bf16"]), ((9, 0), True, ["bf16", "fp8"]), ((10, 0), True, ["bf16", "fp8", "mxfp8"]),
+     ((10, 0), False, ["bf16"])],
+)  # fmt: skip
+def test_rows_are_what_the_card_can_do(capability: tuple[int, int], te: bool, rows: list[str]) -> None:
+    machine = dataclasses.replace(card(), capability=capability, versions={"transformer-engine": "2" if te else None})
+    assert throughput.rows_of(machine) == rows
+
+
 CLUSTER = """
 [gpu]
 name = "NVIDIA H200"
@@ -207,9 +218,20 @@ def test_each_field_is_switched_on_and_off() -> None:
     assert [fusions.role_of(name) for name in typing.get_type_hints(Kernels)] == ["dense", "experts", "dense"]
 
 
+def test_the_recipes_fields_are_switched() -> None:
+    """Those that "auto" turns on where they can run; what the configuration refuses is not run."""
+    fields = [name for name, _, _ in fusions.switches(KernelsConfig)]
+    assert fields == [each.name for each in dataclasses.fields(KernelsConfig)]
+    base = measured_models.of_role(card(gpus=8), SIZES["card"], "dense", 2)
+    assert fusions.switched(base, "apply_rope_fusion", "on", 8).kernels.apply_rope_fusion == "on"
+    narrow = dataclasses.replace(base, precision=PrecisionConfig(dtype="fp16"))
+    with pytest.raises(UnrunError, match=r"cross_entropy_loss_fusion = on: .* cannot run"):
+        fusions.switched(narrow, "cross_entropy_loss_fusion", "on", 8)
+
+
 def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that the program refuses here is not run."""
-    monkeypatch.setattr(fusions, "switched", lambda base, name, value: (name, value))
+    monkeypatch.setattr(fusions, "switched", lambda base, name, value, gpus: (name, value))
 
     def steps_of(run: SubjectRun, config: Any) -> dict[str, Any]:
         if config == ("moe_permute_fusion", True):

@@ -1,17 +1,13 @@
 """``make prove-gpu`` on the emulated device: that each subject runs and judges, not what a card shows."""
 
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.subjects.fusions import SECTION
 from tests.gpu.table import SUBJECTS
 from tests.gpu_path.emulator import ROOT, Emulation, run
-from training.config.run_config import RunConfig
-
-EXTENSION = "tests.gpu_path.te.extension"
+from tests.gpu_path.trainings import EXTENSION
 
 
 def prove(output: Path, *flags: str, emulation: Emulation | None = None, devices: int = 1) -> str:
@@ -39,8 +35,6 @@ def test_every_subject_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     printed = prove(tmp_path, "--minutes", "60", emulation=Emulation(hooks=(EXTENSION,)), devices=2)
     verdicts = dict(re.findall(r"^  (\w+): (PASSED|FAILED|NOT RUN) \(", printed, re.MULTILINE))
     expected = dict.fromkeys([subject.name for subject in SUBJECTS], "PASSED")
-    if SECTION not in {each.name for each in dataclasses.fields(RunConfig)}:
-        expected["fusions"] = "NOT RUN"
     assert verdicts == expected, printed
     assert "no time left" not in printed
 

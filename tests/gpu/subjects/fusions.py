@@ -5,13 +5,13 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from models.kernels import KernelsConfig
 from tests.gpu import measured_models
 from tests.gpu.sizes import Role
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.throughput import steps_of
 from training.config.run_config import RunConfig
 
-SECTION = "kernels"
 LOSS_BOUND = 5e-3
 """Largest difference of a loss, relative, in bf16: a few times what 16 bits do to the emulated device's."""
 OFF = (False, "off", "none")
@@ -23,11 +23,9 @@ MIB = 2**20
 
 def fusions(run: SubjectRun) -> None:
     """A few layers of the model that a field is for, on all GPUs; every run has a process of its own."""
-    if SECTION not in {each.name for each in dataclasses.fields(RunConfig)}:
-        raise UnrunError(f"this version has no section {SECTION}: its fusions are not switched")
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
-    for name, off, on in switches(typing.get_type_hints(RunConfig)[SECTION]):
+    for name, off, on in switches(KernelsConfig):
         run.part(name, lambda name=name, off=off, on=on: one_field(run, name, off, on), least_s=2 * ROW_S)  # type: ignore[misc]
 
 
@@ -47,16 +45,16 @@ def literals(kind: Any) -> list[Any]:
 
 
 def role_of(field: str) -> Role:
-    """The model that has what the field fuses."""
-    if any(word in field for word in ("moe", "permute", "router", "expert", "grouped")):
-        return "experts"
-    return "latent" if "mla" in field else "dense"
+    """The model that has what the field fuses; shared experts are DeepSeek's."""
+    if "shared_expert" in field or "mla" in field:
+        return "latent"
+    return "experts" if any(word in field for word in ("moe", "permute", "router", "expert", "grouped")) else "dense"
 
 
 def one_field(run: SubjectRun, name: str, off: Any, on: Any) -> None:
     """A line; a problem where the losses differ."""
     base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
-    without, with_it = (refused_or_run(run, switched(base, name, value)) for value in (off, on))
+    without, with_it = (refused_or_run(run, switched(base, name, value, len(run.machine.gpus))) for value in (off, on))
     row = compared(without, with_it)
     run.numbers["rows"][f"{name}={on}"] = row | {"off": without, "on": with_it}
     what = f"{name} {off} -> {on}"
@@ -79,11 +77,10 @@ def refused_or_run(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
         raise UnrunError(why) if why else error from None
 
 
-def switched(base: RunConfig, name: str, value: Any) -> RunConfig:
+def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
     """With one field set; what the configuration refuses is not run."""
-    section = dataclasses.replace(getattr(base, SECTION), **{name: value})
-    config = dataclasses.replace(base, **{SECTION: section})
-    if found := config.problems(config.train.global_batch_size):
+    config = dataclasses.replace(base, kernels=dataclasses.replace(base.kernels, **{name: value}))
+    if found := config.problems(gpus):
         raise UnrunError(f"{name} = {value}: {found[0]}")
     return config
 

@@ -5,11 +5,14 @@ from typing import Any
 
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models
+from tests.gpu.machine import GpuMachine
 from tests.gpu.subject_run import SubjectRun
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 
-ROWS = {"bf16": PrecisionConfig(), "fp8": PrecisionConfig(fp8="hybrid")}
+ROWS = {"bf16": PrecisionConfig(), "fp8": PrecisionConfig(fp8="hybrid"), "mxfp8": PrecisionConfig(fp8="e4m3")}
+"""fp8: with the recipe that a card has for it; mxfp8 is Blackwell's for e4m3."""
+BLACKWELL = (10, 0)
 CONVENTION = (
     "MFU: model FLOPs (causal: a query sees half of the keys; nothing recomputed, Megatron-LM's convention) over the "
     "published dense peak of the row's format. Share of GEMM: the same over the fastest matrix product measured here."
@@ -22,7 +25,7 @@ ROW_S = 30.0
 def throughput(run: SubjectRun) -> None:
     """Each row data-parallel over all GPUs; one that fails (memory, say) is a problem."""
     run.part("matrix products", lambda: ceiling(run))
-    rows = [row for row in ROWS if row != "fp8" or (run.machine.has_te and run.machine.has_fp8)]
+    rows = rows_of(run.machine)
     # of the row that holds most, weights in bf16 and fp8, so that rows compare
     model = measured_models.of_role(run.machine, run.sizes, "dense", run.sizes.most_layers, ROWS[rows[-1]])
     run.say(f"{'':6} {'layers':>6} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'of GEMM':>7} {'peak GiB':>8}")
@@ -32,6 +35,12 @@ def throughput(run: SubjectRun) -> None:
     if "fp8" not in rows:
         run.say("fp8: not run: Transformer Engine and fp8 tensor cores are not both here")
     run.say(CONVENTION)
+
+
+def rows_of(machine: GpuMachine) -> list[str]:
+    """That the card and its libraries can do."""
+    rows = ["bf16", "fp8"] if machine.has_te and machine.has_fp8 else ["bf16"]
+    return [*rows, "mxfp8"] if "fp8" in rows and machine.capability >= BLACKWELL else rows
 
 
 def ceiling(run: SubjectRun) -> None:
@@ -59,7 +68,7 @@ def one_row(run: SubjectRun, row: str, base: RunConfig) -> None:
         run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
         config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
         found = steps_of(run, config)
-    gemm = run.numbers.get("gemm_tflops", {}).get(row)
+    gemm = run.numbers.get("gemm_tflops", {}).get("fp8" if config.precision.fp8 else row)
     found |= {"recipe": dump(config), "of_gemm": found["model_tflops_per_gpu"] / gemm if gemm else None}
     run.numbers["rows"][row] = found
     rates = f"{found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.4g}"
