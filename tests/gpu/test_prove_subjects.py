@@ -20,6 +20,7 @@ from tests.gpu.subjects import checkpoint, environment, fusions, layouts, memory
 from tests.gpu.trainings import Training
 from tools.inspect_checkpoint.compare import Comparison
 from training.config.recipe import dump
+from training.config.run_config import RunConfig
 
 
 def card(memory_gib: float = 139.0, gpus: int = 1, nccl: tuple[int, ...] = (2, 29, 7)) -> GpuMachine:
@@ -230,26 +231,28 @@ def test_the_recipes_fields_are_switched() -> None:
 
 
 def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that the program refuses here is not run."""
-    monkeypatch.setattr(fusions, "switched", lambda base, name, value, gpus: (name, value))
+    """And one that the program refuses here is not run. What it chooses itself is run once for all fields."""
+    ran: list[RunConfig] = []
 
-    def steps_of(run: SubjectRun, config: Any) -> dict[str, Any]:
-        if config == ("moe_permute_fusion", True):
-            raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs Transformer Engine")
-        on = config[1] not in fusions.OFF
-        losses = [7.0, float("nan")] if config[1] == "te" else [7.0, 6.501]
-        return step_numbers(0.9 if on else 1.0, total=8.0 if on else 10.0, losses=losses if on else [7.0, 6.5])
+    def steps_of(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
+        ran.append(config)
+        if config.kernels.gradient_accumulation_fusion == "off":
+            raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs another card")
+        losses = [7.0, float("nan")] if config.kernels.apply_rope_fusion == "off" else [7.0, 6.501]
+        on = config.kernels == KernelsConfig()
+        return step_numbers(0.9 if on else 1.0, total=8.0 if on else 10.0, losses=[7.0, 6.5] if on else losses)
 
     monkeypatch.setattr(fusions, "steps_of", steps_of)
+    some = ["bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion"]
+    monkeypatch.setattr(fusions, "switches", lambda _: [(name, "off", "on") for name in some])
     run = run_on(card())
-    run.numbers["rows"] = {}
-    for name, off, on in fusions.switches(Kernels):
-        run.part(name, lambda name=name, off=off, on=on: fusions.one_field(run, name, off, on))  # type: ignore[misc]
-    assert run.numbers["rows"]["apply_rope_fusion=on"]["bytes"] == -2.0
-    assert run.numbers["rows"]["apply_rope_fusion=on"]["loss"] == pytest.approx(1.5e-4, rel=0.1)
-    assert "moe_permute_fusion: not run: it needs Transformer Engine" in run.lines
-    assert run.problems == ["cross_entropy_fusion_impl: losses differ by nan, more than 5e-03"]
-    assert run.headline.startswith("3 compared; the most comes from apply_rope_fusion=on: 0.900")
+    fusions.fusions(run)
+    assert len(ran) == 1 + len(some)
+    found = run.numbers["rows"]["bias_activation_fusion=on"]
+    assert found["bytes"] == -2.0 and found["loss"] == pytest.approx(1.5e-4, rel=0.1)
+    assert "gradient_accumulation_fusion: not run: it needs another card" in run.lines
+    assert run.problems == ["apply_rope_fusion: losses differ by nan, more than 5e-03"]
+    assert run.headline == "2 compared; the lowest: bias_activation_fusion=on, 0.900 of the step without it"
 
 
 def test_a_stall_is_held_against_a_bare_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

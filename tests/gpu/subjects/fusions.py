@@ -5,15 +5,19 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from models.kernels import KernelsConfig
+from models.kernels import KernelsConfig, fusions_on
 from tests.gpu import measured_models
+from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import Role
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects.throughput import steps_of
-from training.config.run_config import RunConfig
+from training.config.recipe import dump
+from training.config.run_config import RunConfig, kernel_setting
 
 LOSS_BOUND = 5e-3
 """Largest difference of a loss, relative, in bf16: a few times what 16 bits do to the emulated device's."""
+Known = dict[str, dict[str, Any]]
+"""Recipe -> its steps: what has the program's own choice is the same run for every field of a model."""
 OFF = (False, "off", "none")
 REFUSED = ("UserError: ", "SharedMistake: ")
 """How a rank says that this configuration cannot run here."""
@@ -25,8 +29,13 @@ def fusions(run: SubjectRun) -> None:
     """A few layers of the model that a field is for, on all GPUs; every run has a process of its own."""
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
+    known: Known = {}
     for name, off, on in switches(KernelsConfig):
-        run.part(name, lambda name=name, off=off, on=on: one_field(run, name, off, on), least_s=2 * ROW_S)  # type: ignore[misc]
+
+        def one(name: str = name, off: Any = off, on: Any = on) -> None:
+            one_field(run, name, off, on, known)
+
+        run.part(name, one, least_s=2 * ROW_S)
 
 
 def switches(section: type) -> Iterator[tuple[str, Any, Any]]:
@@ -51,26 +60,38 @@ def role_of(field: str) -> Role:
     return "experts" if any(word in field for word in ("moe", "permute", "router", "expert", "grouped")) else "dense"
 
 
-def one_field(run: SubjectRun, name: str, off: Any, on: Any) -> None:
-    """A line; a problem where the losses differ."""
+def one_field(run: SubjectRun, name: str, off: Any, on: Any, known: Known) -> None:
+    """A line; a problem where the losses differ. The other fields stay as the program has them."""
     base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
-    without, with_it = (refused_or_run(run, switched(base, name, value, len(run.machine.gpus))) for value in (off, on))
+    gpus = len(run.machine.gpus)
+    with_it = refused_or_run(run, base if is_on(run.machine, base, name) else switched(base, name, on, gpus), known)
+    without = refused_or_run(run, switched(base, name, off, gpus), known)
     row = compared(without, with_it)
     run.numbers["rows"][f"{name}={on}"] = row | {"off": without, "on": with_it}
     what = f"{name} {off} -> {on}"
     times = f"{row['off_s']:8.4g} {row['on_s']:8.4g} {row['on_s'] / row['off_s']:7.3f}"
     ratios = {each: one["on_s"] / one["off_s"] for each, one in run.numbers["rows"].items()}
     best = min(ratios, key=lambda each: ratios[each])
-    run.headline = f"{len(ratios)} compared; the most comes from {best}: {ratios[best]:.3f} of the step"
+    run.headline = f"{len(ratios)} compared; the lowest: {best}, {ratios[best]:.3f} of the step without it"
     run.say(f"{what:44} {times} {row['bytes'] / MIB:+13,.0f} {row['loss']:8.1e}")
     if not row["loss"] <= LOSS_BOUND:
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
 
 
-def refused_or_run(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
-    """Its steps. Raises UnrunError where the program says why it cannot run."""
+def is_on(machine: GpuMachine, base: RunConfig, name: str) -> bool:
+    """Whether "auto" turns it on there."""
+    setting = kernel_setting(base, measured_models.shape_of(base), cuda=True, transformer_engine=machine.has_te)
+    return name in fusions_on(base.kernels, setting)
+
+
+def refused_or_run(run: SubjectRun, config: RunConfig, known: Known) -> dict[str, Any]:
+    """Its steps, measured once. Raises UnrunError where the program says why it cannot run."""
+    text = dump(config)
+    if text in known:
+        return known[text]
     try:
-        return steps_of(run, config)
+        known[text] = steps_of(run, config)
+        return known[text]
     except RuntimeError as error:
         last = str(error).splitlines()[-1]
         why = next((last.partition(kind)[2] for kind in REFUSED if kind in last), "")
