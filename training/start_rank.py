@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from parallel import launch, output
+from parallel import cuda_environment, launch, output
 from training import lean_imports
 from training.config.run_config import RunConfig
 from training.run_lock.lock import RunLock
@@ -22,6 +22,8 @@ def prepared_run(
     heartbeat: Heartbeat | None = None,
 ) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
+    if config.device != "cpu" and launch.count_gpus(os.environ):
+        cuda_environment.prepare(os.environ, config.parallel)
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU

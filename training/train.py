@@ -31,6 +31,7 @@ from training.config.fp8_shapes import fp8_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
 from training.generate import continuation
 from training.health.health import build_health
+from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
 from training.memory.out_of_memory import explain_out_of_memory
 from training.metrics.log_disk import LogDisk
@@ -111,6 +112,8 @@ def train(
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
             StopCallback(stop, ranks.say),
         ]
+        if config.train.manual_gc_interval:
+            callbacks.append(ManualGC(config.train.manual_gc_interval))
         progress, reason = loop.run(
             config.train, config.checkpoint, begun.progress, step, heartbeat.within("save", saves), callbacks
         )

@@ -96,7 +96,7 @@ IRRELEVANT: dict[str, str] = {
         app-tag-run-name=1 app-tag-run-version=1 otel-enabled otel-service-name=1 otel-span-groups=1
     """,
     "memory housekeeping; results do not depend on it": """
-        manual-gc manual-gc-interval=1 no-manual-gc-eval disable-manual-gc-eval empty-unused-memory-level=1
+        no-manual-gc-eval disable-manual-gc-eval empty-unused-memory-level=1
         te-rng-tracker inference-rng-tracker use-cpu-initialization init-model-with-meta-device no-initialization
     """,
     "Triplane's checkpoints have one format, written and read in parallel by all ranks": """

@@ -28,6 +28,9 @@ def training(draft: Draft) -> None:
         draft.put("optimizer.lr_wsd_decay_iters", *wsd)
     _warmup(draft, schedule, (decay or iters)[0])
     _recompute(draft)
+    interval = draft.arguments.whole("manual-gc-interval")
+    if draft.arguments.switch("manual-gc"):
+        draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")
 
 
 def _ramp(draft: Draft) -> tuple[int, int, int] | None:

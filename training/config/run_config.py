@@ -180,6 +180,10 @@ class TrainConfig:
     """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
     mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
 
+    manual_gc_interval: int | None = 100
+    """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). None: whenever
+    Python likes, on each rank alone."""
+
     generate_tokens: int = 0
     """Length in tokens of a sample continuation that is printed at the end; 0: none."""
 
@@ -194,6 +198,7 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "eval_iters": self.eval_iters,
             "recompute_num_layers": self.recompute_num_layers,
+            "manual_gc_interval": self.manual_gc_interval,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
