@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | faults.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -13,7 +13,7 @@ BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12
 TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension faults bench-data clean
+.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
@@ -52,6 +52,10 @@ prove-gpu-path: setup .te/.ready te-extension
 
 # The source of Transformer Engine's extension, whose bindings tests/gpu_path/te/real.py compiles by g++.
 te-extension: .te-extension/.ready
+
+# Collectives of a step and losses of twins, on that device, beside Megatron-LM's program: MEGATRON_LM=its checkout.
+against-megatron: setup .te/.ready
+	PYTHONPATH=tests/support $(PYTHON) -m tests.gpu_path.megatron_lm --megatron_lm $(MEGATRON_LM)
 
 faults: setup
 	$(PYTHON) -m tests.faults

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import runs
 from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
@@ -18,6 +19,13 @@ EXTENSION = "tests.gpu_path.te.extension"
 """The hook that emulates Transformer Engine."""
 
 
+class Recipe(Protocol):
+    """What is to be trained, as Training is."""
+
+    def write_recipe(self, path: Path) -> int:
+        """The number of ranks."""
+
+
 class TrainingError(Exception):
     """A rank failed, or a kernel computed nothing; the message is what was printed."""
 
@@ -28,7 +36,7 @@ class WarmDevice:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def train(self, training: Training, run_dir: Path, emulation: Emulation, flags: Sequence[str] = ()) -> str:
+    def train(self, training: Recipe, run_dir: Path, emulation: Emulation, flags: Sequence[str] = ()) -> str:
         """What the ranks printed. Raises TrainingError."""
         recipe, output = run_dir / "recipe.toml", run_dir / "output.txt"
         world_size = training.write_recipe(recipe)
