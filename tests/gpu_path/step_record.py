@@ -24,6 +24,7 @@ from tests.gpu_path.emulator import ROOT
 from training import train
 
 ITERATION = 3
+SMALL_BYTES = 4096
 NOT_COUNTED = (Count.COLLECTIVES, Count.REGISTERED)
 
 
@@ -49,7 +50,10 @@ class StepRecord:
             after = counts()
             self.lines += [f"{after[kind] - before[kind]} {kind.name}" for kind in Count if kind not in NOT_COUNTED]
             self.lines += [f"{number} waits: {where}" for where, number in sorted(waits.items())]
-            self.lines += folded([str(one) for one in flight.since(newest)])
+            calls = flight.since(newest)
+            small = sum(call.kind == "all_reduce" and call.bytes <= SMALL_BYTES for call in calls)
+            self.lines.append(f"{small} all-reduces of at most {SMALL_BYTES:,} bytes")
+            self.lines += folded([str(call) for call in calls])
         if self.iteration == ITERATION:
             self.allocations = allocations()
         elif self.allocations and allocations() != self.allocations:

@@ -82,12 +82,15 @@ def test_a_step_with_transformer_engine_asks_for_what_is_written(
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
 def test_what_is_written_is_what_is_wanted(path: Path) -> None:
-    """The host waits once, for loss, norm and requests together; nothing is left behind."""
+    """The host waits once, for loss, norm and requests together; a rank has at most four small all-reduces; nothing is
+    left behind."""
     for rank in path.read_text().split("\n\n"):
         lines = rank.splitlines()
         waits = [line for line in lines if " waits: " in line]
         assert waits == ["1 waits: training/step.py:measure"], path
         assert "1 STREAM_WAITS" in lines and "0 DEVICE_WAITS" in lines, path
+        (small,) = [line for line in lines if line.endswith(" all-reduces of at most 4,096 bytes")]
+        assert int(small.split(" ")[0]) <= 4, path
         assert lines[-2:] == BEHIND and not any("allocates" in line for line in lines), path
 
 

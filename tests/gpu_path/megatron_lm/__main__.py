@@ -131,12 +131,12 @@ def main() -> int:
     """The exit code."""
     asked = parse_flags(Comparison, None, "python -m tests.gpu_path.megatron_lm", __doc__)
     parts = {"steps": compare_steps, "twins": compare_twins}
-    report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
     all_good = True
     with tempfile.TemporaryDirectory() as name, programs(asked.megatron_lm, Path(name)) as both:
         data = write_data(Path(name))
         for part in [asked.only] if asked.only else parts:
             rows, good = parts[part](both, data)
+            report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
             report[part] = circumstances() | {"megatron_lm": version(asked.megatron_lm), "rows": rows}
             REPORT.write_text(json.dumps(report, indent=2) + "\n")
             all_good &= good
