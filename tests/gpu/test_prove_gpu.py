@@ -16,7 +16,7 @@ from ranks import run_ranks
 from tests.gpu import __main__ as prove_gpu
 from tests.gpu import measured_models, observe, processes, specs, stall, steps
 from tests.gpu.machine import GpuMachine
-from tests.gpu.runner import Budget, Subject
+from tests.gpu.runner import Budget, Subject, run_subject
 from tests.gpu.sizes import SIZES
 from tests.gpu.subject_run import SubjectRun, UnrunError
 from tests.gpu.subjects import layouts, modules
@@ -199,6 +199,14 @@ def proved(folder: Path, *subjects: Subject, total_s: float = 600, resume: bool 
     return code, json.loads((folder / "gpu-1x-nvidia-h200-2026-11-24.json").read_text())
 
 
+def is_dead(pid: str) -> bool:
+    """Or a zombie, which only its new parent can take away."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def test_whatever_one_subject_does_the_next_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +220,7 @@ def test_whatever_one_subject_does_the_next_is_run(
     assert [found[each.name]["verdict"] for each in failing] == ["failed", "failed", "failed", "unrun"]
     assert found["crash"]["problems"] == ["exit code 134: "] and found["crash"]["numbers"] == {"half": 0.5}
     assert found["hang"]["problems"] == ["stopped after 4 s: "] and found["hang"]["lines"] == ["before the hang"]
-    assert not Path("/proc", child.read_text().strip()).exists()
+    assert is_dead(child.read_text().strip())
     assert found["run_out_of_memory"]["problems"] == [
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
     ]
@@ -221,6 +229,20 @@ def test_whatever_one_subject_does_the_next_is_run(
     assert {"commit", "driver", "nccl", "versions", "minutes"} <= report.keys()
     printed = capsys.readouterr().out
     assert "3 passed, 3 failed, 1 not run; 0." in printed and "short: done; 1 of its parts had no time" in printed
+
+
+def test_ctrl_c_leaves_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(each: Subject, *own: Any) -> Any:
+        if each.name == "hang":
+            raise KeyboardInterrupt
+        return run_subject(each, *own)
+
+    monkeypatch.setattr(prove_gpu, "run_subject", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        proved(tmp_path, CARD, subject("succeed"), subject("hang"))
+    report = json.loads((tmp_path / "gpu-1x-nvidia-h200-2026-11-24.json").read_text())
+    assert list(report["subjects"]) == ["environment", "succeed"]
+    assert "2 passed" in (tmp_path / "gpu-1x-nvidia-h200-2026-11-24.html").read_text()
 
 
 def test_an_unknown_machine_is_said_and_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
