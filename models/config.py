@@ -21,6 +21,7 @@ OWNED = frozenset(
         "gradient_accumulation_fusion",
         "masked_softmax_fusion",
         "tp_comm_overlap",
+        "attention_backend",
         "moe_grouped_gemm",
         "moe_permute_fusion",
         "moe_router_fusion",

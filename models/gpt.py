@@ -11,6 +11,7 @@ import torch
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
 from torch import Tensor
 
 from models.activations import ACTIVATIONS
@@ -57,16 +58,18 @@ def build(
     seed: int,
     backend: BackendSpecProvider | None = None,
     fusions: frozenset[str] = frozenset(),
+    attention_backend: str = "auto",
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
-    fusions: fields of the section ``kernels`` that are on (models/kernels.py).
+    fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     """
     backend = backend or provider(ranks.device)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
     config = transformer_config(model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions)
+    config.attention_backend = AttnBackend[attention_backend]  # read as a chunk is built
     if backend.core_attention() is SDPAttention:
         check_supported(config)
     if shape.mtp_num_layers:

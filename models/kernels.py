@@ -41,6 +41,9 @@ class KernelsConfig:
     moe_shared_expert_overlap: Switch = "auto"
     """Shared experts compute on a stream of their own while tokens travel to the other experts."""
 
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
+    """Of Transformer Engine's attention: flash-attn, cuDNN's fused kernel, or plain products. auto: it chooses."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         return []
@@ -148,17 +151,23 @@ FUSIONS: dict[str, Fusion] = {
 def obstacle(name: str, setting: KernelSetting) -> str | None:
     """Why a fusion cannot run here; None: it can."""
     fusion = FUSIONS[name]
+    return _missing(setting, fusion.transformer_engine) or fusion.obstacle(setting)
+
+
+def _missing(setting: KernelSetting, transformer_engine: bool = True) -> str | None:
     if not setting.cuda:
         return "it needs a GPU"
-    if fusion.transformer_engine and not setting.transformer_engine:
+    if transformer_engine and not setting.transformer_engine:
         return "it needs Transformer Engine, which is not installed here"
-    return fusion.obstacle(setting)
+    return None
 
 
 def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]:
     """Fusions that are asked for where they cannot run."""
-    found = {name: obstacle(name, setting) for name in FUSIONS if getattr(kernels, name) == "on"}
-    return [f'kernels.{name} = "on" cannot run: {why}. Use "auto".' for name, why in found.items() if why]
+    found = {f'{name} = "on"': obstacle(name, setting) for name in FUSIONS if getattr(kernels, name) == "on"}
+    if kernels.attention_backend != "auto":
+        found[f'attention_backend = "{kernels.attention_backend}"'] = _missing(setting)
+    return [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
 
 
 def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:

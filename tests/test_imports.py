@@ -39,8 +39,8 @@ TORCH = """
     models: gpt init rope
     models.layers: attention blockwise_attention cross_entropy documents fp8 mla mtp norm packed routing spec wgrad
     data: loader prefetch
-    training: batches evaluation forward_backward generate gradient_norm loop loss_scale manual_gc optimizer parts
-    step train
+    training: attention_backend batches evaluation forward_backward generate gradient_norm loop loss_scale manual_gc
+    optimizer parts step train
     training.checkpoint: agreement boxes callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position    training.checkpoint.background: copying saver
     training.health: finite_check health memory_growth names nonfinite nonfinite_probe replay

@@ -25,6 +25,7 @@ from parallel.launch import Identity
 from parallel.local_ranks import STOPPED
 from parallel.precision import params_dtype
 from training import loop, optimizer
+from training.attention_backend import AttentionBackend
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
@@ -112,6 +113,8 @@ def train(
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
             StopCallback(stop, ranks.say),
         ]
+        if has_transformer_engine(ranks.device) and not config.data.reset_attention_mask:
+            callbacks.append(AttentionBackend(ranks.say))
         if config.train.manual_gc_interval:
             callbacks.append(ManualGC(config.train.manual_gc_interval))
         progress, reason = loop.run(
@@ -147,7 +150,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     backend = provider(ranks.device, documents=config.data.reset_attention_mask)
     model = gpt.build(
         config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend,
-        fusions(config, shape, ranks),
+        fusions(config, shape, ranks), config.kernels.attention_backend,
     )  # fmt: skip
     chunks = ddp.wrap(model, config.parallel, config.precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp

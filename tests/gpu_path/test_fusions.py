@@ -120,6 +120,8 @@ def test_what_is_on_by_default_trains_as_our_modules_do(
 ) -> None:  # fmt: skip
     assert train(te_device, tmp_path, layout, shape, flags, order="late") == expected
     compare(tmp_path, on_the_cpu(shape, *flags), flags)
+    chosen = "fused (cuDNN)" if flags == BF16 else "unfused"
+    assert f"attention: Transformer Engine's, {chosen}\n" in (tmp_path / "output.txt").read_text()
 
 
 @pytest.mark.campaign
@@ -130,6 +132,13 @@ def test_each_alone_trains_as_without_it(
     alone = (*switches("off"), f"--kernels.{field}", "on")
     assert train(te_device, tmp_path, layout, shape, (*flags, *alone)) == {field}
     compare(tmp_path, unfused(layout, shape, flags), flags)
+
+
+@pytest.mark.campaign
+def test_the_attention_that_is_asked_for_is_chosen(te_device: WarmDevice, unfused: Any, tmp_path: Path) -> None:
+    train(te_device, tmp_path, "", DENSE, (*BF16, *switches("off"), "--kernels.attention_backend", "unfused"))
+    assert "attention: Transformer Engine's, unfused\n" in (tmp_path / "output.txt").read_text()
+    compare(tmp_path, unfused("", DENSE, BF16), BF16)
 
 
 def test_every_fusion_has_been_compared() -> None:

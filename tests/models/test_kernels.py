@@ -73,3 +73,11 @@ def test_of_experts(shape: Any, changes: dict[str, Any], on: set[str]) -> None:
 def test_off_is_off() -> None:
     config = KernelsConfig(apply_rope_fusion="off")
     assert fusions_on(config, GPU) == DENSE - {"apply_rope_fusion"} and not kernel_problems(config, GPU)
+
+
+@pytest.mark.parametrize("changes", [{"cuda": False}, {"transformer_engine": False}])
+def test_an_attention_is_chosen_where_transformer_engine_has_it(changes: dict[str, Any]) -> None:
+    config = KernelsConfig(attention_backend="fused")
+    assert not kernel_problems(config, GPU)
+    [problem] = kernel_problems(config, setting(**changes))
+    assert problem.startswith('kernels.attention_backend = "fused" cannot run: it needs ')

@@ -178,6 +178,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "finetune": ("--load there", ""),
     "wandb-exp-name": ("--wandb-project p", "name"),
     "manual-gc-interval": ("--manual-gc", "7"),
+    "attention-backend": ("", "flash"),
     "encoder-num-layers": ("--num-layers", "7"),
     "encoder-seq-length": ("--seq-length", "7"),
     "moe-aux-loss-coeff": ("--num-experts 4", "7"),

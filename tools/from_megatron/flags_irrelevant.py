@@ -8,7 +8,7 @@ IRRELEVANT: dict[str, str] = {
         no-masked-softmax-fusion no-bias-dropout-fusion no-persist-layer-norm use-flash-attn
         flash-attention-version=1 disable-jit-fuser
         use-te-activation-func use-transformer-engine-op-fuser fused-residual-rmsnorm use-fused-weighted-squared-relu
-        attention-backend=1 transformer-impl=1 no-clone-scatter-output-in-embedding
+        transformer-impl=1 no-clone-scatter-output-in-embedding
         disable-clone-scatter-output-in-embedding mla-down-proj-fusion use-grouped-gemm-for-shared-expert
         use-grouped-gemm-for-dense-mlp moe-use-legacy-grouped-gemm mlp-chunks-for-training=1 flash-decode onnx-safe=1
     """,

@@ -160,6 +160,7 @@ RULES = """
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
     recompute-activations recompute-granularity=1 recompute-modules=+ manual-gc manual-gc-interval=1
+    attention-backend=1
     data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1

@@ -45,6 +45,11 @@ def _kernels(draft: Draft) -> None:
     for flag, (field, value) in table.KERNELS.items():
         if draft.arguments.switch(flag):
             draft.put(field, value, f"--{flag}")
+    backend = draft.arguments.text("attention-backend")
+    if backend == "local":
+        draft.irrelevant.append("--attention-backend local: Triplane's own attention runs without Transformer Engine")
+    elif backend:
+        draft.put("kernels.attention_backend", backend, "--attention-backend")
 
 
 def _megatron_fields(draft: Draft) -> None:
