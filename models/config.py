@@ -8,10 +8,16 @@ from models.activations import ActivationName
 from models.families import named, unknown_shape
 from models.norms import Normalization
 from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling
-from parallel.megatron_fields import megatron_field_problems
+from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
+UNSUPPORTED = {
+    "tp_comm_overlap": "its user buffers are not initialised, so that the first step would fail",
+    "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
+}
+"""Fields of mcore's that would fail late, or change nothing."""
+
 OWNED = frozenset(
     {
         "bias_activation_fusion",
@@ -19,8 +25,6 @@ OWNED = frozenset(
         "cross_entropy_loss_fusion",
         "cross_entropy_fusion_impl",
         "gradient_accumulation_fusion",
-        "masked_softmax_fusion",
-        "tp_comm_overlap",
         "attention_backend",
         "moe_grouped_gemm",
         "moe_permute_fusion",
@@ -393,7 +397,13 @@ class ModelConfig:
         found = [*unknown_shape(self.shape), *self._range_problems()]
         if not found:
             found += self._head_problems()
-        return found + megatron_field_problems("model.megatron", self.megatron, OWNED)
+        found += megatron_field_problems("model.megatron", self.megatron, OWNED)
+        values = parse(self.megatron)
+        return found + [
+            f"model.megatron: {name} is not supported: {why}. Leave it out."
+            for name, why in UNSUPPORTED.items()
+            if values.get(name)
+        ]
 
     def _range_problems(self) -> Iterator[str]:
         for names, meaning, fits in _RANGES:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from models.config import ModelConfig
 from models.families import named
 from models.kernels import FUSIONS, KernelsConfig, KernelSetting, fusions_on, kernel_problems
 from parallel.config import ParallelConfig
@@ -81,3 +82,16 @@ def test_an_attention_is_chosen_where_transformer_engine_has_it(changes: dict[st
     assert not kernel_problems(config, GPU)
     [problem] = kernel_problems(config, setting(**changes))
     assert problem.startswith('kernels.attention_backend = "fused" cannot run: it needs ')
+
+
+@pytest.mark.parametrize(
+    "entry, expected",
+    [
+        ("tp_comm_overlap=True", "tp_comm_overlap is not supported: its user buffers are not initialised"),
+        ("gradient_accumulation_fusion=True", "gradient_accumulation_fusion is set by Triplane's own fields"),
+        ("moe_permute_fusion=True", "moe_permute_fusion is set by Triplane's own fields"),
+    ],
+)
+def test_megatrons_fields_that_would_fail_late_are_refused(entry: str, expected: str) -> None:
+    [problem] = ModelConfig(megatron=(entry,)).problems()
+    assert problem.startswith(f"model.megatron: {expected}")
