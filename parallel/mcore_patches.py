@@ -184,6 +184,20 @@ def _latent_norms() -> bool:
     return _arguments(MLASelfAttention._resolve_qk_norm_config) == ["self", "submodules"]
 
 
+def _losses_and_weight_gradients() -> bool:
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.tensor_parallel import layers
+
+    forward, backward = inspect.getsource(HybridModel), inspect.getsource(layers)
+    return (
+        _arguments(HybridModel.compute_language_model_loss) == ["self", "labels", "logits"]
+        and "self.compute_language_model_loss(labels, logits)" in forward
+        and "fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32(" in backward
+        and "fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp16(" in backward
+        and "gradient_accumulation_fusion=self.gradient_accumulation_fusion" in backward
+    )
+
+
 def _routing() -> bool:
     from megatron.core.transformer.moe import moe_utils, router
 
@@ -279,6 +293,7 @@ PROBES = {
     "the optimizers' main parameters, as training/checkpoint reads them": _checkpoint_spots,
     "mappings._gather/_reduce_scatter_along_first_dim and maybe_move_tensor_to_cpu": _uneven_collectives,
     "hybrid_model.process_mtp_loss": _mtp_loss,
+    "HybridModel.compute_language_model_loss, and layers.fused_weight_gradient_mlp_cuda": _losses_and_weight_gradients,
     "MLASelfAttention._qkv_down_projection": _latent_down_projection,
     "MLASelfAttention._resolve_qk_norm_config": _latent_norms,
     "router.topk_routing_with_score_function": _routing,
