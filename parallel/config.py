@@ -143,6 +143,16 @@ class PrecisionConfig:
     num_layers_at_end_in_bf16: int = 1
     """Last layers in bf16, with first_last_layers_bf16; depths of multi-token prediction stay in fp8."""
 
+    fp8_shadow_interval: int | None = None
+    """Iterations between windows in which a microbatch also runs in bf16, and loss and each layer's gradient norm are
+    compared with fp8's. None: off."""
+
+    fp8_shadow_bound: float = 0.25
+    """Largest relative difference of a window without a warning."""
+
+    fp8_shadow_stop: bool = False
+    """Stop where a window's difference is larger, instead of a warning."""
+
     grad_reduce_in_fp32: bool = True
     """Accumulate and reduce gradients in fp32 (Megatron's accumulate_allreduce_grads_in_fp32)."""
 
@@ -179,6 +189,12 @@ class PrecisionConfig:
                 'precision.first_last_layers_bf16 needs another precision.fp8_recipe than "delayed", whose scales are '
                 "updated once for all layers."
             )
+        if self.fp8_shadow_interval is not None and self.fp8 is None:
+            found.append("precision.fp8_shadow_interval needs precision.fp8: it compares fp8 with bf16.")
+        if self.fp8_shadow_interval is not None and self.fp8_shadow_interval < 1:
+            found.append(f"precision.fp8_shadow_interval must be 1 or more, found {self.fp8_shadow_interval}.")
+        if self.fp8_shadow_bound <= 0:
+            found.append(f"precision.fp8_shadow_bound must be above 0, found {self.fp8_shadow_bound}.")
         for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
             if getattr(self, name) < 0:
                 found.append(f"precision.{name} must be 0 or more, found {getattr(self, name)}.")

@@ -43,7 +43,7 @@ TORCH = """
     optimizer parts step train
     training.checkpoint: agreement boxes callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position    training.checkpoint.background: copying saver
-    training.health: finite_check health memory_growth names nonfinite nonfinite_probe replay
+    training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: log_disk meters recorder    training.run_dir: run_files resume_report shared_check
     training.watchdog: callbacks

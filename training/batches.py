@@ -55,6 +55,8 @@ class BatchStream:
             consumed_samples,
         )
         self.packing = packing
+        self.newest: list[Batch | None] = []
+        """What ``next`` gave last."""
         every_stage = packing is not None and packing.reset
         self.has_tokens = needs_batch(at.pp, layout.pp, 0, every_stage)
         self.source: Samples | None = None
@@ -71,6 +73,10 @@ class BatchStream:
             self.consumed_samples, self.micro_batch_size, self.ranks.layout.dp
         )
         self.consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
+        self.newest = self._next(microbatches, seq_length)
+        return self.newest
+
+    def _next(self, microbatches: int, seq_length: int) -> list[Batch | None]:
         if not self.has_tokens:
             return [None] * microbatches
         windows = self._share(

@@ -25,6 +25,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation import Evaluation
+from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
 from training.metrics.meters import model_meters
 from training.metrics.rates import Rates
@@ -74,6 +75,25 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
         progress.consumed_samples,
         Packing.from_config(config.data, prepared.tokenizer.eod),
     )
+
+
+def build_shadow(
+    run: TrainingRun, chunks: Chunks, optim: optimizer.MegatronOptimizer, stream: BatchStream
+) -> list[ShadowWindow]:
+    """The comparison of fp8 with bf16; none where it is not asked for, or on a CPU, where fp8 is off."""
+    config = run.config
+    if config.precision.fp8_shadow_interval is None or run.ranks.device.type == "cpu":
+        return []
+    window = ShadowWindow(
+        config.precision,
+        chunks,
+        optim,
+        run.ranks,
+        lambda: stream.newest,
+        seq_length=config.model.seq_length,
+        micro_batch_size=config.train.micro_batch_size,
+    )
+    return [window]
 
 
 def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Evaluation:

@@ -36,7 +36,7 @@ from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
 from training.memory.out_of_memory import explain_out_of_memory
 from training.metrics.log_disk import LogDisk
-from training.parts import TrainingRun, build_evaluation, build_recorder, build_saves, build_stream
+from training.parts import TrainingRun, build_evaluation, build_recorder, build_saves, build_shadow, build_stream
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
 from training.run_dir.shared_check import check_shared
@@ -104,6 +104,7 @@ def train(
         callbacks = [
             HeartbeatCallback(heartbeat),
             *health.callbacks,
+            *build_shadow(run, chunks, optim, stream),
             recorder,
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),

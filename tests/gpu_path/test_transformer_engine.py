@@ -13,11 +13,13 @@ from models.families import TINY
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import ROOT, Emulation, Order, run
 from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice
+from training.metrics.jsonl import read_jsonl
 
 LOSS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
 BF16_BOUND = 1e-3
 FP8_BOUND = 6e-3
+SHADOW_BOUND = 0.1
 BF16 = ("--precision.dtype", "bf16")
 WIDE = ("--model.ffn_hidden_size", "192")
 """fp8 wants multiples of 16 on each tensor rank, mxfp8 of 32."""
@@ -209,6 +211,50 @@ def test_microbatches_that_run_again_have_the_scales_they_had(te_device: WarmDev
     again = Emulation(hooks=("tests.gpu_path.passing_fault",))
     assert "a passing fault of the hardware" in te_device.train(Training(), tmp_path / "again", again, flags)
     assert trainings.loss_difference(tmp_path / "again", tmp_path / "plain") == 0
+
+
+SHADOW = ("--precision.fp8_shadow_interval", "1", "--log.log_interval", "1")
+
+
+@pytest.mark.parametrize(
+    "recipe, layout, shape, more",
+    [
+        ("delayed", "dp2overlap", "debug", ("--model.hidden_dropout", "0.1")),
+        pytest.param("tensorwise", "tp2sp", "debug", (), marks=pytest.mark.campaign),
+        pytest.param("delayed", "pp2", "debug", (), marks=pytest.mark.campaign),
+        pytest.param("delayed", "pp2vpp2", "debug", ("--parallel.overlap_grad_reduce", "True"),
+                     marks=pytest.mark.campaign),
+        pytest.param("tensorwise", "ep2", "mixtral_tiny", (), marks=pytest.mark.campaign),
+        pytest.param("delayed", "", "deepseek_v3_tiny", (), marks=pytest.mark.campaign),
+        pytest.param("delayed", "", "debug", RECOMPUTED, marks=pytest.mark.campaign),
+        pytest.param("mxfp8", "cp2", "debug", (), marks=pytest.mark.campaign),
+    ],
+)  # fmt: skip
+def test_a_shadow_window_compares_and_changes_nothing(
+    te_device: WarmDevice, tmp_path: Path, recipe: str, layout: str, shape: str, more: tuple[str, ...]
+) -> None:
+    """fp8 differs from bf16, and not much; what is trained is bit for bit what it is without a window."""
+    flags = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8(recipe), *more)
+    emulation = Emulation(order="late", capability=BLACKWELL if recipe == "mxfp8" else HOPPER)
+    for name, window in (("plain", ()), ("shadow", SHADOW)):
+        te_device.train(Training(layout=layout, shape=shape), tmp_path / name, emulation, (*flags, *window))
+    differences = trainings.checkpoint_differences(tmp_path / "shadow", tmp_path / "plain", generators=True)
+    assert {one.outcome for one in differences} == {"equal"}
+    lines = [line for line in read_jsonl(tmp_path / "shadow" / "metrics.jsonl") if "loss" in line]
+    assert all(0 < line["fp8/shadow_loss_difference"] < FP8_BOUND for line in lines)
+    # delayed scaling saturates where a microbatch's gradient is larger than the step's before, as in the fourth
+    assert all(0 < line["fp8/shadow_grad_norm_difference"] < SHADOW_BOUND for line in lines[:2])
+
+
+def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path) -> None:
+    """Of one layer, by its name; the loss differs by 0.02 % only."""
+    flags = (*BF16, *WIDE, *fp8("tensorwise"), *SHADOW)
+    emulation = Emulation(hooks=("tests.gpu_path.te.wrong_scale",))
+    printed = te_device.train(Training(), tmp_path / "on", emulation, flags)
+    found = re.findall(r"warning: iteration \d: fp8 against bf16, .* in (\S+), more than", printed)
+    assert found and set(found) == {"layers.1.mlp"}, printed
+    with pytest.raises(TrainingError, match=r"Stopped \(precision.fp8_shadow_stop\)"):
+        te_device.train(Training(), tmp_path / "stop", emulation, (*flags, "--precision.fp8_shadow_stop", "True"))
 
 
 @pytest.mark.campaign

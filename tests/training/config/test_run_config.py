@@ -37,6 +37,13 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3"', 'found "hybrid"'],
         ),
+        ("--precision.fp8_shadow_interval 10", 1, ["precision.fp8_shadow_interval needs precision.fp8"]),
+        (
+            "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_shadow_interval 0 "
+            "--precision.fp8_shadow_bound 0",
+            1,
+            ["fp8_shadow_interval must be 1 or more, found 0", "fp8_shadow_bound must be above 0"],
+        ),
         ("--precision.first_last_layers_bf16 True", 1, ["precision.first_last_layers_bf16 needs precision.fp8"]),
         (
             "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
