@@ -30,5 +30,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "dropped_tokens": ("", "share of assignments that found their expert full"),
     "load_balancing_loss": ("", "mean over routers and microbatches, without its coefficient"),
     "z_loss": ("", "the same for the router's z-loss"),
+    "fp8/shadow_loss_difference": (
+        "",
+        "of fp8 from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`",
+    ),
+    "fp8/shadow_grad_norm_difference": ("", "the same for the gradient norm of the worst layer"),
 }
 """Key -> unit, meaning."""

@@ -14,6 +14,14 @@ from parallel.errors import SharedMistake
 
 MOST_TEXT = 10_000
 
+NOT_OFFERED = {
+    **dict.fromkeys(("fp4", "fp4_recipe", "fp4_param", "fp4_param_gather"), "training in fp4"),
+    **dict.fromkeys(
+        ("fp8_param", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "weights that are kept in fp8"
+    ),
+}
+"""Fields whose function is not tested here, and would fail late or train something else: field -> what it is."""
+
 
 def megatron_field_problems(where: str, entries: Iterable[str], owned: frozenset[str]) -> list[str]:
     """Entries not of the form ``name=value``, names given twice, and names that our own fields set."""
@@ -24,6 +32,11 @@ def megatron_field_problems(where: str, entries: Iterable[str], owned: frozenset
             found.append(f'{where}: expected "field=value", found "{entry}".')
         elif name.strip() in owned:
             found.append(f"{where}: {name.strip()} is set by Triplane's own fields; use those (see --help).")
+        elif name.strip() in NOT_OFFERED:
+            found.append(
+                f"{where}: {name.strip()} is refused: {NOT_OFFERED[name.strip()]} is not offered "
+                "(docs/precision.md). Leave it out."
+            )
         elif name.strip() in seen:
             found.append(f"{where}: {name.strip()} is given twice.")
         seen.add(name.strip())

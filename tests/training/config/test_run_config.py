@@ -37,6 +37,8 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3"', 'found "hybrid"'],
         ),
+        ("--model.megatron fp8_param=True", 1, ["model.megatron: fp8_param is refused: weights that are kept in fp8"]),
+        ("--parallel.megatron fp4_param_gather=True", 1, ["parallel.megatron: fp4_param_gather is refused"]),
         ("--precision.fp8_shadow_interval 10", 1, ["precision.fp8_shadow_interval needs precision.fp8"]),
         (
             "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_shadow_interval 0 "
