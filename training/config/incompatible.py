@@ -5,7 +5,7 @@ from typing import Literal
 
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.shapes import GPTShape
-from parallel.config import ParallelConfig
+from parallel.config import ParallelConfig, PrecisionConfig
 
 
 def mtp_problems(shape: GPTShape, documents_apart: bool) -> list[str]:
@@ -90,3 +90,17 @@ def recompute_problems(
                 "Leave it out."
             )
     return found
+
+
+def scale_problems(shape: GPTShape, precision: PrecisionConfig, recompute_granularity: str | None) -> list[str]:
+    """megatron-core 0.19.2 recomputes a depth of multi-token prediction within another recomputation: Transformer
+    Engine 2.19 then keeps its "delayed" scales twice for each microbatch, takes them back once, and recomputes with
+    those of earlier steps, silently, from memory that grows."""
+    if precision.fp8 is None or precision.fp8_recipe != "delayed":
+        return []
+    if not shape.mtp_num_layers or recompute_granularity != "full":
+        return []
+    return [
+        'precision.fp8_recipe = "delayed" with model.mtp_num_layers and train.recompute_granularity = "full" '
+        'recomputes with wrong scales. Take fp8_recipe = "tensorwise", or recompute_granularity = "selective".'
+    ]

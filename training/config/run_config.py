@@ -29,7 +29,13 @@ from training.config.divisibility import (
 )
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
-from training.config.incompatible import dispatcher_problems, exchange_problems, mtp_problems, recompute_problems
+from training.config.incompatible import (
+    dispatcher_problems,
+    exchange_problems,
+    mtp_problems,
+    recompute_problems,
+    scale_problems,
+)
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 from training.config.ranges import range_problems
 
@@ -404,6 +410,7 @@ class RunConfig:
             if self.device != "cpu":  # where fp8 is off
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
+                found += scale_problems(shape, self.precision, self.train.recompute_granularity)
         return found
 
 

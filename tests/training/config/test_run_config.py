@@ -46,6 +46,13 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ["fp8_shadow_interval must be 1 or more, found 0", "fp8_shadow_bound must be above 0"],
         ),
+        (
+            "--device cuda --precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
+            "--model.shape deepseek_v3_tiny --model.qk_pos_emb_head_dim 32 --train.recompute_granularity full "
+            "--train.recompute_method uniform --train.recompute_num_layers 1",
+            1,
+            ['precision.fp8_recipe = "delayed" with model.mtp_num_layers', "recomputes with wrong scales"],
+        ),
         ("--precision.first_last_layers_bf16 True", 1, ["precision.first_last_layers_bf16 needs precision.fp8"]),
         (
             "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_recipe delayed "
