@@ -105,10 +105,9 @@ def programs(checkout: Path, folder: Path) -> Iterator[Programs]:
 
 
 def write_data(folder: Path) -> str:
-    """Bytes of this project's documents as tokens; the prefix of one .bin and .idx."""
+    """The bytes of this project's licence as tokens; the prefix of one .bin and .idx."""
     text = folder / "text.jsonl"
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    text.write_text("".join(json.dumps({"text": page.read_text()[:20000]}) + "\n" for page in pages))
+    text.write_text(json.dumps({"text": (ROOT / "LICENSE").read_text()}) + "\n")
     arguments = [str(text), "--output", str(folder / "tokens"), "--tokenizer", "byte", "--merge", "--workers", "1"]
     subprocess.run([sys.executable, "-m", "tools.preprocess", *arguments], cwd=ROOT, check=True, capture_output=True)
     return str(folder / "tokens_text_document")
