@@ -16,7 +16,7 @@ class AttentionBackend(Callback):
     def after_step(self, progress: Progress, result: StepResult) -> None:
         if not self.said:
             self.said = True
-            self.say(f"attention: Transformer Engine's, {chosen()}")
+            self.say(f"attention backend: {chosen()}")
 
 
 def chosen() -> str:
