@@ -186,9 +186,9 @@ class TrainConfig:
     """selective only. What to recompute. moe: whole layers of experts; moe_act: their activation function alone;
     mla_up_proj: latent attention from its latents on. moe_act, layernorm, mla_up_proj need Transformer Engine."""
 
-    manual_gc_interval: int | None = 100
-    """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). None: whenever
-    Python likes, on each rank alone."""
+    manual_gc_interval: int = 100
+    """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). 0: whenever
+    Python collects by itself, on each rank at another moment."""
 
     generate_tokens: int = 0
     """Length in tokens of a sample continuation that is printed at the end; 0: none."""
@@ -204,13 +204,13 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "eval_iters": self.eval_iters,
             "recompute_num_layers": self.recompute_num_layers,
-            "manual_gc_interval": self.manual_gc_interval,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
                 found.append(f"train.{name} must be 1 or more, found {value}.")
-        if self.generate_tokens < 0:
-            found.append(f"train.generate_tokens must not be negative, found {self.generate_tokens}.")
+        for name in ("generate_tokens", "manual_gc_interval"):
+            if getattr(self, name) < 0:
+                found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
             found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
         full = self.recompute_granularity == "full"
