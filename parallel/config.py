@@ -17,6 +17,13 @@ OWNED_DDP_FIELDS = frozenset(
 )
 
 
+StreamGroup = Literal[
+    "tp", "cp", "pp", "dp", "dp_cp", "ep", "ep_tp", "ep_dp", "tp_cp", "tp_dp", "tp_dp_cp", "tp_ep_mp", "tp_ep_pp", "mp",
+    "embd", "pos_embd",
+]  # fmt: skip
+"""Megatron's names of the groups that a run has; another one it would ignore."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ParallelConfig:
     """How the ranks (GPUs) are divided. Data parallelism (DP) takes what TP x CP x PP leaves over."""
@@ -75,6 +82,10 @@ class ParallelConfig:
 
     ddp_bucket_size: int | None = None
     """Gradient elements per bucket of an overlapped reduction. None: Megatron's max(40M, 1M x DP)."""
+
+    high_priority_stream_groups: tuple[StreamGroup, ...] = ()
+    """Groups, such as "dp_cp" and "ep", whose collectives start before waiting kernels of other streams. Needs GPUs.
+    Not yet run on a GPU."""
 
     elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else

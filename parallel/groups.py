@@ -18,10 +18,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from parallel import mcore_patches
+from parallel.config import ParallelConfig
 from parallel.cpu import adam, cuda_redirect, eager
 from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
+from parallel.nccl_options import nccl_problems
 from parallel.processes import schedule_as_batch
 
 
@@ -77,6 +79,7 @@ def start(
     timeout_minutes: float,
     resolve_s: float = 60.0,
     facts: Mapping[str, str] | None = None,
+    nccl: ParallelConfig | None = None,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
@@ -84,7 +87,8 @@ def start(
     resolve_s: seconds that MASTER_ADDR may take to resolve; UserError after them.
 
     ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
-    since ranks with different layouts would wait for each other. On the CPU this installs the CPU backend in this
+    since ranks with different layouts would wait for each other. nccl: has NCCL's options for the groups; None:
+    defaults. SharedMistake where they cannot be. On the CPU this installs the CPU backend in this
     process.
     """
     on = _prepare_device(device, identity)
@@ -109,7 +113,10 @@ def start(
         ) from None
     try:
         same_everywhere(facts or {}, identity, on)
-        yield _join(layout, identity, on, seed, timeout_minutes, console_fd)
+        nccl = nccl or ParallelConfig()
+        if problems := nccl_problems(nccl, on.type == "cuda"):
+            raise SharedMistake("\n".join(problems))
+        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
     finally:
@@ -129,14 +136,20 @@ def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
     on = _prepare_device("cpu", identity)
     dist.init_process_group("fake", rank=identity.rank, world_size=identity.world_size, store=FakeStore())
     try:
-        yield _join(layout, identity, on, seed=1, timeout_minutes=1.0, console_fd=None)
+        yield _join(layout, identity, on, 1, timeout_minutes=1.0, console_fd=None, nccl=ParallelConfig())
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
 def _join(
-    layout: Layout, identity: Identity, on: torch.device, seed: int, timeout_minutes: float, console_fd: int | None
+    layout: Layout,
+    identity: Identity,
+    on: torch.device,
+    seed: int,
+    timeout_minutes: float,
+    console_fd: int | None,
+    nccl: ParallelConfig,
 ) -> Ranks:
     """Megatron's groups and RNG tracker, once torch.distributed runs."""
     parallel_state.initialize_model_parallel(
@@ -148,6 +161,7 @@ def _join(
         expert_tensor_parallel_size=layout.etp,
         distributed_timeout_minutes=timeout_minutes,
         create_gloo_process_groups=False,
+        high_priority_stream_groups=list(nccl.high_priority_stream_groups),
     )
     at = layout.coordinates(identity.rank)
     drawn_from = dropout_seed(seed, layout, at)

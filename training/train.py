@@ -76,6 +76,7 @@ def train(
         # before the watchdog ends a rank that does not start, without knowing why
         resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
         facts=fingerprint.facts(config, prepared.fingerprint),
+        nccl=config.parallel,
         console_fd=console_fd,
     )
     with (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from models.kernels import KernelsConfig
+from models.kernels import FUSIONS, KernelsConfig
 from parallel.config import PrecisionConfig
 from tests.gpu import measured_models, page, report_text, subject_run
 from tests.gpu.machine import GpuMachine
@@ -222,12 +222,21 @@ def test_each_field_is_switched_on_and_off() -> None:
 def test_the_recipes_fields_are_switched() -> None:
     """Those that "auto" turns on where they can run; what the configuration refuses is not run."""
     fields = [name for name, _, _ in fusions.switches(KernelsConfig)]
-    assert fields == [each.name for each in dataclasses.fields(KernelsConfig)]
+    assert fields == list(FUSIONS)
     base = measured_models.of_role(card(gpus=8), SIZES["card"], "dense", 2)
     assert fusions.switched(base, "apply_rope_fusion", "on", 8).kernels.apply_rope_fusion == "on"
     narrow = dataclasses.replace(base, precision=PrecisionConfig(dtype="fp16"))
     with pytest.raises(UnrunError, match=r"cross_entropy_loss_fusion = on: .* cannot run"):
         fusions.switched(narrow, "cross_entropy_loss_fusion", "on", 8)
+
+
+@pytest.mark.parametrize("name, off, on", fusions.NCCL)
+def test_options_of_nccls_are_switched_where_there_are_several_gpus(name: str, off: Any, on: Any) -> None:
+    base = measured_models.of_role(card(gpus=8), SIZES["card"], fusions.role_of(name), 2)
+    assert getattr(base.parallel, name) == off != on
+    assert getattr(fusions.switched(base, name, on, 8).parallel, name) == on
+    with pytest.raises(UnrunError, match="one GPU has no collectives"):
+        fusions.switched(base, name, on, 1)
 
 
 def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ def test_the_hosts_memory_and_threads_leave_nothing_behind(check: str) -> None:
     assert found.returncode == 0, found.stderr
 
 
+def test_options_reach_nccl() -> None:
+    found = run(["-m", "tests.gpu_path.checks.nccl_options"], ranks=2)
+    assert (found.returncode, found.stdout) == (0, "high priority: dp_cp tp_ep_pp\n"), found.stderr
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("order", ["eager", "late"])
 def test_hybrid_model_computes_what_gpt_model_does(order: Order) -> None:

@@ -157,6 +157,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "moe-router-load-balancing-type": ("--num-experts 4", "none"),
     "mtp-loss-scaling-factor": ("--mtp-num-layers 1", "7"),
     "cp-comm-type": ("", "a2a"),
+    "high-priority-stream-groups": ("", "dp_cp"),
     "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
     "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
     "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),

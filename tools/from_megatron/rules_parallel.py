@@ -1,5 +1,8 @@
 """The parallel and precision sections."""
 
+import typing
+
+from parallel.config import StreamGroup
 from parallel.stages import layout_chunks
 from tools.from_megatron.draft import DEFAULT, Draft
 
@@ -13,6 +16,7 @@ def parallel(draft: Draft) -> None:
         draft.irrelevant.append("--sequence-parallel: Megatron-LM switches it off where TP is 1")
     _virtual_stages(draft)
     _context(draft)
+    _streams(draft)
 
 
 def _virtual_stages(draft: Draft) -> None:
@@ -41,6 +45,15 @@ def _context(draft: Draft) -> None:
         )
     elif kinds:
         draft.put("parallel.cp_comm_type", kinds[0], "--cp-comm-type")
+
+
+def _streams(draft: Draft) -> None:
+    groups, flag = draft.arguments.texts("high-priority-stream-groups"), "--high-priority-stream-groups"
+    known = typing.get_args(StreamGroup)
+    if others := [name for name in groups if name not in known]:
+        draft.irrelevant.append(f"{flag} {' '.join(others)}: Triplane has no such group")
+    if own := [name for name in groups if name in known]:
+        draft.put("parallel.high_priority_stream_groups", own, flag)
 
 
 def precision(draft: Draft) -> None:

@@ -17,6 +17,7 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout, layout_of, world_problems
 from parallel.megatron_fields import megatron_field_problems, parse
+from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
 from training.config.batch_schedule import BatchSchedule
 from training.config.divisibility import (
@@ -403,6 +404,7 @@ class RunConfig:
             found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
             found += context_problems(shape, self.parallel)
             found += dispatcher_problems(self.parallel, self.device)
+            found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             if not self.data.reset_attention_mask:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)

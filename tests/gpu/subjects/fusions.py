@@ -1,4 +1,4 @@
-"""Each field of the recipe's ``kernels`` section, on and off: time, memory, and whether the losses are the same."""
+"""Each field of the recipe's ``kernels`` section, and each option of NCCL's, on and off: time, memory, same losses."""
 
 import dataclasses
 import typing
@@ -19,6 +19,8 @@ LOSS_BOUND = 5e-3
 Known = dict[str, dict[str, Any]]
 """Recipe -> its steps: what has the program's own choice is the same run for every field of a model."""
 OFF = (False, "off", "none")
+NCCL: tuple[tuple[str, Any, Any], ...] = (("high_priority_stream_groups", (), ("dp_cp", "ep", "ep_dp")),)
+"""Of the section ``parallel``: field, off, on."""
 REFUSED = ("UserError: ", "SharedMistake: ")
 """How a rank says that this configuration cannot run here."""
 ROW_S = 20.0
@@ -30,7 +32,7 @@ def fusions(run: SubjectRun) -> None:
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
     known: Known = {}
-    for name, off, on in switches(KernelsConfig):
+    for name, off, on in (*switches(KernelsConfig), *NCCL):
 
         def one(name: str = name, off: Any = off, on: Any = on) -> None:
             one_field(run, name, off, on, known)
@@ -100,7 +102,11 @@ def refused_or_run(run: SubjectRun, config: RunConfig, known: Known) -> dict[str
 
 def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
     """With one field set; what the configuration refuses is not run."""
-    config = dataclasses.replace(base, kernels=dataclasses.replace(base.kernels, **{name: value}))
+    section = "kernels" if hasattr(base.kernels, name) else "parallel"
+    if section == "parallel" and gpus == 1:
+        raise UnrunError("one GPU has no collectives")
+    changed: Any = dataclasses.replace(getattr(base, section), **{name: value})
+    config = dataclasses.replace(base, **{section: changed})
     if found := config.problems(gpus):
         raise UnrunError(f"{name} = {value}: {found[0]}")
     return config

@@ -165,6 +165,7 @@ def test_the_debug_recipe_has_none() -> None:
         ("--world_size 8", 1, ["world_size is what --dry_run plans for"]),
         ("--checkpoint.finetune", 1, ["checkpoint.load"]),
         ("--parallel.expert_model_parallel_size 2", 2, ["a model with experts"]),
+        ("--device cpu --parallel.high_priority_stream_groups dp_cp", 1, ["high_priority_stream_groups cannot be"]),
         ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
         ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
         ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),

@@ -1,0 +1,41 @@
+"""Options of NCCL's: refused where they cannot be; names are Megatron's."""
+
+import inspect
+import re
+import typing
+
+import pytest
+from megatron.core import parallel_state
+
+from parallel.config import ParallelConfig, StreamGroup
+from parallel.launch import Identity
+from parallel.layout import Layout
+from parallel.nccl_options import nccl_problems
+from ranks import run_ranks
+
+PRIORITY = ParallelConfig(high_priority_stream_groups=("dp_cp", "ep"))
+
+
+def test_they_need_gpus() -> None:
+    assert nccl_problems(PRIORITY, cuda=True) == [] == nccl_problems(ParallelConfig(), cuda=False)
+    assert nccl_problems(PRIORITY, cuda=False) == [
+        "parallel.high_priority_stream_groups cannot be: it needs GPUs. Leave it out."
+    ]
+
+
+def _start_on_the_cpu(identity: Identity) -> None:
+    from parallel import groups
+
+    with groups.start(Layout(), identity, device="cpu", seed=1, timeout_minutes=1, nccl=PRIORITY):
+        pass
+
+
+def test_a_rank_on_the_cpu_refuses() -> None:
+    with pytest.raises(AssertionError, match=r"high_priority_stream_groups cannot be: it needs GPUs"):
+        run_ranks(1, _start_on_the_cpu)
+
+
+def test_each_group_is_one_that_megatron_makes() -> None:
+    """Of another name it would take no notice."""
+    made = re.findall(r'get_nccl_options\("(\w+)"', inspect.getsource(parallel_state))
+    assert set(typing.get_args(StreamGroup)) <= set(made)
