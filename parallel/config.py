@@ -87,6 +87,10 @@ class ParallelConfig:
     """Groups, such as "dp_cp" and "ep", whose collectives start before waiting kernels of other streams. Needs GPUs.
     Not yet run on a GPU."""
 
+    use_sharp: bool = False
+    """The switches of InfiniBand sum the gradients of DP x CP (SHARP). Needs several nodes, and a cluster file
+    that sets NCCL_COLLNET_ENABLE. Not yet run on a GPU."""
+
     elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else
     another PP, then a smaller TP, and say so. Global batch and data order stay."""

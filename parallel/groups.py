@@ -1,6 +1,7 @@
 """Start and stop torch.distributed and Megatron's groups. The only user of ``megatron.core.parallel_state``."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -23,7 +24,7 @@ from parallel.cpu import adam, cuda_redirect, eager
 from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
-from parallel.nccl_options import nccl_problems
+from parallel.nccl_options import nccl_problems, sharp_problems, take_sharp
 from parallel.processes import schedule_as_batch
 
 
@@ -91,6 +92,7 @@ def start(
     defaults. SharedMistake where they cannot be. On the CPU this installs the CPU backend in this
     process.
     """
+    nccl, sharp = nccl or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)
     timeout = timedelta(minutes=timeout_minutes)
     # No device_id: bound to a device, torch would make every later group a split of this one on all ranks, members or
@@ -112,9 +114,8 @@ def start(
             "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks."
         ) from None
     try:
-        same_everywhere(facts or {}, identity, on)
-        nccl = nccl or ParallelConfig()
-        if problems := nccl_problems(nccl, on.type == "cuda"):
+        same_everywhere({**(facts or {}), "NCCL_COLLNET_ENABLE": sharp}, identity, on)
+        if problems := nccl_problems(nccl, on.type == "cuda") or sharp_problems(nccl, identity, sharp):
             raise SharedMistake("\n".join(problems))
         yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl)
         # A rank that left early would abort its peers' gloo threads: all leave together.
@@ -152,17 +153,19 @@ def _join(
     nccl: ParallelConfig,
 ) -> Ranks:
     """Megatron's groups and RNG tracker, once torch.distributed runs."""
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
-        distributed_timeout_minutes=timeout_minutes,
-        create_gloo_process_groups=False,
-        high_priority_stream_groups=list(nccl.high_priority_stream_groups),
-    )
+    with _without_gtp() if nccl.use_sharp else contextlib.nullcontext():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            distributed_timeout_minutes=timeout_minutes,
+            create_gloo_process_groups=False,
+            use_sharp=nccl.use_sharp,
+            high_priority_stream_groups=list(nccl.high_priority_stream_groups),
+        )
     at = layout.coordinates(identity.rank)
     drawn_from = dropout_seed(seed, layout, at)
     random.seed(drawn_from)  # Triplane draws from none of these three; checkpoints hold their states
@@ -171,6 +174,20 @@ def _join(
     model_parallel_cuda_manual_seed(drawn_from)
     pgs = ProcessGroupCollection.use_mpu_process_groups()
     return Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
+
+
+@contextlib.contextmanager
+def _without_gtp() -> Iterator[None]:
+    """With use_sharp, megatron-core 0.19.2 asks for DP x CP with the ranks of GTP before it has set that group.
+
+    There is no GTP here, and the group without it, which is the same, is made by then.
+    """
+    asked = parallel_state.get_data_parallel_group
+    parallel_state.get_data_parallel_group = functools.partial(asked, with_gtp_remat=False)
+    try:
+        yield
+    finally:
+        parallel_state.get_data_parallel_group = asked
 
 
 def dropout_seed(seed: int, layout: Layout, at: Coordinates) -> int:

@@ -280,12 +280,22 @@ def _loss_scale() -> bool:
     )
 
 
+def _sharp_group() -> bool:
+    from megatron.core import parallel_state
+
+    source = inspect.getsource(parallel_state.initialize_model_parallel)
+    return "group=get_data_parallel_group(with_context_parallel=True)," in source and "with_gtp_remat" in _arguments(
+        parallel_state.get_data_parallel_group
+    )
+
+
 PROBES = {
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
     "DistributedOptimizer._defer_param_sync, which training/optimizer.py sets": _gathered_once,
     "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,
+    "parallel_state.get_data_parallel_group, which parallel/groups.py replaces for SHARP": _sharp_group,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,

@@ -1,11 +1,38 @@
 """Options of NCCL's that a recipe asks for: off by default, as no GPU has run them here."""
 
-from parallel.config import ParallelConfig
+from collections.abc import MutableMapping
 
-FIELDS = ("high_priority_stream_groups",)
+from parallel.config import ParallelConfig
+from parallel.launch import Identity
+
+FIELDS = ("high_priority_stream_groups", "use_sharp")
+SHARP = "NCCL_COLLNET_ENABLE"
 
 
 def nccl_problems(parallel: ParallelConfig, cuda: bool) -> list[str]:
     """Those that are asked for without a GPU, where collectives are gloo's."""
     asked = [name for name in FIELDS if getattr(parallel, name)]
     return [] if cuda else [f"parallel.{name} cannot be: it needs GPUs. Leave it out." for name in asked]
+
+
+def sharp_problems(parallel: ParallelConfig, identity: Identity, sharp: str) -> list[str]:
+    """Why SHARP cannot be here. sharp: what the environment had of its variable."""
+    if not parallel.use_sharp:
+        return []
+    if identity.local_world_size == identity.world_size:
+        return ["parallel.use_sharp cannot be: SHARP is of the switches between nodes, and all ranks are on one node."]
+    if sharp != "1":
+        return [
+            f"parallel.use_sharp cannot be: {SHARP} is {sharp}, expected 1. Set it in [env] of the cluster file "
+            "(slurm/clusters) where NCCL's SHARP plugin and the fabric's aggregation manager are; else leave it out."
+        ]
+    return []
+
+
+def take_sharp(environ: MutableMapping[str, str]) -> str:
+    """Its variable, which the environment then has no more, or "unset".
+
+    SHARP is for the first communicator that is made with it. That would be the one of all ranks, which sums nothing
+    large; megatron-core sets the variable for DP x CP alone.
+    """
+    return environ.pop(SHARP, "unset")

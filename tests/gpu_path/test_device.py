@@ -45,7 +45,8 @@ def test_the_hosts_memory_and_threads_leave_nothing_behind(check: str) -> None:
 
 def test_options_reach_nccl() -> None:
     found = run(["-m", "tests.gpu_path.checks.nccl_options"], ranks=2)
-    assert (found.returncode, found.stdout) == (0, "high priority: dp_cp tp_ep_pp\n"), found.stderr
+    sharp = {"default_pg": "unset", "DATA_PARALLEL_GROUP_WITH_CP": "1"}
+    assert (found.returncode, found.stdout) == (0, f"high priority: dp_cp tp_ep_pp\nSHARP: {sharp}\n"), found.stderr
 
 
 @pytest.mark.campaign

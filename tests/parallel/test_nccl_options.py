@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from parallel.config import ParallelConfig, StreamGroup
 from parallel.launch import Identity
 from parallel.layout import Layout
-from parallel.nccl_options import nccl_problems
+from parallel.nccl_options import nccl_problems, sharp_problems
 from ranks import run_ranks
 
 PRIORITY = ParallelConfig(high_priority_stream_groups=("dp_cp", "ep"))
@@ -21,6 +21,18 @@ def test_they_need_gpus() -> None:
     assert nccl_problems(PRIORITY, cuda=False) == [
         "parallel.high_priority_stream_groups cannot be: it needs GPUs. Leave it out."
     ]
+
+
+@pytest.mark.parametrize(
+    "local_world_size, sharp, words",
+    [(8, "1", "all ranks are on one node"), (4, "unset", "is unset, expected 1"), (4, "0", "is 0, expected 1")],
+)
+def test_sharp_needs_several_nodes_and_its_variable(local_world_size: int, sharp: str, words: str) -> None:
+    identity, asked = Identity(world_size=8, local_world_size=local_world_size), ParallelConfig(use_sharp=True)
+    (problem,) = sharp_problems(asked, identity, sharp)
+    assert words in problem
+    assert sharp_problems(ParallelConfig(), identity, sharp) == []
+    assert sharp_problems(asked, Identity(world_size=8, local_world_size=4), "1") == []
 
 
 def _start_on_the_cpu(identity: Identity) -> None:

@@ -56,7 +56,7 @@ IRRELEVANT: dict[str, str] = {
     """,
     "how ranks find each other is the launcher's business here": """
         distributed-backend=1 local-rank=1 local_rank=1 lazy-mpu-init disable-gloo-process-groups
-        nccl-communicator-config-path=1 use-sharp sharp-enabled-group=1
+        nccl-communicator-config-path=1 sharp-enabled-group=1|dp
         distributed-timeout-seconds-after-init=1 pipeline-model-parallel-comm-backend=1|nccl tp-comm-bootstrap-backend=1
     """,
     "how communication is overlapped or batched; results do not depend on it": """

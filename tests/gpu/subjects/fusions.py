@@ -19,7 +19,10 @@ LOSS_BOUND = 5e-3
 Known = dict[str, dict[str, Any]]
 """Recipe -> its steps: what has the program's own choice is the same run for every field of a model."""
 OFF = (False, "off", "none")
-NCCL: tuple[tuple[str, Any, Any], ...] = (("high_priority_stream_groups", (), ("dp_cp", "ep", "ep_dp")),)
+NCCL: tuple[tuple[str, Any, Any], ...] = (
+    ("high_priority_stream_groups", (), ("dp_cp", "ep", "ep_dp")),
+    ("use_sharp", False, True),
+)
 """Of the section ``parallel``: field, off, on."""
 REFUSED = ("UserError: ", "SharedMistake: ")
 """How a rank says that this configuration cannot run here."""
