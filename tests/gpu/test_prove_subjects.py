@@ -239,11 +239,25 @@ def test_options_of_nccls_are_switched_where_there_are_several_gpus(name: str, o
         fusions.switched(base, name, on, 1)
 
 
+def test_a_variable_is_switched_for_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    environs: list[Any] = []
+
+    def ranks_of(measurement: str, world_size: int, environ: Any, limit_s: float, **own: Any) -> Any:
+        environs.append(environ)
+        return [step_numbers()] * world_size
+
+    monkeypatch.setattr(subject_run, "ranks_of", ranks_of)
+    run = run_on(card(gpus=8))
+    run.numbers["rows"] = {}
+    fusions.one_field(run, "NCCL_NVLS_ENABLE", "0", "1", {})
+    assert environs == [{"NCCL_NVLS_ENABLE": "1"}, {"NCCL_NVLS_ENABLE": "0"}]
+
+
 def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that the program refuses here is not run. What it chooses itself is run once for all fields."""
     ran: list[RunConfig] = []
 
-    def steps_of(run: SubjectRun, config: RunConfig) -> dict[str, Any]:
+    def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str]) -> dict[str, Any]:
         ran.append(config)
         if config.kernels.gradient_accumulation_fusion == "off":
             raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs another card")

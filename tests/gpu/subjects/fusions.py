@@ -24,6 +24,8 @@ NCCL: tuple[tuple[str, Any, Any], ...] = (
     ("use_sharp", False, True),
 )
 """Of the section ``parallel``: field, off, on."""
+VARIABLES: tuple[tuple[str, Any, Any], ...] = (("NCCL_NVLS_ENABLE", "0", "1"),)
+"""Of the environment."""
 REFUSED = ("UserError: ", "SharedMistake: ")
 """How a rank says that this configuration cannot run here."""
 ROW_S = 20.0
@@ -35,7 +37,7 @@ def fusions(run: SubjectRun) -> None:
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
     known: Known = {}
-    for name, off, on in (*switches(KernelsConfig), *NCCL):
+    for name, off, on in (*switches(KernelsConfig), *NCCL, *VARIABLES):
 
         def one(name: str = name, off: Any = off, on: Any = on) -> None:
             one_field(run, name, off, on, known)
@@ -69,8 +71,9 @@ def one_field(run: SubjectRun, name: str, off: Any, on: Any, known: Known) -> No
     """A line; a problem where the losses differ. The other fields stay as the program has them."""
     base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
     gpus = len(run.machine.gpus)
-    with_it = refused_or_run(run, base if is_on(run.machine, base, name) else switched(base, name, on, gpus), known)
-    without = refused_or_run(run, switched(base, name, off, gpus), known)
+    chosen = is_on(run.machine, base, name)
+    with_it = refused_or_run(run, base if chosen else switched(base, name, on, gpus), known, environ_of(name, on))
+    without = refused_or_run(run, switched(base, name, off, gpus), known, environ_of(name, off))
     row = compared(without, with_it)
     run.numbers["rows"][f"{name}={on}"] = row | {"off": without, "on": with_it}
     what = f"{name} {off} -> {on}"
@@ -89,13 +92,18 @@ def is_on(machine: GpuMachine, base: RunConfig, name: str) -> bool:
     return name in fusions_on(base.kernels, setting)
 
 
-def refused_or_run(run: SubjectRun, config: RunConfig, known: Known) -> dict[str, Any]:
+def environ_of(name: str, value: Any) -> dict[str, str]:
+    """What a switch of the environment sets."""
+    return {name: value} if name in (variable for variable, _, _ in VARIABLES) else {}
+
+
+def refused_or_run(run: SubjectRun, config: RunConfig, known: Known, environ: dict[str, str]) -> dict[str, Any]:
     """Its steps, measured once. Raises UnrunError where the program says why it cannot run."""
-    text = dump(config)
+    text = f"{dump(config)}{environ}"
     if text in known:
         return known[text]
     try:
-        known[text] = steps_of(run, config)
+        known[text] = steps_of(run, config, environ)
         return known[text]
     except RuntimeError as error:
         last = str(error).splitlines()[-1]
@@ -108,6 +116,8 @@ def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
     section = "kernels" if hasattr(base.kernels, name) else "parallel"
     if section == "parallel" and gpus == 1:
         raise UnrunError("one GPU has no collectives")
+    if environ_of(name, value):
+        return base
     changed: Any = dataclasses.replace(getattr(base, section), **{name: value})
     config = dataclasses.replace(base, **{section: changed})
     if found := config.problems(gpus):
