@@ -12,6 +12,7 @@ OWNED_DDP_FIELDS = frozenset(
         "overlap_param_gather",
         "grad_reduce_in_fp32",
         "bucket_size",
+        "nccl_ub",
         "average_in_collective",
     }
 )
@@ -90,6 +91,10 @@ class ParallelConfig:
     use_sharp: bool = False
     """The switches of InfiniBand sum the gradients of DP x CP (SHARP). Needs several nodes, and a cluster file
     that sets NCCL_COLLNET_ENABLE. Not yet run on a GPU."""
+
+    nccl_ub: bool = False
+    """Weights and gradients lie in memory that NCCL has registered, so that DP's collectives take fewer SMs. Needs GPUs
+    and a CUDA toolkit, with which Megatron compiles NCCL's allocator. Not yet run on a GPU."""
 
     elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else

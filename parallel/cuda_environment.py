@@ -23,13 +23,13 @@ def variables(environ: Mapping[str, str], parallel: ParallelConfig, capability: 
 
     With one connection kernels start in the order of their launches, so that a collective of TP or CP gets its turn
     before the product that hides it (Megatron's rule; Blackwell needs it no more). Expandable segments grow in place
-    of being fragmented.
+    of being fragmented; beside the pool that nccl_ub registers with NCCL they are not tried.
     """
     found = {}
     exchanges = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
     if exchanges and capability < BLACKWELL and "CUDA_DEVICE_MAX_CONNECTIONS" not in environ:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    if not any(name in environ for name in ALLOCATOR):
+    if not parallel.nccl_ub and not any(name in environ for name in ALLOCATOR):
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return found
 

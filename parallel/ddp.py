@@ -21,24 +21,15 @@ def wrap(
 ) -> list[DistributedDataParallel]:
     """Each chunk with gradient buffers that are reduced over its replicas (and sharded over them with ZeRO-1)."""
     half = precision.dtype != "fp32"
-    settings = {
-        "use_distributed_optimizer": parallel.use_distributed_optimizer,
-        "overlap_grad_reduce": parallel.overlap_grad_reduce,
-        "overlap_param_gather": parallel.overlap_param_gather,
-        "grad_reduce_in_fp32": half and precision.grad_reduce_in_fp32,
-        "bucket_size": parallel.ddp_bucket_size,
-    }
-    settings |= checked("parallel.megatron", parallel.megatron, DistributedDataParallelConfig)
     wrapped = []
     for number, chunk in enumerate(chunks):
         config = chunk.config
         module = Float16Module(config, chunk) if half else chunk
-        ddp = DistributedDataParallelConfig(**settings)
         # Later chunks of a rank have nothing to overlap with unless gradients are reduced during the backward pass.
         wrapped.append(
             DistributedDataParallel(
                 config,
-                ddp,
+                ddp_config(parallel, precision),
                 module,
                 disable_bucketing=number > 0 and not parallel.overlap_grad_reduce,
                 pg_collection=ranks.pgs,
@@ -46,6 +37,20 @@ def wrap(
         )
     _tell_schedule(wrapped, parallel, ranks)
     return wrapped
+
+
+def ddp_config(parallel: ParallelConfig, precision: PrecisionConfig) -> DistributedDataParallelConfig:
+    """megatron-core's. Raises SharedMistake for a field in parallel.megatron that it lacks."""
+    settings = {
+        "use_distributed_optimizer": parallel.use_distributed_optimizer,
+        "overlap_grad_reduce": parallel.overlap_grad_reduce,
+        "overlap_param_gather": parallel.overlap_param_gather,
+        "grad_reduce_in_fp32": precision.dtype != "fp32" and precision.grad_reduce_in_fp32,
+        "bucket_size": parallel.ddp_bucket_size,
+        "nccl_ub": parallel.nccl_ub,
+    }
+    settings |= checked("parallel.megatron", parallel.megatron, DistributedDataParallelConfig)
+    return DistributedDataParallelConfig(**settings)
 
 
 def _tell_schedule(wrapped: Sequence[DistributedDataParallel], parallel: ParallelConfig, ranks: Ranks) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch.utils import cpp_extension
 
 from parallel import mcore_patches
 from parallel.config import ParallelConfig
@@ -24,7 +25,7 @@ from parallel.cpu import adam, cuda_redirect, eager
 from parallel.errors import SharedMistake, UserError, printable
 from parallel.launch import Identity, await_master, node_name
 from parallel.layout import Coordinates, Layout
-from parallel.nccl_options import nccl_problems, sharp_problems, take_sharp
+from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems, take_sharp
 from parallel.processes import schedule_as_batch
 
 
@@ -117,6 +118,8 @@ def start(
         same_everywhere({**(facts or {}), "NCCL_COLLNET_ENABLE": sharp}, identity, on)
         if problems := nccl_problems(nccl, on.type == "cuda") or sharp_problems(nccl, identity, sharp):
             raise SharedMistake("\n".join(problems))
+        if problems := allocator_problems(nccl, cpp_extension.CUDA_HOME):
+            raise UserError(problems[0])
         yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()

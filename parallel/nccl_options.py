@@ -5,7 +5,7 @@ from collections.abc import MutableMapping
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
 
-FIELDS = ("high_priority_stream_groups", "use_sharp")
+FIELDS = ("high_priority_stream_groups", "use_sharp", "nccl_ub")
 SHARP = "NCCL_COLLNET_ENABLE"
 
 
@@ -27,6 +27,16 @@ def sharp_problems(parallel: ParallelConfig, identity: Identity, sharp: str) -> 
             "(slurm/clusters) where NCCL's SHARP plugin and the fabric's aggregation manager are; else leave it out."
         ]
     return []
+
+
+def allocator_problems(parallel: ParallelConfig, cuda_home: str | None) -> list[str]:
+    """Why NCCL's allocator cannot be compiled on this node. cuda_home: torch.utils.cpp_extension's."""
+    if not parallel.nccl_ub or cuda_home is not None:
+        return []
+    return [
+        "parallel.nccl_ub cannot be: megatron-core compiles NCCL's allocator, and this node has no CUDA toolkit. Set "
+        "CUDA_HOME, or leave it out."
+    ]
 
 
 def take_sharp(environ: MutableMapping[str, str]) -> str:

@@ -7,10 +7,11 @@ import typing
 import pytest
 from megatron.core import parallel_state
 
-from parallel.config import ParallelConfig, StreamGroup
+from parallel import ddp
+from parallel.config import ParallelConfig, PrecisionConfig, StreamGroup
 from parallel.launch import Identity
 from parallel.layout import Layout
-from parallel.nccl_options import nccl_problems, sharp_problems
+from parallel.nccl_options import allocator_problems, nccl_problems, sharp_problems
 from ranks import run_ranks
 
 PRIORITY = ParallelConfig(high_priority_stream_groups=("dp_cp", "ep"))
@@ -33,6 +34,17 @@ def test_sharp_needs_several_nodes_and_its_variable(local_world_size: int, sharp
     assert words in problem
     assert sharp_problems(ParallelConfig(), identity, sharp) == []
     assert sharp_problems(asked, Identity(world_size=8, local_world_size=4), "1") == []
+
+
+def test_nccls_allocator_needs_a_cuda_toolkit() -> None:
+    asked = ParallelConfig(nccl_ub=True)
+    assert "this node has no CUDA toolkit" in allocator_problems(asked, None)[0]
+    assert allocator_problems(asked, "/usr/local/cuda") == [] == allocator_problems(ParallelConfig(), None)
+
+
+def test_nccl_ub_reaches_megatrons_ddp() -> None:
+    for on in (False, True):
+        assert ddp.ddp_config(ParallelConfig(nccl_ub=on), PrecisionConfig()).nccl_ub is on
 
 
 def _start_on_the_cpu(identity: Identity) -> None:

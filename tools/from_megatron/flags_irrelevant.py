@@ -63,7 +63,7 @@ IRRELEVANT: dict[str, str] = {
         no-overlap-p2p-communication no-align-param-gather no-align-grad-reduce disable-align-grad-reduce
         delay-param-gather no-delay-grad-reduce no-scatter-gather-tensors-in-pipeline
         no-async-tensor-model-parallel-allreduce ddp-pad-buckets-for-high-nccl-busbw ddp-average-in-collective
-        no-gradient-reduce-div-fusion use-ring-exchange-p2p use-nccl-ub disable-symmetric-registration
+        no-gradient-reduce-div-fusion use-ring-exchange-p2p disable-symmetric-registration
         create-all-gather-group
     """,
     "profiling and diagnostics, which change nothing that is trained": """

@@ -44,6 +44,13 @@ def dispatcher_problems(parallel: ParallelConfig, device: Literal["auto", "cpu",
     return []
 
 
+def buffer_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
+    """All ranks meet once for each buffer that megatron-core registers with NCCL: a stage without experts has fewer."""
+    if parallel.nccl_ub and parallel.pipeline_model_parallel_size > 1 and shape.num_moe_experts:
+        return ["parallel.nccl_ub cannot be with experts and parallel.pipeline_model_parallel_size > 1: it would hang."]
+    return []
+
+
 def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
     """What Transformer Engine's attention cannot exchange over context ranks (its attn_forward_func_with_cp)."""
     kind, cp = parallel.cp_comm_type, parallel.context_parallel_size

@@ -31,6 +31,7 @@ from training.config.divisibility import (
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import (
+    buffer_problems,
     dispatcher_problems,
     exchange_problems,
     mtp_problems,
@@ -404,6 +405,7 @@ class RunConfig:
             found += latent_problems(shape, self.parallel.tensor_model_parallel_size)
             found += context_problems(shape, self.parallel)
             found += dispatcher_problems(self.parallel, self.device)
+            found += buffer_problems(shape, self.parallel)
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             if not self.data.reset_attention_mask:  # else attention is ours everywhere

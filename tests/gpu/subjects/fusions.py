@@ -22,6 +22,7 @@ OFF = (False, "off", "none")
 NCCL: tuple[tuple[str, Any, Any], ...] = (
     ("high_priority_stream_groups", (), ("dp_cp", "ep", "ep_dp")),
     ("use_sharp", False, True),
+    ("nccl_ub", False, True),
 )
 """Of the section ``parallel``: field, off, on."""
 VARIABLES: tuple[tuple[str, Any, Any], ...] = (("NCCL_NVLS_ENABLE", "0", "1"),)

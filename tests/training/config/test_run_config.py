@@ -167,6 +167,12 @@ def test_the_debug_recipe_has_none() -> None:
         ("--parallel.expert_model_parallel_size 2", 2, ["a model with experts"]),
         ("--device cpu --parallel.high_priority_stream_groups dp_cp", 1, ["high_priority_stream_groups cannot be"]),
         ("--device cpu --parallel.use_sharp", 1, ["parallel.use_sharp cannot be: it needs GPUs"]),
+        ("--device cpu --parallel.nccl_ub", 1, ["parallel.nccl_ub cannot be: it needs GPUs"]),
+        (
+            "--model.shape mixtral_tiny --parallel.nccl_ub --parallel.pipeline_model_parallel_size 2",
+            2,
+            ["parallel.nccl_ub cannot be with experts and parallel.pipeline"],
+        ),
         ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
         ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
         ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),
