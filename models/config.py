@@ -13,7 +13,6 @@ from parallel.megatron_fields import megatron_field_problems, parse
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 UNSUPPORTED = {
-    "tp_comm_overlap": "its user buffers are not initialised, so that the first step would fail",
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -26,6 +25,7 @@ OWNED = frozenset(
         "cross_entropy_fusion_impl",
         "gradient_accumulation_fusion",
         "attention_backend",
+        "tp_comm_overlap",
         "moe_grouped_gemm",
         "moe_permute_fusion",
         "moe_router_fusion",

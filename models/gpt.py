@@ -266,6 +266,7 @@ def _fusion_settings(shape: GPTShape, fusions: frozenset[str]) -> dict[str, Any]
     settings: dict[str, Any] = {
         "bias_activation_fusion": "bias_activation_fusion" in fusions,
         "apply_rope_fusion": "apply_rope_fusion" in fusions,
+        "tp_comm_overlap": "tp_comm_overlap" in fusions,
         "masked_softmax_fusion": False,  # of mcore's own attention, which no block here is made of
         "gradient_accumulation_fusion": False,  # asks for APEX
         "cross_entropy_loss_fusion": False,

@@ -44,6 +44,10 @@ class KernelsConfig:
     attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
     """Of Transformer Engine's attention: flash-attn, cuDNN's fused kernel, or plain products. auto: it chooses."""
 
+    tp_comm_overlap: bool = False
+    """Products overlap with the collectives of TP, through Transformer Engine's userbuffers. Needs GPUs of one node for
+    TP, and parallel.sequence_parallel. Not yet run on a GPU."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         return []
@@ -133,6 +137,15 @@ def _no_overlap(setting: KernelSetting) -> str | None:
     return None
 
 
+def _no_userbuffers(setting: KernelSetting) -> str | None:
+    """Megatron has buffers for qkv, proj, fc1 and fc2; at another layer it drops the overlap of all that follow."""
+    if not setting.parallel.sequence_parallel:
+        return "it needs parallel.sequence_parallel"
+    if setting.shape.multi_latent_attention or setting.shape.mtp_num_layers:
+        return "it has no buffers for latent attention and multi-token prediction"
+    return None
+
+
 FUSIONS: dict[str, Fusion] = {
     "bias_activation_fusion": Fusion(
         title="activation", transformer_engine=False, obstacle=_no_fused_activation
@@ -167,14 +180,19 @@ def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]
     found = {f'{name} = "on"': obstacle(name, setting) for name in FUSIONS if getattr(kernels, name) == "on"}
     if kernels.attention_backend != "auto":
         found[f'attention_backend = "{kernels.attention_backend}"'] = _missing(setting)
-    return [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
+    problems = [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
+    if kernels.tp_comm_overlap and (why := _missing(setting) or _no_userbuffers(setting)):
+        problems.append(f"kernels.tp_comm_overlap cannot run: {why}. Leave it out.")
+    return problems
 
 
 def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:
     """The fields that are on; ``kernel_problems`` has found none."""
-    return frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
+    on = frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
+    return on | {"tp_comm_overlap"} if kernels.tp_comm_overlap else on
 
 
 def described(fusions: frozenset[str]) -> str:
     """activation, rotary embedding."""
-    return ", ".join(fusion.title for name, fusion in FUSIONS.items() if name in fusions)
+    titles = [fusion.title for name, fusion in FUSIONS.items() if name in fusions]
+    return ", ".join([*titles, *(["collectives of TP overlapped"] if "tp_comm_overlap" in fusions else [])])

@@ -1,5 +1,6 @@
 """One rank's whole run, part by part: the table of contents of Triplane."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from models.kernels import described, fusions_on, kernel_problems
 from models.layers import packed
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
+from models.layers.userbuffers import userbuffers
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import ddp, groups, metrics
@@ -83,6 +85,7 @@ def train(
         start as ranks,
         explain_out_of_memory(config, shape, ranks),
         metrics.collecting(ranks.device) as collector,
+        contextlib.ExitStack() as buffers,
     ):
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
@@ -92,6 +95,9 @@ def train(
         announce(run)
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
+        if config.kernels.tp_comm_overlap:
+            tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
+            buffers.enter_context(userbuffers(ranks, config.precision, tokens, shape.hidden_size))
         chunks, optim = build_parts(config, shape, ranks)
         begun = run_files.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_files.write_run_files(config, run_dir, begun.progress, ranks)

@@ -222,7 +222,7 @@ def test_each_field_is_switched_on_and_off() -> None:
 def test_the_recipes_fields_are_switched() -> None:
     """Those that "auto" turns on where they can run; what the configuration refuses is not run."""
     fields = [name for name, _, _ in fusions.switches(KernelsConfig)]
-    assert fields == list(FUSIONS)
+    assert fields == [*FUSIONS, "tp_comm_overlap"]
     base = measured_models.of_role(card(gpus=8), SIZES["card"], "dense", 2)
     assert fusions.switched(base, "apply_rope_fusion", "on", 8).kernels.apply_rope_fusion == "on"
     narrow = dataclasses.replace(base, precision=PrecisionConfig(dtype="fp16"))
@@ -237,6 +237,21 @@ def test_options_of_nccls_are_switched_where_there_are_several_gpus(name: str, o
     assert getattr(fusions.switched(base, name, on, 8).parallel, name) == on
     with pytest.raises(UnrunError, match="one GPU has no collectives"):
         fusions.switched(base, name, on, 1)
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_what_overlaps_tp_is_switched_where_there_is_tp(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    asked = measuring(monkeypatch, lambda measurement, own: step_numbers())
+    run = run_on(card(gpus=gpus))
+    run.numbers["rows"] = {}
+    if gpus == 1:
+        with pytest.raises(UnrunError, match=r"tp_comm_overlap cannot run: it needs parallel\.sequence_parallel"):
+            fusions.one_field(run, "tp_comm_overlap", False, True, {})
+        return
+    fusions.one_field(run, "tp_comm_overlap", False, True, {})
+    on, off = [measured_models.loaded(each["text"]) for each in asked]
+    assert (on.kernels.tp_comm_overlap, off.kernels.tp_comm_overlap) == (True, False)
+    assert on.parallel == off.parallel and on.parallel.tensor_model_parallel_size == 2
 
 
 def test_a_variable_is_switched_for_the_processes_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,3 +157,26 @@ def test_triton_kernels_compute_what_stands_for_them() -> None:
     """In Triton's interpreter, which is too slow for a training."""
     found = run(["-m", "tests.gpu_path.checks.triton_kernels"], Emulation(hooks=(EXTENSION,)))
     assert found.returncode == 0 and "equal" in found.stdout, found.stderr[-3000:]
+
+
+MULTICAST = "kernels.tp_comm_overlap cannot run: card or driver has no multicast. Set UB_SKIPMC=1 to use CUDA IPC"
+
+
+def test_userbuffers_are_made_before_the_model_and_forgotten_after_it() -> None:
+    """With fp8 one set for its layers, with bytes for what is gathered, and one for layers in bf16."""
+    found = run(["-m", "tests.gpu_path.checks.userbuffers"], Emulation(hooks=(EXTENSION,)), ranks=2)
+    assert found.returncode == 0, found.stderr
+    assert [line for line in found.stdout.splitlines() if "[UB]" not in line] == [
+        f"{MULTICAST}, or leave it out.",
+        "12 of [128, 64] torch.bfloat16 TP 2",
+        "fc1 fc2 proj qkv",
+        "16 of [128, 64] torch.bfloat16 TP 2",
+        "8 of [128, 64] torch.uint8 TP 2",
+        "fc1 fc2 proj qkv",
+    ]
+
+
+def test_a_training_asks_for_userbuffers(te_device: WarmDevice, tmp_path: Path) -> None:
+    """Which the emulated card has not."""
+    with pytest.raises(TrainingError, match=MULTICAST):
+        te_device.train(Training(layout="tp2sp"), tmp_path, Emulation(), (*BF16, "--kernels.tp_comm_overlap", "True"))

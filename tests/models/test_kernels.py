@@ -7,7 +7,7 @@ import pytest
 
 from models.config import ModelConfig
 from models.families import named
-from models.kernels import FUSIONS, KernelsConfig, KernelSetting, fusions_on, kernel_problems
+from models.kernels import FUSIONS, KernelsConfig, KernelSetting, described, fusions_on, kernel_problems
 from parallel.config import ParallelConfig
 
 GPU = KernelSetting(
@@ -84,10 +84,32 @@ def test_an_attention_is_chosen_where_transformer_engine_has_it(changes: dict[st
     assert problem.startswith('kernels.attention_backend = "fused" cannot run: it needs ')
 
 
+SPLIT_SEQUENCE = ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True)
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"cuda": False}, "it needs a GPU"),
+        ({"transformer_engine": False}, "it needs Transformer Engine, which is not installed here"),
+        ({"parallel": ParallelConfig(tensor_model_parallel_size=2)}, "it needs parallel.sequence_parallel"),
+        ({"shape": named("deepseek_v3_tiny")}, "it has no buffers for latent attention and multi-token prediction"),
+    ],
+)
+def test_userbuffers_are_refused_where_they_cannot_be(changes: dict[str, Any], why: str) -> None:
+    asked, there = KernelsConfig(tp_comm_overlap=True), setting(parallel=SPLIT_SEQUENCE)
+    assert kernel_problems(asked, there) == []
+    assert fusions_on(asked, there) == DENSE | {"tp_comm_overlap"}
+    assert described(frozenset({"tp_comm_overlap"})) == "collectives of TP overlapped"
+    assert kernel_problems(asked, dataclasses.replace(there, **changes)) == [
+        f"kernels.tp_comm_overlap cannot run: {why}. Leave it out."
+    ]
+
+
 @pytest.mark.parametrize(
     "entry, expected",
     [
-        ("tp_comm_overlap=True", "tp_comm_overlap is not supported: its user buffers are not initialised"),
+        ("tp_comm_overlap=True", "tp_comm_overlap is set by Triplane's own fields"),
         ("gradient_accumulation_fusion=True", "gradient_accumulation_fusion is set by Triplane's own fields"),
         ("moe_permute_fusion=True", "moe_permute_fusion is set by Triplane's own fields"),
     ],

@@ -92,6 +92,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "use-distributed-optimizer": ("parallel.use_distributed_optimizer", True),
     "overlap-grad-reduce": ("parallel.overlap_grad_reduce", True),
     "overlap-param-gather": ("parallel.overlap_param_gather", True),
+    "tp-comm-overlap": ("kernels.tp_comm_overlap", True),
     "use-nccl-ub": ("parallel.nccl_ub", True),
     "use-sharp": ("parallel.use_sharp", True),
     "disable-bias-linear": ("model.add_bias_linear", False),

@@ -68,7 +68,7 @@ UNSUPPORTED: dict[str, str] = {
         num-distributed-optimizer-instances=1|1
     """,
     "a way to be faster or smaller that Triplane does not have; the model is the same without it": """
-        tp-comm-overlap tp-comm-overlap-cfg=1 no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag
+        tp-comm-overlap-cfg=1 no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag
         no-tp-comm-overlap-rs no-tp-comm-split-ag no-tp-comm-split-rs disable-tp-comm-bulk-wgrad
         disable-tp-comm-bulk-dgrad disable-tp-comm-overlap-ag disable-tp-comm-overlap-rs disable-tp-comm-split-ag
         disable-tp-comm-split-rs tp-comm-overlap-rs-dgrad delay-wgrad-compute overlap-moe-expert-parallel-comm

@@ -70,8 +70,11 @@ def role_of(field: str) -> Role:
 
 def one_field(run: SubjectRun, name: str, off: Any, on: Any, known: Known) -> None:
     """A line; a problem where the losses differ. The other fields stay as the program has them."""
-    base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
     gpus = len(run.machine.gpus)
+    base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
+    if name.startswith("tp_") and gpus > 1:
+        split = dataclasses.replace(base.parallel, tensor_model_parallel_size=2, sequence_parallel=True)
+        base = dataclasses.replace(base, parallel=split)
     chosen = is_on(run.machine, base, name)
     with_it = refused_or_run(run, base if chosen else switched(base, name, on, gpus), known, environ_of(name, on))
     without = refused_or_run(run, switched(base, name, off, gpus), known, environ_of(name, off))
