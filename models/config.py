@@ -12,7 +12,9 @@ from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
+_NO_GRAPHS = "CUDA graphs need random states that a graph can replay, which ranks have not, and none was captured here"
 UNSUPPORTED = {
+    **dict.fromkeys(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"), _NO_GRAPHS),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -402,7 +404,7 @@ class ModelConfig:
         return found + [
             f"model.megatron: {name} is not supported: {why}. Leave it out."
             for name, why in UNSUPPORTED.items()
-            if values.get(name)
+            if values.get(name) not in (None, False, "none")
         ]
 
     def _range_problems(self) -> Iterator[str]:

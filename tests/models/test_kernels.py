@@ -110,6 +110,8 @@ def test_userbuffers_are_refused_where_they_cannot_be(changes: dict[str, Any], w
     "entry, expected",
     [
         ("tp_comm_overlap=True", "tp_comm_overlap is set by Triplane's own fields"),
+        ("cuda_graph_impl=local", "cuda_graph_impl is not supported: CUDA graphs need random states"),
+        ("external_cuda_graph=True", "external_cuda_graph is not supported: CUDA graphs need random states"),
         ("gradient_accumulation_fusion=True", "gradient_accumulation_fusion is set by Triplane's own fields"),
         ("moe_permute_fusion=True", "moe_permute_fusion is set by Triplane's own fields"),
     ],
@@ -117,3 +119,7 @@ def test_userbuffers_are_refused_where_they_cannot_be(changes: dict[str, Any], w
 def test_megatrons_fields_that_would_fail_late_are_refused(entry: str, expected: str) -> None:
     [problem] = ModelConfig(megatron=(entry,)).problems()
     assert problem.startswith(f"model.megatron: {expected}")
+
+
+def test_graphs_that_are_off_are_not_refused() -> None:
+    assert ModelConfig(megatron=("cuda_graph_impl=none", "enable_cuda_graph=False")).problems() == []
