@@ -16,7 +16,10 @@ from training.config.run_config import RunConfig
 RARE = {
     "parallel": "expert_tensor_parallel_size moe_token_dispatcher_type cp_comm_type ddp_bucket_size "
     "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
-    "account_for_loss_in_pipeline_split",
+    "account_for_loss_in_pipeline_split high_priority_stream_groups use_sharp nccl_ub",
+    "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
+    "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
+    "tp_comm_overlap",
     "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
@@ -25,12 +28,14 @@ RARE = {
     "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
     "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy mtp_loss_scaling_factor",
-    "precision": "fp8_recipe loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    "precision": "fp8_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
+    "fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
     "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
     "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
     "reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style",
+    "train": "manual_gc_interval",
     "checkpoint": "no_load_rng save_retain_interval",
     "log": "wandb_project wandb_name",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
