@@ -1,6 +1,7 @@
 """Options of NCCL's that a recipe asks for: off by default, as no GPU has run them here."""
 
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from parallel.config import ParallelConfig
 from parallel.launch import Identity
@@ -31,11 +32,12 @@ def sharp_problems(parallel: ParallelConfig, identity: Identity, sharp: str) -> 
 
 def allocator_problems(parallel: ParallelConfig, cuda_home: str | None) -> list[str]:
     """Why NCCL's allocator cannot be compiled on this node. cuda_home: torch.utils.cpp_extension's."""
-    if not parallel.nccl_ub or cuda_home is not None:
+    header = Path(cuda_home or "/usr/local/cuda", "include", "cuda_runtime.h")
+    if not parallel.nccl_ub or header.is_file():
         return []
     return [
-        "parallel.nccl_ub cannot be: megatron-core compiles NCCL's allocator, and this node has no CUDA toolkit. Set "
-        "CUDA_HOME, or leave it out."
+        f"parallel.nccl_ub cannot be: megatron-core compiles NCCL's allocator, and this node has no {header}. Set "
+        "CUDA_HOME to a CUDA toolkit, or leave it out."
     ]
 
 

@@ -95,9 +95,7 @@ def train(
         announce(run)
         check_shared(run_dir, ranks)
         heartbeat.enter("load")
-        if config.kernels.tp_comm_overlap:
-            tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
-            buffers.enter_context(userbuffers(ranks, config.precision, tokens, shape.hidden_size))
+        buffers.enter_context(overlap_of_tp(config, shape, ranks))
         chunks, optim = build_parts(config, shape, ranks)
         begun = run_files.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_files.write_run_files(config, run_dir, begun.progress, ranks)
@@ -145,6 +143,14 @@ def with_recipe(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RunConfig:
     if problems:
         raise SharedMistake(problems[0])
     return replace(config, precision=precision)
+
+
+def overlap_of_tp(config: RunConfig, shape: GPTShape, ranks: Ranks) -> contextlib.AbstractContextManager[None]:
+    """The buffers of kernels.tp_comm_overlap, for as long as the model lives; enter it before ``build_parts``."""
+    if not config.kernels.tp_comm_overlap:
+        return contextlib.nullcontext()
+    tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
+    return userbuffers(ranks, config.precision, tokens, shape.hidden_size)
 
 
 def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunks, optimizer.MegatronOptimizer]:

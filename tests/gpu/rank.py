@@ -8,8 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from parallel import launch, local_ranks
+from parallel import cuda_environment, launch, local_ranks
 from parallel.untrusted import read_json
+from tests.gpu.measured_models import loaded
 
 MEASUREMENTS = ("specs", "losses", "observe", "portable", "steps", "products", "calibration", "stall")
 
@@ -22,6 +23,8 @@ def main(path: str) -> int:
         return local_ranks.spawn_ranks(task["world_size"], [sys.executable, "-m", "tests.gpu.rank", path], os.environ)
     identity = identity or launch.Identity()
     assert task["measurement"] in MEASUREMENTS, task["measurement"]
+    if "text" in task["arguments"]:  # a recipe: the environment is that of its run
+        cuda_environment.prepare(os.environ, loaded(task["arguments"]["text"]).parallel)
     import torch
 
     module = importlib.import_module(f"tests.gpu.{task['measurement']}")

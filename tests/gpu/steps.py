@@ -17,7 +17,7 @@ from training.memory.measured import CardPeak, MeasuredBytes, ProcessPeak, count
 from training.memory.predicted import of_stage
 from training.progress import Progress
 from training.step import StepRequests
-from training.train import build_parts, one_step
+from training.train import build_parts, one_step, overlap_of_tp
 
 
 def measure(
@@ -31,7 +31,8 @@ def measure(
     shape = resolve(config.model, None)
     layout = config.layout(identity.world_size)
     times_s, losses = [], []
-    with groups.start(layout, identity, device=device, seed=1, timeout_minutes=5) as ranks:
+    start = groups.start(layout, identity, device=device, seed=1, timeout_minutes=5, nccl=config.parallel)
+    with start as ranks, overlap_of_tp(config, shape, ranks):
         chunks, optim = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)
         progress, peak = Progress(), CardPeak(ranks.device) if device == "cuda" else ProcessPeak()

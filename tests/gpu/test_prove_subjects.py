@@ -275,7 +275,7 @@ def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPat
     def steps_of(run: SubjectRun, config: RunConfig, environ: dict[str, str]) -> dict[str, Any]:
         ran.append(config)
         if config.kernels.gradient_accumulation_fusion == "off":
-            raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs another card")
+            raise RuntimeError("exit code 1: ...\nparallel.errors.UserError: it needs another card\nrank 0 of 2 failed")
         losses = [7.0, float("nan")] if config.kernels.apply_rope_fusion == "off" else [7.0, 6.501]
         on = config.kernels == KernelsConfig()
         return step_numbers(0.9 if on else 1.0, total=8.0 if on else 10.0, losses=[7.0, 6.5] if on else losses)

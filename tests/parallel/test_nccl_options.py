@@ -3,6 +3,7 @@
 import inspect
 import re
 import typing
+from pathlib import Path
 
 import pytest
 from megatron.core import parallel_state
@@ -36,10 +37,12 @@ def test_sharp_needs_several_nodes_and_its_variable(local_world_size: int, sharp
     assert sharp_problems(asked, Identity(world_size=8, local_world_size=4), "1") == []
 
 
-def test_nccls_allocator_needs_a_cuda_toolkit() -> None:
+def test_nccls_allocator_needs_a_cuda_toolkit(tmp_path: Path) -> None:
     asked = ParallelConfig(nccl_ub=True)
-    assert "this node has no CUDA toolkit" in allocator_problems(asked, None)[0]
-    assert allocator_problems(asked, "/usr/local/cuda") == [] == allocator_problems(ParallelConfig(), None)
+    assert f"this node has no {tmp_path}/include/cuda_runtime.h" in allocator_problems(asked, str(tmp_path))[0]
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    assert allocator_problems(asked, str(tmp_path)) == [] == allocator_problems(ParallelConfig(), None)
 
 
 def test_nccl_ub_reaches_megatrons_ddp() -> None:

@@ -110,8 +110,8 @@ def refused_or_run(run: SubjectRun, config: RunConfig, known: Known, environ: di
         known[text] = steps_of(run, config, environ)
         return known[text]
     except RuntimeError as error:
-        last = str(error).splitlines()[-1]
-        why = next((last.partition(kind)[2] for kind in REFUSED if kind in last), "")
+        lines = str(error).splitlines()[::-1]
+        why = next((line.partition(kind)[2] for line in lines for kind in REFUSED if kind in line), "")
         raise UnrunError(why) if why else error from None
 
 
