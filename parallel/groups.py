@@ -115,7 +115,8 @@ def start(
             "another job, or by one that has not ended yet. Set another MASTER_PORT, the same on all ranks."
         ) from None
     try:
-        same_everywhere({**(facts or {}), "NCCL_COLLNET_ENABLE": sharp}, identity, on)
+        of_nccl = {"NCCL_COLLNET_ENABLE": sharp} if device == "cuda" else {}
+        same_everywhere({**(facts or {}), **of_nccl}, identity, on)
         if problems := nccl_problems(nccl, on.type == "cuda") or sharp_problems(nccl, identity, sharp):
             raise SharedMistake("\n".join(problems))
         if problems := allocator_problems(nccl, cpp_extension.CUDA_HOME):
