@@ -37,8 +37,8 @@ def _normalised_backward(y: Tensor, chosen: Tensor, grad: Tensor) -> Tensor:
 @kernel
 def fused_topk_with_score_function_fwd(
     logits: Tensor, topk: int, use_pre_softmax: bool, num_groups: int | None, group_topk: int | None,
-    scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: int,
-    topk_indices: Tensor | None,
+    scaling_factor: float | None, score_function: str, expert_bias: Tensor | None, routing_map_format: int = 0,
+    topk_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(weights, map, what is kept)."""
     if routing_map_format or topk_indices is not None:
@@ -63,8 +63,8 @@ def fused_topk_with_score_function_fwd(
 @kernel
 def fused_topk_with_score_function_bwd(
     routing_map: Tensor, intermediate_output: Tensor, grad_probs: Tensor, grad_logits: Tensor, topk: int,
-    use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool,
-    routing_map_format: int,
+    use_pre_softmax: bool, scaling_factor: float | None, score_function: str, use_dense_indices: bool = False,
+    routing_map_format: int = 0,
 ) -> None:  # fmt: skip
     grad, kept = grad_probs.float() * routing_map * (scaling_factor or 1.0), intermediate_output
     if score_function == "sigmoid":
@@ -76,7 +76,7 @@ def fused_topk_with_score_function_bwd(
 
 @kernel
 def fused_score_for_moe_aux_loss_fwd(
-    logits: Tensor, topk: int, score_function: str, routing_map_format: int
+    logits: Tensor, topk: int, score_function: str, routing_map_format: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(scores, map, what is kept)."""
     kept = logits.float().sigmoid() if score_function == "sigmoid" else logits.float().softmax(-1)
