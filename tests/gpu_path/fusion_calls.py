@@ -20,6 +20,7 @@ ENTRIES: dict[str, list[tuple[str, str]]] = {
         (SWIGLU, "swiglu"),
         (SWIGLU, "weighted_swiglu"),
         ("megatron.core.fusions.fused_bias_gelu", "bias_gelu"),
+        ("megatron.core.fusions.fused_bias_geglu", "geglu"),
     ],
     "apply_rope_fusion": [
         ("transformer_engine_torch", "fused_rope_forward"),

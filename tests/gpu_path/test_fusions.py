@@ -5,7 +5,6 @@ Losses and weights in fp32 to 1e-5 and 1e-4, in bf16 losses to 1e-3, as in test_
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import pytest
 from models.kernels import FUSIONS
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order, run
-from tests.gpu_path.trainings import Training, TrainingError, WarmDevice, warm_device
+from tests.gpu_path.trainings import EXTENSION, Training, TrainingError, WarmDevice
 
-EXTENSION = "tests.gpu_path.te.extension"
 LOSS_BOUND, WEIGHTS_BOUND, BF16_BOUND = 1e-5, 1e-4, 1e-3
 FP32, BF16 = ("--precision.dtype", "fp32"), ("--precision.dtype", "bf16")
+GEGLU = (*FP32, "--model.activation", "geglu")
 TIED, DENSE, EXPERTS, LATENT = "gpt2_tiny", "debug", "mixtral_tiny", "deepseek_v3_tiny"
 GROUPED = "deepseek_v2_tiny"
 """Softmax over groups of experts, which Triplane chooses itself: its balancing loss is fused."""
@@ -29,6 +28,7 @@ COMPARED = [
     ("bias_activation_fusion", "", TIED, FP32),
     ("bias_activation_fusion", "ep2", EXPERTS, FP32),
     ("bias_activation_fusion", "tp2sp", DENSE, BF16),
+    ("bias_activation_fusion", "tp2sp", DENSE, GEGLU),
     ("apply_rope_fusion", "tp2sp", DENSE, FP32),
     ("apply_rope_fusion", "cp2", DENSE, BF16),
     ("apply_rope_fusion", "tp2sp", LATENT, FP32),
@@ -54,12 +54,6 @@ COMPARED = [
     ("moe_shared_expert_overlap", "ep2", LATENT, BF16),
 ]
 """(field, layout, shape, number format): on against off."""
-
-
-@pytest.fixture(scope="module")
-def te_device() -> Iterator[WarmDevice]:
-    with warm_device(EXTENSION) as warm:
-        yield warm
 
 
 @pytest.fixture(scope="module")
