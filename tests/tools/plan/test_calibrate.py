@@ -1,6 +1,7 @@
 """calibrate writes a cluster file of these ranks that the planner reads; compare holds it against real runs."""
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from programs import Program
 from ranks import run_ranks
 from tools import clusters
 from tools.plan.__main__ import main
-from tools.plan.calibrate import cluster_file, collectives, fit
+from tools.plan.calibrate import cluster_file, collectives, fit, overhead
 from tools.plan.calibrate.collectives import Collective
 from tools.plan.calibrate.command import launches_us
 from tools.plan.calibrate.measure import Product
@@ -55,7 +56,7 @@ def test_two_ranks_become_a_cluster(two_ranks: Path, capsys: pytest.CaptureFixtu
     assert all(each["over"] == "node" and each["gb_per_s"] > 0 for each in found)
     assert cluster.measured["torch"] and cluster.measured["ranks"] == 2
     own = constants(cluster)
-    assert 0 < own.launch_s < 1e-3 and own.launch_s != fitted().launch_s, "measured here, not a GPU's"
+    assert 0 <= own.launch_s < 1e-3 and own.launch_s != fitted().launch_s, "measured here, not a GPU's"
     assert own.collective_s == 0, "what a collective takes beside its bytes was measured, and is in the hops"
     assert main(f"--model gpt2 --cluster {two_ranks} --num_gpus 2 --global_batch_size 4 --seq_length 512".split()) == 0
     assert "gpt2 on 2 x CPU" in capsys.readouterr().out
@@ -94,6 +95,21 @@ def test_unknown_constants_are_named(two_ranks: Path, tmp_path: Path) -> None:
     path.write_text(re.sub(r"\nproduct_bytes = [\d.]+", "", path.read_text(), count=1))
     with pytest.raises(UserError, match=r"measured\.constants: expected a table of numbers"):
         clusters.load(str(path))
+
+
+@pytest.mark.parametrize(("launch_s", "fixed_s"), [(3e-6, 0.02), (-1e-6, 0.02), (3e-6, -1e-4)])
+def test_steps_give_back_what_they_take_beside_their_sizes(launch_s: float, fixed_s: float, two_ranks: Path) -> None:
+    """Below 0, where a step is faster than its products alone were: that constant is 0, and the other one less."""
+    cluster = clusters.load(str(two_ranks))
+    true = dataclasses.replace(fitted(), launch_s=launch_s, fixed_s=fixed_s)
+    steps = itertools.product(overhead.LAYERS, overhead.MICROBATCHES)
+    found = overhead.explained({at: overhead._priced(*at, cluster, true) for at in steps}, cluster, fitted())
+    if launch_s > 0 and fixed_s > 0:
+        assert (found.launch_s, found.fixed_s) == pytest.approx((launch_s, fixed_s), rel=1e-6)
+    elif launch_s < 0:
+        assert found.launch_s == 0 < found.fixed_s < fixed_s
+    else:
+        assert found.fixed_s == 0 < found.launch_s < launch_s
 
 
 def test_groups_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,19 +38,31 @@ STEPS = 7
 
 
 def measured(cluster: Cluster, constants: Constants) -> Constants:
-    """``constants`` with launch_s and fixed_s of this machine. Nothing of torch may be computed here afterwards.
-
-    A price is linear in both, so least squares of the relative errors give them.
-    """
+    """``constants`` with launch_s and fixed_s of this machine. Nothing of torch may be computed here afterwards."""
     with tempfile.TemporaryDirectory() as logs, output.own_output(Path(logs), Identity(), every_rank=False):
         seconds = steps_s()  # torch and Megatron load here, and not quietly
+    return explained(seconds, cluster, constants)
+
+
+def explained(seconds: dict[tuple[int, int], float], cluster: Cluster, constants: Constants) -> Constants:
+    """``constants`` with the launch_s and fixed_s, neither below 0, under which steps cost ``seconds``.
+
+    A price is linear in both, so least squares of the relative errors give them. On a busy machine the products that
+    were measured before can explain a step alone: a constant is then 0.
+
+    seconds: by layers and microbatches.
+    """
     none = dataclasses.replace(constants, launch_s=0.0, fixed_s=0.0)
     bare = np.array([_priced(*at, cluster, none) for at in seconds])
     calls = np.array([_priced(*at, cluster, dataclasses.replace(none, launch_s=1.0)) for at in seconds]) - bare
     found = np.array(list(seconds.values()))
     slopes = np.stack([calls, np.ones_like(calls)], axis=1) / found[:, None]
-    launch_s, fixed_s = np.linalg.lstsq(slopes, (found - bare) / found, rcond=None)[0]
-    return dataclasses.replace(none, launch_s=max(0.0, float(launch_s)), fixed_s=max(0.0, float(fixed_s)))
+    left = (found - bare) / found
+    launch_s, fixed_s = np.linalg.lstsq(slopes, left, rcond=None)[0]
+    if launch_s < 0 or fixed_s < 0:  # the other one again, alone
+        alone = np.maximum(0.0, slopes.T @ left / (slopes**2).sum(axis=0))
+        launch_s, fixed_s = (0.0, alone[1]) if launch_s < 0 else (alone[0], 0.0)
+    return dataclasses.replace(none, launch_s=float(launch_s), fixed_s=float(fixed_s))
 
 
 def _priced(layers: int, microbatches: int, cluster: Cluster, constants: Constants) -> float:
