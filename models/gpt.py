@@ -12,6 +12,8 @@ from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.hybrid.hybrid_model import HybridModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from models.activations import ACTIVATIONS
@@ -96,6 +98,7 @@ def build(
         if chunk.mtp_process:
             mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
+        recompute_no_empty_mlp(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, fused="cross_entropy_loss_fusion" in fusions)
         if "gradient_accumulation_fusion" in fusions:
@@ -296,6 +299,16 @@ def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[
             raise SharedMistake(f'train.recompute_modules "{missing[0]}" needs Transformer Engine. Leave it out.')
         return {"recompute_granularity": "selective", "recompute_modules": list(recompute.modules)}
     return {}
+
+
+def recompute_no_empty_mlp(chunk: HybridModel) -> None:
+    """With train.recompute_modules "mlp" megatron-core 0.19.2 recomputes the MLP that a sublayer of attention has not.
+
+    In fp8 that fails: Transformer Engine leaves what is not its own to torch, which does not know the arguments.
+    """
+    for layer in chunk.modules():
+        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, IdentityOp):
+            layer.recompute_mlp = False
 
 
 def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device) -> None:

@@ -31,6 +31,10 @@ RECOMPUTED = (
 HOPPER, BLACKWELL = 90, 100
 
 
+def selective(*modules: str) -> tuple[str, ...]:
+    return ("--train.recompute_granularity", "selective", "--train.recompute_modules", *modules)
+
+
 def fp8(recipe: str) -> tuple[str, ...]:
     return ("--precision.fp8", "e4m3" if recipe == "mxfp8" else "hybrid", "--precision.fp8_recipe", recipe)
 
@@ -258,12 +262,22 @@ def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+@pytest.mark.parametrize(
+    "recipe, shape, recomputed",
+    [
+        ("delayed", "debug", RECOMPUTED),
+        ("tensorwise", "debug", RECOMPUTED),
+        ("tensorwise", "debug", selective("core_attn", "mlp", "layernorm")),
+        ("blockwise", "mixtral_tiny", selective("moe_act", "layernorm")),
+        ("tensorwise", "deepseek_v3_tiny", selective("moe", "mla_up_proj")),
+    ],
+)
 def test_fp8_layers_are_recomputed_with_the_scales_that_they_had(
-    te_device: WarmDevice, tmp_path: Path, recipe: str
+    te_device: WarmDevice, tmp_path: Path, recipe: str, shape: str, recomputed: tuple[str, ...]
 ) -> None:
-    for run_dir, flags in ((tmp_path / "kept", ()), (tmp_path / "recomputed", RECOMPUTED)):
-        te_device.train(Training(), run_dir, Emulation(), (*BF16, *fp8(recipe), *flags))
+    wide = WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE
+    for run_dir, flags in ((tmp_path / "kept", ()), (tmp_path / "recomputed", recomputed)):
+        te_device.train(Training(shape=shape), run_dir, Emulation(), (*BF16, *wide, *fp8(recipe), *flags))
     assert trainings.loss_difference(tmp_path / "kept", tmp_path / "recomputed") == 0
 
 
