@@ -65,5 +65,5 @@ if subject == "evaluation":
     dist.init_process_group("nccl")
 if mutant:
     setattr(owner, wait, lambda self, *args: True)
-print(check(), flush=True)
+os.write(1, f"{check()}\n".encode())  # a line at once, beside the other rank's
 os._exit(0)  # what was not waited for is left where it is

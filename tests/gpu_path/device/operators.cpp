@@ -14,8 +14,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <sstream>
 #include <string>
+#include <unordered_map>
 
 #include "aliases.h"
 #include "kernels.h"
@@ -114,6 +117,42 @@ void call_kernel(const OperatorHandle &op, Stack &stack) {
                                               c10::DispatchKeySet(c10::DispatchKey::Python) |
                                               c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot));
   op.callBoxed(&stack);
+}
+
+std::string described(const IValue &value) {
+  std::ostringstream text;
+  if (value.isList()) {
+    for (const IValue &element : value.toListRef()) text << described(element) << ",";
+  } else if (!value.isTensor()) {
+    text << value.tagKind() << value;
+  } else if (const Tensor &t = value.toTensor(); t.defined()) {
+    bool wrapped = t.unsafeGetTensorImpl()->is_wrapped_number();
+    text << t.scalar_type() << t.sizes() << t.strides() << t.device().type() << wrapped;
+  }
+  return text.str();
+}
+
+// What the meta kernel returns; none where it cannot tell. Many are Python, and slower than what computes the numbers:
+// each is asked once for each kind of arguments.
+std::optional<std::vector<Tensor>> meta_results(const OperatorHandle &op, Stack meta) {
+  static auto &known = *new std::unordered_map<std::string, std::optional<std::vector<Tensor>>>;
+  static std::mutex mutex;
+  std::string key = full_name(op);
+  for (auto &value : meta) key += "|" + described(value);
+  {
+    std::lock_guard<std::mutex> held(mutex);
+    if (auto found = known.find(key); found != known.end()) return found->second;
+  }
+  std::optional<std::vector<Tensor>> results;
+  try {
+    call_kernel(op, meta);
+    results.emplace();
+    for (auto value = meta.end() - op.schema().returns().size(); value != meta.end(); value++)
+      results->push_back(value->toTensor());
+  } catch (const std::exception &) {
+  }
+  std::lock_guard<std::mutex> held(mutex);
+  return known.emplace(key, results).first->second;
 }
 
 // One operator that the device runs later: its arguments on the CPU, and the memory of its new results.
@@ -225,15 +264,11 @@ class Call {
                                            : with_tensors(value, [](const Tensor &t) {
                                                return t.is_cuda() ? to_meta(t) : t;
                                              }));
-    try {
-      call_kernel(op_, meta);
-    } catch (const std::exception &) {
-      return false;
-    }
+    auto sizes = meta_results(op_, std::move(meta));
+    if (!sizes) return false;
     for (size_t i = 0; i < num_results(); i++) {
-      const Tensor &sizes = meta[meta.size() - num_results() + i].toTensor();
-      if (argument_returned(i) || !sizes.defined()) continue;
-      cuda[i] = new_cuda(sizes, device_);
+      if (argument_returned(i) || !(*sizes)[i].defined()) continue;
+      cuda[i] = new_cuda((*sizes)[i], device_);
       cpu[i] = aliases_(cuda[i]);
     }
     return true;

@@ -71,6 +71,7 @@ def interpret_triton() -> None:
 
 LATENT_ROPE = "megatron.core.fusions.fused_mla_yarn_rope_apply"
 PERMUTATION = "transformer_engine.pytorch.triton.permutation"
+CROSS_ENTROPY = "transformer_engine.common.triton.cross_entropy"
 
 
 class InPlaceOfTheExtension(MetaPathFinder):
@@ -80,7 +81,7 @@ class InPlaceOfTheExtension(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in ("transformer_engine.common", LATENT_ROPE, PERMUTATION):
+        if fullname not in ("transformer_engine.common", LATENT_ROPE, PERMUTATION, CROSS_ENTROPY):
             return None
         spec = PathFinder.find_spec(fullname, path)
         assert spec and spec.loader
@@ -98,6 +99,11 @@ class InPlaceOfTheExtension(MetaPathFinder):
                 from tests.gpu_path.te import permutation
 
                 vars(module).update({function.__name__: function for function in permutation.REPLACED})
+                return
+            if fullname == CROSS_ENTROPY:
+                from tests.gpu_path.te import cross_entropy
+
+                vars(module).update(cross_entropy.REPLACED)
                 return
             module.load_framework_extension = lambda framework: sys.modules.setdefault(NAME, build())  # type: ignore[attr-defined]
 
