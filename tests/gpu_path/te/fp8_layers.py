@@ -5,7 +5,7 @@ from typing import Any
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from tests.gpu_path.te import quantization
+from tests.gpu_path.te import nvfp4, quantization
 
 running: list[Any] = []
 """The layers that the forward pass is in, the innermost last."""
@@ -39,3 +39,4 @@ for layer in (TransformerLayer, MultiTokenPredictionLayer):
     layer.forward = named(layer.forward)
 for name in ("_quantize_per_tensor", "_quantize_blocks", "_quantize_mx"):
     setattr(quantization, name, counted(getattr(quantization, name)))
+nvfp4.quantize = counted(nvfp4.quantize)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.gpu_path.te import nvfp4
 from tests.gpu_path.te.kernels import kernel, rows, torch_dtype
 from tests.gpu_path.te.quantization import quantize, values_of
 
@@ -12,6 +13,8 @@ from tests.gpu_path.te.quantization import quantize, values_of
 def _product(a: Any, trans_a: bool, b: Any, trans_b: bool) -> Tensor:
     """[rows, n]. Sums run over a's rows where it is not transposed, and so its copy by columns is read."""
     left, right = values_of(b, columnwise=trans_b), values_of(a, columnwise=not trans_a)
+    summed = left.shape[0 if trans_b else 1]
+    assert not hasattr(a, "_fp4_dtype") or summed % nvfp4.SUMMED == 0, f"an fp4 product sums over {summed}"
     return (left.t() if trans_b else left) @ (right.t() if trans_a else right)
 
 

@@ -37,3 +37,9 @@ def torch_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
 def rows(tensor: Tensor) -> Tensor:
     """[..., n] -> [rows, n]."""
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+def write(target: Tensor, values: Tensor, noop: Tensor | None = None) -> None:
+    """Not where the flag noop is set, which the host does not read."""
+    values = values.reshape(target.shape)
+    target.copy_(values if noop is None else torch.where(noop.reshape(()) != 0, target, values))

@@ -1,5 +1,5 @@
-"""Quantized tensors of Transformer Engine: allocated, filled, read. Formats that are not emulated raise
-NotImplementedError.
+"""Quantized tensors of Transformer Engine: allocated, filled, read; in fp8 here, in fp4 by nvfp4.py. Formats that are
+not emulated raise NotImplementedError.
 
 A multiplication takes each operand by rows or by columns, and reads the copy that the hardware would: where one is
 stale or absent, the result is wrong or an error here, too.
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.gpu_path.te import formats
-from tests.gpu_path.te.kernels import FP8_NAMES, kernel, rows, torch_dtype
+from tests.gpu_path.te import formats, nvfp4
+from tests.gpu_path.te.kernels import FP8_NAMES, kernel, rows, torch_dtype, write
 
 
 def is_quantized(tensor: Any) -> bool:
-    return hasattr(tensor, "_fp8_dtype")
+    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
 
 
 def _kind(quantizer_or_tensor: Any) -> str:
     name = type(quantizer_or_tensor).__name__
-    for part, kind in {"MXFP8": "mx", "Float8Block": "block", "NVFP4": "", "Float8": "tensor"}.items():
-        if part in name and kind:
+    for part, kind in {"MXFP8": "mx", "Float8Block": "block", "NVFP4": "nvfp4", "Float8": "tensor"}.items():
+        if part in name:
             return kind
     raise NotImplementedError(f"{name} is not emulated")
 
@@ -32,12 +32,6 @@ def one_copy_serves_both() -> bool:
     return torch.cuda.get_device_capability() >= (10, 0)
 
 
-def write(target: Tensor, values: Tensor, noop: Tensor | None = None) -> None:
-    """Not where the flag noop is set, which the host does not read."""
-    values = values.reshape(target.shape)
-    target.copy_(values if noop is None else torch.where(noop.reshape(()) != 0, target, values))
-
-
 @kernel
 def create_empty_quantized_tensor(
     quantizer: Any, shape: list[int], dtype: torch.dtype, device: torch.device, pin_memory: bool = False
@@ -45,6 +39,10 @@ def create_empty_quantized_tensor(
     if _kind(quantizer) == "tensor":
         tensors, of_its_kind = _per_tensor_buffers(quantizer, shape, device)
         cls = _per_tensor_class(quantizer.internal)
+    elif _kind(quantizer) == "nvfp4":
+        metadata, tensors = quantizer.storage_metadata(dtype), nvfp4.buffers(quantizer, shape, device)
+        cls, of_its_kind = metadata["cls"], metadata["nontensor_kwargs"]
+        of_its_kind["with_gemm_swizzled_scales"] = nvfp4.scales_are_swizzled(quantizer, shape)
     else:
         specs = quantizer.inner_tensor_specs(tuple(shape))
         tensors = dict.fromkeys(["rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv"])
@@ -52,7 +50,8 @@ def create_empty_quantized_tensor(
         metadata = quantizer.storage_metadata(dtype)
         cls, of_its_kind = metadata["cls"], metadata["nontensor_kwargs"]
     given = {key: value for key, value in of_its_kind.items() if key not in ("quantizer", "fake_dtype")}
-    given |= {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, **tensors}
+    given |= {"fp8_dtype": quantizer.dtype} if _kind(quantizer) != "nvfp4" else {}
+    given |= {"quantizer": quantizer, **tensors}
     if quantizer.internal:
         return cls(**given, fake_dtype=dtype)
     stride = torch.empty(shape, device="meta").stride()
@@ -87,12 +86,12 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
         output = create_empty_quantized_tensor(quantizer, list(tensor.shape), tensor.dtype, tensor.device)
     elif _kind(quantizer) == "tensor":
         _take_what_is_used(output, quantizer, tensor)
+    elif _kind(quantizer) == "nvfp4":
+        nvfp4.take_what_is_used(output, quantizer, tensor)
     if tensor.numel() == 0:
         return output
-    values = rows(tensor.detach()).float()
-    {"tensor": _quantize_per_tensor, "block": _quantize_blocks, "mx": _quantize_mx}[_kind(quantizer)](
-        values, quantizer, output, noop
-    )
+    fill = {"tensor": _quantize_per_tensor, "block": _quantize_blocks, "mx": _quantize_mx, "nvfp4": nvfp4.quantize}
+    fill[_kind(quantizer)](rows(tensor.detach()), quantizer, output, noop)
     return output
 
 
@@ -113,7 +112,7 @@ def _take_what_is_used(output: Any, quantizer: Any, tensor: Tensor) -> None:
 
 
 def _quantize_per_tensor(values: Tensor, quantizer: Any, output: Any, noop: Tensor | None) -> None:
-    format = torch_dtype(quantizer.dtype, torch.float32)
+    format, values = torch_dtype(quantizer.dtype, torch.float32), values.float()
     amax = values.abs().max()
     if hasattr(quantizer, "scale"):  # delayed: the scale is an earlier step's
         quantizer.amax.copy_(torch.maximum(quantizer.amax, amax.reshape(quantizer.amax.shape)))
@@ -135,7 +134,7 @@ def _quantize_per_tensor(values: Tensor, quantizer: Any, output: Any, noop: Tens
 def _quantize_blocks(values: Tensor, quantizer: Any, output: Any, noop: Tensor | None) -> None:
     """Of 128 x 128 (weights) or of 1 x 128 elements along what a multiplication sums over. The copy for columns is
     transposed."""
-    format = torch_dtype(quantizer.dtype, torch.float32)
+    format, values = torch_dtype(quantizer.dtype, torch.float32), values.float()
     square = quantizer.block_scaling_dim == 2
     for columnwise, data, scale_inv in (
         (False, output._rowwise_data, output._rowwise_scale_inv),
@@ -157,7 +156,7 @@ def _quantize_mx(values: Tensor, quantizer: Any, output: Any, noop: Tensor | Non
     """Of 32 elements along what a multiplication sums over; nothing is transposed."""
     if quantizer.with_2d_quantization:
         raise NotImplementedError("mxfp8 with square blocks is not emulated")
-    format = torch_dtype(quantizer.dtype, torch.float32)
+    format, values = torch_dtype(quantizer.dtype, torch.float32), values.float()
     for (height, width), data, scale_inv in (
         ((1, formats.MX_BLOCK), output._rowwise_data, output._rowwise_scale_inv),
         ((formats.MX_BLOCK, 1), output._columnwise_data, output._columnwise_scale_inv),
@@ -176,8 +175,10 @@ def values_of(tensor: Any, columnwise: bool) -> Tensor:
     """fp32 [rows, n] of a plain tensor, or of a quantized one's copy for that direction."""
     if not is_quantized(tensor):
         return rows(tensor.detach()).float()
-    format = FP8_NAMES[int(tensor._fp8_dtype)]
     kind = _kind(tensor)
+    if kind == "nvfp4":
+        return nvfp4.values_of(tensor, columnwise)
+    format = FP8_NAMES[int(tensor._fp8_dtype)]
     if kind == "tensor":
         if columnwise and not one_copy_serves_both():
             assert tensor._transpose is not None and not tensor._transpose_invalid, "an fp8 operand has no transpose"
