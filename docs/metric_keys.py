@@ -32,7 +32,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "z_loss": ("", "the same for the router's z-loss"),
     "fp8/shadow_loss_difference": (
         "",
-        "of fp8 from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`",
+        "of fp8, or fp4, from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`",
     ),
     "fp8/shadow_grad_norm_difference": ("", "the same for the gradient norm of the worst layer"),
 }

@@ -66,6 +66,8 @@ OWNED = frozenset(
         "fp16",
         "fp8",
         "fp8_recipe",
+        "fp4",
+        "fp4_recipe",
         "first_last_layers_bf16",
         "num_layers_at_start_in_bf16",
         "num_layers_at_end_in_bf16",

@@ -12,7 +12,7 @@ from typing import Literal
 from models.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
 from models.shapes import GPTShape
 
-DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
 def flops_per_token(shape: GPTShape, seq_length: int) -> float:
@@ -171,16 +171,17 @@ class Peaks:
     fp16: float | None
     bf16: float | None
     fp8: float | None
+    fp4: float | None = None
 
 
 DEVICES: list[tuple[frozenset[str], Peaks]] = [
     # Words that torch.cuda.get_device_name() must contain. The first match wins: special boards come first.
     # GB300 NVL72 and HGX B300 product pages: per rack of 72 and board of 8 GPUs, sparse.
-    (frozenset({"GB300"}), Peaks(None, 1250, 2500, 2500, 5000)),
-    (frozenset({"B300"}), Peaks(75, 1125, 2250, 2250, 4500)),
+    (frozenset({"GB300"}), Peaks(None, 1250, 2500, 2500, 5000, 15000)),
+    (frozenset({"B300"}), Peaks(75, 1125, 2250, 2250, 4500, 13500)),
     # HGX B200 and GB200 NVL72 product pages, likewise.
-    (frozenset({"GB200"}), Peaks(80, 1250, 2500, 2500, 5000)),
-    (frozenset({"B200"}), Peaks(75, 1125, 2250, 2250, 4500)),
+    (frozenset({"GB200"}), Peaks(80, 1250, 2500, 2500, 5000, 10000)),
+    (frozenset({"B200"}), Peaks(75, 1125, 2250, 2250, 4500, 9000)),
     # NVIDIA H200 datasheet: columns NVL and SXM.
     (frozenset({"H200", "NVL"}), Peaks(60, 417.5, 835.5, 835.5, 1670.5)),
     (frozenset({"H200"}), Peaks(67, 494.5, 989.5, 989.5, 1979)),

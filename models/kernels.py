@@ -65,6 +65,8 @@ class KernelSetting:
     parallel: ParallelConfig
     megatron: frozenset[str] = frozenset()
     """Fields that model.megatron sets."""
+    fp4: bool = False
+    """Products are in fp4."""
     recomputes_shared_experts: bool = False
 
 
@@ -141,6 +143,8 @@ def _no_userbuffers(setting: KernelSetting) -> str | None:
     """Megatron has buffers for qkv, proj, fc1 and fc2; at another layer it drops the overlap of all that follow."""
     if not setting.parallel.sequence_parallel:
         return "it needs parallel.sequence_parallel"
+    if setting.fp4:
+        return "Transformer Engine 2.19 has no buffers for fp4"
     if setting.shape.multi_latent_attention or setting.shape.mtp_num_layers:
         return "it has no buffers for latent attention and multi-token prediction"
     return None

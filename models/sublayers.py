@@ -45,7 +45,7 @@ def recompute_num_sublayers(recompute_num_layers: int) -> int:
 
 
 def bf16_sublayers(precision: PrecisionConfig) -> dict[str, bool | int]:
-    """mcore's fields for the first and last blocks that stay in bf16 under fp8."""
+    """mcore's fields for the first and last blocks that stay in bf16 under fp8 or fp4."""
     if not precision.first_last_layers_bf16:
         return {}
     return {

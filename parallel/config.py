@@ -154,18 +154,25 @@ class PrecisionConfig:
     """How Transformer Engine scales fp8 tensors; mxfp8 needs Blackwell and fp8 = "e4m3". auto: mxfp8 where both are
     there, else tensorwise."""
 
+    fp4: Literal["e2m1"] | None = None
+    """Transformer Engine's fp4 for matrix products (Blackwell or newer, with dtype bf16), instead of fp8. None: off."""
+
+    fp4_recipe: Literal["nvfp4"] = "nvfp4"
+    """How Transformer Engine scales fp4 tensors: nvfp4 has an 8-bit scale for 16 values and an fp32 one a tensor."""
+
     first_last_layers_bf16: bool = False
-    """Compute the first and last layers in bf16 under fp8; not with the recipe delayed."""
+    """Compute the first and last layers in bf16 under fp8 or fp4; not with the fp8_recipe delayed."""
 
     num_layers_at_start_in_bf16: int = 1
     """First layers in bf16, with first_last_layers_bf16."""
 
     num_layers_at_end_in_bf16: int = 1
-    """Last layers in bf16, with first_last_layers_bf16; depths of multi-token prediction stay in fp8."""
+    """Last layers in bf16, with first_last_layers_bf16; depths of multi-token prediction stay in fp8, and under fp4 are
+    in bf16 in any case."""
 
     fp8_shadow_interval: int | None = None
     """Iterations between windows in which a microbatch also runs in bf16, and loss and each layer's gradient norm are
-    compared with fp8's. None: off."""
+    compared with fp8's or fp4's. None: off."""
 
     fp8_shadow_bound: float = 0.25
     """Largest relative difference of a window without a warning."""
@@ -192,25 +199,46 @@ class PrecisionConfig:
     hysteresis: int = 2
     """Overflowing iterations in a row that dynamic fp16 loss scaling accepts before it halves."""
 
+    @property
+    def products(self) -> Literal["fp8", "fp4"] | None:
+        """The format of matrix products in fewer bits than dtype's. None: they are in dtype."""
+        return "fp8" if self.fp8 is not None else "fp4" if self.fp4 is not None else None
+
+    @property
+    def recipe(self) -> str:
+        """Transformer Engine's, of ``products``."""
+        return self.fp4_recipe if self.products == "fp4" else self.fp8_recipe
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = []
-        if self.fp8 is not None and self.dtype != "bf16":
-            found.append(f'precision.fp8 needs precision.dtype = "bf16", found "{self.dtype}".')
+        for name in ("fp8", "fp4"):
+            if getattr(self, name) is not None and self.dtype != "bf16":
+                found.append(f'precision.{name} needs precision.dtype = "bf16", found "{self.dtype}".')
+        if self.fp8 is not None and self.fp4 is not None:
+            found.append(
+                f'precision.fp8 = "{self.fp8}" and precision.fp4 = "{self.fp4}" exclude each other: a product is in '
+                "one of them. Leave one out."
+            )
         if self.fp8 == "hybrid" and self.fp8_recipe == "mxfp8":
             found.append(
                 'precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3", found "hybrid": with gradients in e5m2, '
                 "which has two bits of mantissa, training diverges."
             )
-        if self.first_last_layers_bf16 and self.fp8 is None:
-            found.append("precision.first_last_layers_bf16 needs precision.fp8; without it all layers are in bf16.")
-        if self.first_last_layers_bf16 and self.fp8_recipe == "delayed":
+        if self.first_last_layers_bf16 and self.products is None:
+            found.append(
+                "precision.first_last_layers_bf16 needs precision.fp8 or precision.fp4; without them all layers are in "
+                "bf16."
+            )
+        if self.first_last_layers_bf16 and self.fp8 is not None and self.fp8_recipe == "delayed":
             found.append(
                 'precision.first_last_layers_bf16 needs another precision.fp8_recipe than "delayed", whose scales are '
                 "updated once for all layers."
             )
-        if self.fp8_shadow_interval is not None and self.fp8 is None:
-            found.append("precision.fp8_shadow_interval needs precision.fp8: it compares fp8 with bf16.")
+        if self.fp8_shadow_interval is not None and self.products is None:
+            found.append(
+                "precision.fp8_shadow_interval needs precision.fp8 or precision.fp4: it compares them with bf16."
+            )
         if self.fp8_shadow_interval is not None and self.fp8_shadow_interval < 1:
             found.append(f"precision.fp8_shadow_interval must be 1 or more, found {self.fp8_shadow_interval}.")
         if self.fp8_shadow_bound <= 0:

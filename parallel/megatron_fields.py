@@ -15,7 +15,7 @@ from parallel.errors import SharedMistake
 MOST_TEXT = 10_000
 
 NOT_OFFERED = {
-    **dict.fromkeys(("fp4", "fp4_recipe", "fp4_param", "fp4_param_gather"), "training in fp4"),
+    **dict.fromkeys(("fp4_param", "fp4_param_gather"), "weights that are kept in fp4"),
     **dict.fromkeys(
         ("fp8_param", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "weights that are kept in fp8"
     ),

@@ -27,6 +27,8 @@ def transformer_settings(precision: PrecisionConfig) -> dict[str, Any]:
     }
     if precision.fp8 is not None:
         settings |= {"fp8": precision.fp8, "fp8_recipe": precision.fp8_recipe}
+    if precision.fp4 is not None:
+        settings |= {"fp4": precision.fp4, "fp4_recipe": precision.fp4_recipe}
     return settings
 
 

@@ -80,7 +80,7 @@ def build_stream(run: TrainingRun, begun: run_files.Begun) -> BatchStream:
 def build_shadow(
     run: TrainingRun, chunks: Chunks, optim: optimizer.MegatronOptimizer, stream: BatchStream
 ) -> list[ShadowWindow]:
-    """The comparison of fp8 with bf16; none where it is not asked for, or on a CPU, where fp8 is off."""
+    """The comparison of fp8 or fp4 with bf16; none where it is not asked for, or on a CPU, where both are off."""
     config = run.config
     if config.precision.fp8_shadow_interval is None or run.ranks.device.type == "cpu":
         return []
@@ -149,7 +149,7 @@ def build_recorder(
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     config, shape, ranks = run.config, run.shape, run.ranks
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
-    dtype = "fp8" if config.precision.fp8 else config.precision.dtype
+    dtype = config.precision.products or config.precision.dtype
     rates = Rates(
         world_size=ranks.layout.world_size,
         flops_per_token=flops_per_token(shape, seq_length),

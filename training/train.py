@@ -221,7 +221,7 @@ def announce(run: TrainingRun) -> None:
     batch, micro = config.train.global_batch_size, config.train.micro_batch_size
     ranks.say(
         f"{ranks.identity.world_size} ranks ({ranks.identity.launcher}, {ranks.device.type}): "
-        f"{ranks.layout}; {computed_in(config.precision, ranks.device)}"
+        f"{ranks.layout}; {computed_in(config.precision, ranks.device, shape.mtp_num_layers > 0)}"
     )
     ranks.say(
         f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
@@ -236,16 +236,19 @@ def announce(run: TrainingRun) -> None:
         ranks.say(f"documents are kept apart by attention {how}")
 
 
-def computed_in(precision: PrecisionConfig, device: torch.device) -> str:
-    """bf16, or: bf16, products in fp8 hybrid (tensorwise)."""
-    if precision.fp8 is None:
+def computed_in(precision: PrecisionConfig, device: torch.device, mtp: bool) -> str:
+    """bf16, or: bf16, products in fp8 hybrid (tensorwise). mtp: the model has multi-token prediction."""
+    name = precision.products
+    if name is None:
         return precision.dtype
     if device.type == "cpu":
-        return f"{precision.dtype} (precision.fp8 is off: it needs a GPU)"
-    text = f"{precision.dtype}, products in fp8 {precision.fp8} ({precision.fp8_recipe})"
+        return f"{precision.dtype} (precision.{name} is off: it needs a GPU)"
+    text = f"{precision.dtype}, products in {name} {getattr(precision, name)} ({precision.recipe})"
     if precision.first_last_layers_bf16:
         start, end = precision.num_layers_at_start_in_bf16, precision.num_layers_at_end_in_bf16
         text += f", but in bf16 in the first {start} and last {end} layers"
+    if name == "fp4" and mtp:  # megatron-core 0.19.2 enters fp8's context alone there, multi_token_prediction.py:1181
+        text += ", and in bf16 in depths of multi-token prediction"
     return text
 
 

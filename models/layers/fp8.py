@@ -1,4 +1,4 @@
-"""Which fp8 recipe this rank's card multiplies by, and whether it and the software can."""
+"""Which fp8 or fp4 recipe this rank's card multiplies by, and whether it and the software can."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,6 +14,7 @@ AVAILABLE = {
     "tensorwise": "is_fp8_available",
     "blockwise": "is_fp8_block_scaling_available",
     "mxfp8": "is_mxfp8_available",
+    "nvfp4": "is_nvfp4_available",
 }
 """Transformer Engine's own answer for each recipe."""
 
@@ -24,14 +25,15 @@ def resolve_recipe(precision: PrecisionConfig, device: torch.device) -> Precisio
     Raises SharedMistake where a GPU would compute in 16 bits instead, or fail at its first step. A CPU computes in 16
     bits, and the run says so.
     """
-    if precision.fp8 is None:
+    name = precision.products
+    if name is None:
         return precision
     if device.type == "cuda" and not HAVE_TE:
         raise SharedMistake(
-            f'precision.fp8 = "{precision.fp8}" needs Transformer Engine, which is not installed here. Install it '
-            '(docs/quickstart.md, "On GPUs"), or leave precision.fp8 out: the run then computes in bf16.'
+            f'precision.{name} = "{getattr(precision, name)}" needs Transformer Engine, which is not installed here. '
+            f'Install it (docs/quickstart.md, "On GPUs"), or leave precision.{name} out: the run then computes in bf16.'
         )
-    if precision.fp8_recipe == "auto":
+    if precision.fp8 is not None and precision.fp8_recipe == "auto":
         has_mxfp8 = device.type == "cuda" and _available("mxfp8")[0]
         # mxfp8 scales 32 elements at a time and needs no range of e5m2; with it, training diverges
         recipe: Literal["mxfp8", "tensorwise"] = "mxfp8" if has_mxfp8 and precision.fp8 == "e4m3" else "tensorwise"
@@ -51,11 +53,12 @@ def _available(recipe: str) -> tuple[bool, str]:
 
 
 def _check(precision: PrecisionConfig, device: torch.device) -> None:
-    available, reason = _available(precision.fp8_recipe)
+    available, reason = _available(precision.recipe)
     if not available:
         major, minor = torch.cuda.get_device_capability(device)
         raise SharedMistake(
-            f'precision.fp8_recipe = "{precision.fp8_recipe}" cannot run on {torch.cuda.get_device_name(device)} '
-            f"(compute capability {major}.{minor}): {reason.rstrip('.')}. Hopper runs tensorwise, delayed and "
-            "blockwise, Blackwell mxfp8 too; without precision.fp8 the run computes in bf16."
+            f'precision.{precision.products}_recipe = "{precision.recipe}" cannot run on '
+            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}): {reason.rstrip('.')}. Hopper "
+            "runs tensorwise, delayed and blockwise, Blackwell mxfp8 and, with precision.fp4, nvfp4 too; without "
+            f"precision.{precision.products} the run computes in bf16."
         )

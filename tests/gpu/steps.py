@@ -51,7 +51,7 @@ def measure(
     step_s = statistics.median(times_s[warmup_steps:])
     tokens_per_s = result.tokens / step_s / identity.world_size
     flops = tokens_per_s * flops_per_token(shape, config.model.seq_length)
-    published = peak_flops(name, "fp8" if config.precision.fp8 else config.precision.dtype)
+    published = peak_flops(name, config.precision.products or config.precision.dtype)
     return {
         "shape": config.model.shape,
         "layers": shape.num_layers,

@@ -134,6 +134,8 @@ SHOWS: dict[str, tuple[str, str]] = {
     "grad-reduce-in-bf16": ("--bf16", ""),
     "fp8-format": ("--bf16", "hybrid"),
     "fp8-recipe": ("--bf16 --fp8-format e4m3", "mxfp8"),
+    "fp4-format": ("--bf16", "e2m1"),
+    "fp4-recipe": ("--bf16 --fp4-format e2m1", "nvfp4"),
     "first-last-layers-bf16": ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", ""),
     "lr-decay-style": ("", "constant"),
     "lr-wsd-decay-style": ("", "linear"),
@@ -205,7 +207,7 @@ def test_a_translated_flag_changes_the_recipe() -> None:
     assert silent == EXPLAINED_ONLY
 
 
-EXPLAINED_ONLY = ["mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
+EXPLAINED_ONLY = ["fp4-recipe", "mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
 """What the recipe has without them, too; that they were given is said in words (tests of their own)."""
 
 
@@ -281,6 +283,18 @@ def test_fp8_and_megatron_cores_own_fields() -> None:
     assert config.precision.grad_reduce_in_fp32
     assert config.model.megatron == ("fp8_amax_history_len=1024", "fp8_amax_compute_algo=max")
     assert not recipe_of(f"{LLAMA3_8B} --grad-reduce-in-bf16").precision.grad_reduce_in_fp32
+
+
+def test_fp4() -> None:
+    config = recipe_of(f"{SMALLEST} --bf16 --fp4-format e2m1")
+    assert (config.precision.fp4, config.precision.fp4_recipe, config.precision.fp8) == ("e2m1", "nvfp4", None)
+    given = drafted(f"{SMALLEST} --bf16 --fp4-format e2m1 --fp4-recipe nvfp4")
+    assert given.sources["precision.fp4_recipe"] == "--fp4-recipe"
+    alone = drafted(f"{SMALLEST} --bf16 --fp4-recipe nvfp4").irrelevant
+    assert alone == ["--fp4-recipe: has no effect without --fp4-format"]
+    own = drafted(f"{SMALLEST} --bf16 --fp4-format e2m1 --fp4-recipe custom --fp4-param-gather").unsupported
+    assert own[0] == "--fp4-recipe custom: Triplane has nvfp4."
+    assert any("--fp4-param-gather" in line and "products stay in fp4" in line for line in own)
 
 
 def test_samples_become_the_iterations_that_a_ramp_takes() -> None:

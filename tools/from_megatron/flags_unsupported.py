@@ -94,10 +94,10 @@ UNSUPPORTED: dict[str, str] = {
         fp8-param-gather
     """,
     "a number format that Triplane does not offer": """
-        fp8-output-proj fp8-quantizer-factory=1 fp4-format=1 fp4-recipe=1 fp4-quantizer-factory=1
+        fp8-output-proj fp8-quantizer-factory=1 fp4-quantizer-factory=1
         te-precision-config-file=1 use-kitchen-attention kitchen-attention-backend=1
     """,
-    "gathers weights in fp4: needs fp4, which Triplane does not offer": """
+    "keeps weights in fp4 and gathers them so: Triplane keeps 16-bit ones; leave it out, products stay in fp4": """
         fp4-param-gather
     """,
     "a way to divide the ranks that Triplane does not have": """

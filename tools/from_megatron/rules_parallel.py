@@ -76,8 +76,20 @@ def precision(draft: Draft) -> None:
         draft.unsupported.append("--fp8-recipe custom: Triplane has delayed, tensorwise, mxfp8 and blockwise.")
     else:
         draft.put("precision.fp8_recipe", recipe or "delayed", "--fp8-recipe" if recipe else DEFAULT)
+    _fp4_recipe(draft)
     if fp16 and arguments.text("initial-loss-scale") is None and arguments.text("loss-scale") is None:
         draft.notes.append(
             "precision.initial_loss_scale stays 65536: it multiplies sums over tokens here, where Megatron-LM's 2^32 "
             "would only skip the first iterations."
         )
+
+
+def _fp4_recipe(draft: Draft) -> None:
+    recipe = draft.arguments.text("fp4-recipe")
+    if draft.arguments.text("fp4-format") is None:
+        if recipe is not None:
+            draft.irrelevant.append("--fp4-recipe: has no effect without --fp4-format")
+    elif recipe == "custom":
+        draft.unsupported.append("--fp4-recipe custom: Triplane has nvfp4.")
+    else:
+        draft.put("precision.fp4_recipe", recipe or "nvfp4", "--fp4-recipe" if recipe else DEFAULT)

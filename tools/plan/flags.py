@@ -76,7 +76,7 @@ class RequestFlags:
     """False: plan with gradients reduced, and weights gathered, while nothing computes. None: beside computation."""
 
     precision: str | None = None
-    """bf16, fp16, fp32 or fp8, as the card has them. None: bf16 and fp8; fp16 or fp32 on cards without bf16."""
+    """bf16, fp16, fp32, fp8 or nvfp4, as the card has them. None: bf16 and fp8; fp16 or fp32 on cards without bf16."""
 
     def problems(self) -> Iterator[str]:
         """Values that no flag has."""

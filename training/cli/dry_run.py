@@ -13,6 +13,7 @@ from models.flops import flops_per_token, hardware_flops_per_token
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
+from parallel.config import PrecisionConfig
 from parallel.errors import UserError
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from parallel.output import columns
@@ -21,7 +22,7 @@ from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
-from training.memory.stage_parameters import FP8_COPIES, StageParameters, checkpoint_bytes, stages
+from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 
 MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
@@ -125,7 +126,7 @@ def model(config: RunConfig, shape: GPTShape) -> list[str]:
         f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
         *_parts(shape),
         f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "
-        f"{config.precision.dtype}" + (f", fp8 {config.precision.fp8}" if config.precision.fp8 else ""),
+        f"{config.precision.dtype}" + _products(config.precision),
     ]
 
 
@@ -188,13 +189,20 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     return [*lines, said, f"  activations at the peak of a step; {beside}"]
 
 
+def _products(precision: PrecisionConfig) -> str:
+    name = precision.products
+    return f", {name} {getattr(precision, name)}" if name else ""
+
+
 def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
     """What the bytes of a rank are made of."""
     each = bytes_per_parameter(config, layout.world_size, sum(len(chunk) for stage in found for chunk in stage.layers))
     split = config.parallel.use_distributed_optimizer
     shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
     experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
-    copies = f" ({FP8_COPIES} of them Transformer Engine's copies in fp8)" if config.precision.fp8 else ""
+    name = config.precision.products
+    own = product_copies(config.precision)
+    copies = f" ({own:g} of them Transformer Engine's copies in {name})" if name else ""
     return (
         f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
         + (f" / {shards}" if shards > 1 else "")

@@ -1,4 +1,4 @@
-"""Whether Transformer Engine can multiply a model's matrices in fp8, as they lie on one rank."""
+"""Whether Transformer Engine can multiply a model's matrices in fp8 or fp4, as they lie on one rank."""
 
 from collections.abc import Iterator
 
@@ -17,15 +17,18 @@ WHOLE = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
 def fp8_problems(
     model: ModelConfig, shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, micro_batch_size: int
 ) -> list[str]:
-    """Sizes that are no multiples of 16 (of 32 in mxfp8): of matrices, and of the tokens that weight gradients sum.
+    """Sizes that are no multiples of 16 (of 32 in mxfp8 and nvfp4): of matrices, and of the tokens that weights'
+    gradients sum.
 
     Source: assert_dim_for_fp8_exec of Transformer Engine 2.19 (16 elements of a row), cuBLAS's fp8 matrix products
-    (16 of what is summed over), OCP Microscaling Formats 1.0 (blocks of 32).
+    (16 of what is summed over), OCP Microscaling Formats 1.0 (blocks of 32), get_fp4_align_size of megatron-core 0.19.2
+    (32 values of four bits are 16 bytes).
     """
-    if precision.fp8 is None:
+    name = precision.products
+    if name is None:
         return []
-    multiple = 32 if precision.fp8_recipe == "mxfp8" else 16
-    wanted = f"precision.fp8 with fp8_recipe {precision.fp8_recipe} multiplies multiples of {multiple} only"
+    multiple = 32 if precision.recipe in ("mxfp8", "nvfp4") else 16
+    wanted = f"precision.{name} with {name}_recipe {precision.recipe} multiplies multiples of {multiple} only"
     found = _bf16_layers(shape, parallel, precision)
     for parameter in _matrices(shape):
         rows, columns = _on_a_rank(parameter, parallel)
@@ -44,7 +47,7 @@ def fp8_problems(
 
 
 def _bf16_layers(shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig) -> dict[str, str]:
-    """What of ``first_last_layers_bf16`` mcore refuses, or leaves nothing in fp8."""
+    """What of ``first_last_layers_bf16`` mcore refuses, or leaves nothing in fp8 or fp4."""
     if not precision.first_last_layers_bf16:
         return {}
     start, end = precision.num_layers_at_start_in_bf16, precision.num_layers_at_end_in_bf16
@@ -57,9 +60,10 @@ def _bf16_layers(shape: GPTShape, parallel: ParallelConfig, precision: Precision
                 f"{stages} pipeline ranks; found {count}."
             )
     if start + end >= shape.num_layers:
+        products = precision.products
         found["layers in bf16"] = (
-            f"precision.first_last_layers_bf16 leaves none of the {shape.num_layers} layers in fp8: {start} at the "
-            f"start and {end} at the end are in bf16. Lower them, or leave precision.fp8 out."
+            f"precision.first_last_layers_bf16 leaves none of the {shape.num_layers} layers in {products}: {start} at "
+            f"the start and {end} at the end are in bf16. Lower them, or leave precision.{products} out."
         )
     return found
 

@@ -411,7 +411,7 @@ class RunConfig:
             if not self.data.reset_attention_mask:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)
-            if self.device != "cpu":  # where fp8 is off
+            if self.device != "cpu":  # where fp8 and fp4 are off
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
                 found += scale_problems(shape, self.precision, self.train.recompute_granularity)
@@ -426,6 +426,7 @@ def kernel_setting(
         cuda=cuda,
         transformer_engine=cuda if transformer_engine is None else transformer_engine,
         dtype=config.precision.dtype,
+        fp4=config.precision.fp4 is not None,
         shape=shape,
         parallel=config.parallel,
         megatron=frozenset(parse(config.model.megatron)),

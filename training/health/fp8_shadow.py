@@ -1,6 +1,6 @@
-"""A window on what fp8 changes: some microbatches run in fp8 and in bf16, with the same weights, and are compared.
+"""A window on what fp8 or fp4 changes: some microbatches run in bf16, too, with the same weights, and are compared.
 
-Training in fp8 can go wrong without a NaN or Inf: a scale that saturates, or a layer that fp8's few bits do not serve,
+Training in few bits can go wrong without a NaN or Inf: a scale that saturates, or a layer that needs more bits,
 shows as a loss that is only worse than it would be. The window's difference is there at once, with the layer's name.
 """
 
@@ -64,13 +64,13 @@ class ShadowWindow(Callback):
         microbatches = self.newest()[: self.ranks.layout.pp if self.ranks.layout.vpp > 1 else 1]
         metrics.begin_step()
         self.before.keep()
-        fp8 = self._measure(microbatches)
-        with without_fp8(self.chunks):
+        few_bits = self._measure(microbatches)
+        with in_16_bits(self.chunks):
             bf16 = self._measure(microbatches)
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         metrics.discard_step()
-        loss, *norms = map(difference, fp8.tolist(), bf16.tolist())
+        loss, *norms = map(difference, few_bits.tolist(), bf16.tolist())
         worst = max(range(len(norms)), key=norms.__getitem__)
         everyones: list[Any] = [None] * self.ranks.identity.world_size
         dist.all_gather_object(everyones, (loss, norms[worst], list(self.blocks)[worst]))
@@ -92,28 +92,31 @@ class ShadowWindow(Callback):
     def _report(self, progress: Progress, loss: float, norm: float, block: str) -> None:
         metrics.record("fp8/shadow_loss_difference", loss, reduce="max")
         metrics.record("fp8/shadow_grad_norm_difference", norm, reduce="max")
+        name = self.precision.products
         text = (
-            f"iteration {progress.iteration}: fp8 against bf16, the same weights and microbatch: loss differs by "
+            f"iteration {progress.iteration}: {name} against bf16, the same weights and microbatch: loss differs by "
             f"{loss:.2%}, gradient norm by {norm:.2%} in {block}"
         )
         bound = self.precision.fp8_shadow_bound
         if max(loss, norm) <= bound:
             self.ranks.say(text)
             return
+        other = "another precision.fp8_recipe" if name == "fp8" else "precision.fp8"
         text += (
             f", more than precision.fp8_shadow_bound {bound:.2%}. Keep such layers in bf16 "
-            "(precision.first_last_layers_bf16), take another precision.fp8_recipe, or leave precision.fp8 out"
+            f"(precision.first_last_layers_bf16), take {other}, "
+            f"or leave precision.{name} out"
         )
         if self.precision.fp8_shadow_stop:
             raise SharedFault(f"{text}. Stopped (precision.fp8_shadow_stop); the newest checkpoint is from before.")
         self.ranks.say(f"warning: {text}")
 
 
-def difference(fp8: float, bf16: float) -> float:
+def difference(found: float, bf16: float) -> float:
     """Relative to bf16; Inf where only one is 0, or one is no finite number."""
-    if fp8 == bf16:
+    if found == bf16:
         return 0.0
-    return abs(fp8 - bf16) / bf16 if math.isfinite(fp8) and math.isfinite(bf16) and bf16 else math.inf
+    return abs(found - bf16) / bf16 if math.isfinite(found) and math.isfinite(bf16) and bf16 else math.inf
 
 
 def by_block(chunks: Chunks) -> dict[str, list[Any]]:
@@ -152,15 +155,15 @@ def apart(chunks: Chunks) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_fp8(chunks: Chunks) -> Iterator[None]:
+def in_16_bits(chunks: Chunks) -> Iterator[None]:
     """Within, all products are in 16 bits: megatron-core asks its configs, of which some modules have copies."""
     found = [getattr(module, "config", None) for chunk in chunks for module in unwrap(chunk).modules()]
     configs = {id(config): config for config in found if isinstance(config, TransformerConfig)}.values()
-    kept = [(config, config.fp8) for config in configs]
+    kept = [(config, config.fp8, config.fp4) for config in configs]
     try:
         for config in configs:
-            config.fp8 = None
+            config.fp8 = config.fp4 = None
         yield
     finally:
-        for config, fp8 in kept:
-            config.fp8 = fp8
+        for config, fp8, fp4 in kept:
+            config.fp8, config.fp4 = fp8, fp4

@@ -20,7 +20,7 @@ from training.memory.activations import (
 )
 from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
 from training.memory.layouts import Candidate
-from training.memory.stage_parameters import FP8_COPIES
+from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 from training.memory.states import BlockStack, state_bytes
 
 LIBRARY_BYTES = 1.6e9
@@ -94,7 +94,8 @@ def stage_memory(
     )  # fmt: skip
     small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3)
     # beside the 16-bit weights, or in their stead
-    casts = np.where(small & (software.fp8_weights == 0), FP8_COPIES, 0.0) * (dense + expert)
+    copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
+    casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
     return PeakBytes(
         weights=weights + casts,
         gradients=gradients,

@@ -11,13 +11,14 @@ import numpy as np
 
 from models.shapes import GPTShape
 from models.sizes import sizes
+from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.run_config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
-from training.memory.stage_parameters import FP8_COPIES
+from training.memory.stage_parameters import product_copies
 from training.memory.states import BlockStack, HeldParameters, States, states
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "workspace")
@@ -103,7 +104,7 @@ def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> 
     """
     layout, software = candidate(config, world_size, num_layers), program(config, planned_modules(config))
     own = states(HeldParameters(1, 0), replace(layout, zero=0), software.main_gradient_bytes)
-    return own._replace(weights=own.weights + (FP8_COPIES if config.precision.fp8 else 0))
+    return own._replace(weights=own.weights + product_copies(config.precision))
 
 
 def _columns(
@@ -172,9 +173,14 @@ def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
         zero=1 if parallel.use_distributed_optimizer else 0,
         overlap=parallel.overlap_grad_reduce,
         sequence_parallel=parallel.sequence_parallel,
-        precision="fp8" if config.precision.fp8 else config.precision.dtype,
+        precision=planned_precision(config.precision),
         chunk_layers=tuple(layers_per_chunk(parallel, num_layers)),
     )
+
+
+def planned_precision(precision: PrecisionConfig) -> str:
+    """As the planner names what is multiplied in: bf16, fp16, fp32, fp8, nvfp4."""
+    return {"fp8": "fp8", "fp4": precision.fp4_recipe}.get(precision.products or "", precision.dtype)
 
 
 def _recompute(train: TrainConfig) -> Recompute:

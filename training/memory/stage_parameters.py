@@ -88,6 +88,13 @@ FP8_COPIES = 2
 """Bytes a parameter that Transformer Engine keeps beside a 16-bit weight under fp8: in fp8, and so transposed, made
 again in each step's first microbatch and kept for the others. Counted for every parameter, for nearly all are in
 matrices that are multiplied in fp8; embeddings, norms and the output layer are not."""
+FP4_COPIES = 2 * (1 / 2 + 1 / 16)
+"""The same under fp4: four bits, and an 8-bit scale for 16 of them."""
+
+
+def product_copies(precision: PrecisionConfig) -> float:
+    """Bytes a parameter of Transformer Engine's copies."""
+    return {"fp8": FP8_COPIES, "fp4": FP4_COPIES}.get(precision.products or "", 0)
 
 
 def checkpoint_bytes(parameters: int, precision: PrecisionConfig) -> int:

@@ -11,12 +11,15 @@ from training.config.fp8_shapes import fp8_problems
 
 def problems(shape: str, recipe: str = "tensorwise", tp: int = 1, seq_length: int = 4096, **changes: int) -> list[str]:
     model = ModelConfig(shape=shape, seq_length=seq_length, **changes)  # type: ignore[arg-type]
-    precision = PrecisionConfig(dtype="bf16", fp8="e4m3", fp8_recipe=recipe)  # type: ignore[arg-type]
+    if recipe == "nvfp4":
+        precision = PrecisionConfig(dtype="bf16", fp4="e2m1")
+    else:
+        precision = PrecisionConfig(dtype="bf16", fp8="e4m3", fp8_recipe=recipe)  # type: ignore[arg-type]
     parallel = ParallelConfig(tensor_model_parallel_size=tp, expert_tensor_parallel_size=1, sequence_parallel=tp > 1)
     return fp8_problems(model, resolve(model, None), parallel, precision, 1)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("shape", PUBLISHED)
 def test_published_models_divide(shape: str, recipe: str) -> None:
     assert problems(shape, recipe, tp=2) == []
@@ -29,6 +32,12 @@ def test_a_matrix_that_tp_makes_too_narrow_is_named() -> None:
         "a tensor rank. Change the sizes in [model] or the tensor parallelism."
     )
     assert problems("debug", tp=2, ffn_hidden_size=192) == []
+
+
+def test_fp4_sums_over_multiples_of_32() -> None:
+    assert problems("debug", "nvfp4", ffn_hidden_size=192) == []
+    (problem,) = problems("debug", "nvfp4", ffn_hidden_size=192, seq_length=80)
+    assert problem.startswith("precision.fp4 with fp4_recipe nvfp4 multiplies multiples of 32 only: a microbatch has 80")
 
 
 def test_experts_divide_by_their_own_tp() -> None:

@@ -40,6 +40,19 @@ def test_the_debug_recipe_has_none() -> None:
         ("--model.megatron fp8_param=True", 1, ["model.megatron: fp8_param is refused: weights that are kept in fp8"]),
         ("--parallel.megatron fp4_param_gather=True", 1, ["parallel.megatron: fp4_param_gather is refused"]),
         ("--precision.fp8_shadow_interval 10", 1, ["precision.fp8_shadow_interval needs precision.fp8"]),
+        ("--precision.fp4 e2m1", 1, ['precision.fp4 needs precision.dtype = "bf16", found "fp32"']),
+        (
+            "--precision.dtype bf16 --precision.fp8 e4m3 --precision.fp4 e2m1",
+            1,
+            ['precision.fp8 = "e4m3" and precision.fp4 = "e2m1" exclude each other'],
+        ),
+        ("--model.megatron fp4=e2m1", 1, ["model.megatron: fp4 is set by Triplane's own fields"]),
+        (
+            "--device cuda --precision.dtype bf16 --precision.fp4 e2m1 --model.ffn_hidden_size 192 "
+            "--kernels.tp_comm_overlap True --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True",
+            2,
+            ["kernels.tp_comm_overlap cannot run: Transformer Engine 2.19 has no buffers for fp4"],
+        ),
         (
             "--precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_shadow_interval 0 "
             "--precision.fp8_shadow_bound 0",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout
-from training.memory.stage_parameters import FP8_COPIES, StageParameters
+from training.memory.stage_parameters import StageParameters
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,10 +24,10 @@ def bytes_per_parameter(precision: PrecisionConfig, parallel: ParallelConfig, sh
     """Weights, main gradients, and AdamW's fp32 state, which the distributed optimizer splits over ``shards`` ranks.
 
     The table in megatron-core's user guide, "Distributed Optimizer": 6 + 12/d for bf16 with fp32 gradients,
-    8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps. Under fp8 weights have
-    their copies (``FP8_COPIES``).
+    8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps. Under fp8 and
+    fp4 weights have copies by rows and by columns, in fp4 with a scale of 8 bits for 16 values.
     """
-    weights = (4 if precision.dtype == "fp32" else 2) + (FP8_COPIES if precision.fp8 else 0)
+    weights = (4 if precision.dtype == "fp32" else 2) + (2 if precision.fp8 else 1.125 if precision.fp4 else 0)
     gradients = 4 if precision.dtype == "fp32" or precision.grad_reduce_in_fp32 else 2
     main_weights = 0 if precision.dtype == "fp32" else 4
     main_gradients = 0 if gradients == 4 else 4

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from models.flops import peak_flops
 from tools.clusters import Cluster
 
 Generation = Literal["volta", "ampere", "hopper", "blackwell"]
@@ -17,8 +18,6 @@ WATTS_PER_TFLOPS = {
     "GB300": 1400 / 2500, "B300": 1100 / 2250, "GB200": 1200 / 2500, "B200": 1000 / 2250, "GH200": 700 / 989.5,
     "H200": 700 / 989.5, "H100": 700 / 989.5, "A100": 400 / 312, "L4": 72 / 121, "T4": 70 / 65,
 }  # fmt: skip
-FP4_OVER_FP8 = {"GB300": 3.0, "B300": 3.0}
-"""NVIDIA's product pages: dense NVFP4 is twice dense FP8 on GB200 and B200, three times on GB300 and B300."""
 FAST_EXPONENTIALS = ("GB300", "B300")
 """NVIDIA's technical blog, "Inside NVIDIA Blackwell Ultra": twice the throughput of attention's exponentials."""
 GENERATIONS: dict[str, Generation] = {
@@ -74,11 +73,12 @@ class Hardware:
 def peak_tflops(cluster: Cluster, precision: str) -> float | None:
     """Dense TFLOPS of matrix products; None where the card has no such units.
 
-    mxfp8 and the like run on fp8 units; nvfp4, which only published runs use, is a multiple; tf32 serves fp32.
+    mxfp8 and the like run on fp8 units; nvfp4 is the published multiple of fp8; tf32 serves fp32.
     """
     peaks = cluster.gpu.peak_tflops
     if precision == "nvfp4":
-        return None if "fp8" not in peaks else peaks["fp8"] * FP4_OVER_FP8.get(_model(cluster.gpu.name), 2.0)
+        fp4, fp8 = (peak_flops(cluster.gpu.name, name) for name in ("fp4", "fp8"))
+        return peaks["fp8"] * fp4 / fp8 if fp4 and fp8 and "fp8" in peaks else None
     key = "fp8" if "fp8" in precision else precision
     if key == "fp32":
         return peaks.get("tf32", peaks.get("fp32"))
@@ -136,9 +136,9 @@ def on_cpu(cluster: Cluster) -> bool:
 
 
 def computable(cluster: Cluster) -> list[str]:
-    """Formats that today's program computes in and the card has units for; fp8 is beside bf16."""
+    """Formats that today's program computes in and the card has units for; fp8 and nvfp4 are beside bf16."""
     found = [name for name in ("bf16", "fp16", "fp32") if peak_tflops(cluster, name)]
-    return found + (["fp8"] if "bf16" in found and peak_tflops(cluster, "fp8") else [])
+    return found + [name for name in ("fp8", "nvfp4") if "bf16" in found and peak_tflops(cluster, name)]
 
 
 def precisions(cluster: Cluster) -> list[str]:

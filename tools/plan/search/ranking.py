@@ -45,7 +45,7 @@ def complexity(plan: PricedLayout) -> float:
     recomputation, number formats."""
     layout = plan.layout
     axes = math.log2(layout.tp * layout.vpp * layout.cp * layout.ep * layout.etp) + 2 * math.log2(layout.pp)
-    return axes + (layout.split != "even") + (layout.recompute != "none") + (layout.precision == "fp8")
+    return axes + (layout.split != "even") + (layout.recompute != "none") + (layout.precision in ("fp8", "nvfp4"))
 
 
 def distinct(plans: Sequence[PricedLayout]) -> list[PricedLayout]:

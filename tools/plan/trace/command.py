@@ -29,20 +29,22 @@ from training.config.run_config import RunConfig
 from training.memory.layouts import Candidate
 from training.memory.peak import stage_memory
 from training.memory.software import OURS
-from training.memory.stage_parameters import FP8_COPIES
+from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 from training.memory.states import BlockStack
 
 SPEC = (
     "traced with this project's own CPU modules, which keep more than Transformer Engine's fused ones: bytes of "
     "weights, gradients and optimizer are those of a GPU run, activations are an upper bound"
 )
-SPEC_OF_FP8 = (
-    "traced in bf16, for a CPU has no fp8: Transformer Engine's copies of weights in fp8 are counted, "
-    f"{FP8_COPIES} bytes a parameter, as in the plan's weights"
+COPIES = {"fp8": FP8_COPIES, "nvfp4": FP4_COPIES}
+"""Bytes a parameter of Transformer Engine's copies of weights, by format."""
+SPEC_OF_COPIES = (
+    "traced in bf16, for a CPU has no {format}: Transformer Engine's copies of weights in {format} are counted, "
+    "{copies:g} bytes a parameter, as in the plan's weights"
 )
 
 HEAD = (
-    "stage", "weights", "fp8 copies", "gradients", "optimizer", "activations", "GiB", "activations by formula", "CPU s",
+    "stage", "weights", "copies", "gradients", "optimizer", "activations", "GiB", "activations by formula", "CPU s",
     "collectives",
 )  # fmt: skip
 
@@ -50,8 +52,8 @@ HEAD = (
 def trace(question: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig | None) -> None:
     """Prints a table a plan. Raises UserError where a rank cannot be traced, with its last words."""
     print(SPEC)
-    if any(plan.layout.precision == "fp8" for plan in plans):
-        print(SPEC_OF_FP8)
+    for name in sorted({plan.layout.precision for plan in plans} & set(COPIES)):
+        print(SPEC_OF_COPIES.format(format=name, copies=COPIES[name]))
     for plan in plans:
         rows: list[tuple[str, ...]] = [HEAD]
         stages = stages_of(plan)
@@ -95,18 +97,18 @@ def trace_stages(
 
 
 def traceable(config: RunConfig) -> RunConfig:
-    """On the CPU, without fp8, and with one reduction at the end.
+    """On the CPU, without fp8 and fp4, and with one reduction at the end.
 
-    But for fp8's copies (``fp8_copies``), none of this changes what a rank holds of a model.
+    But for Transformer Engine's copies (``product_copies``), none of this changes what a rank holds of a model.
     """
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
-    precision = dataclasses.replace(config.precision, fp8=None)
+    precision = dataclasses.replace(config.precision, fp8=None, fp4=None)
     return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
 
 
 def by_formula(question: PlanRequest, layout: Candidate, stage: int) -> float:
     """Bytes of activations that ``memory`` gives for the modules that are traced here."""
-    precision = "bf16" if layout.precision == "fp8" else layout.precision
+    precision = "bf16" if layout.precision in COPIES else layout.precision
     own = dataclasses.replace(layout, precision=precision, microbatches=rounds(layout))
     software = dataclasses.replace(OURS, transformer_engine=False)
     case = PricedCase(
@@ -123,13 +125,13 @@ def optimizer_bytes(found: dict[str, Any]) -> int:
     return int(found["main_weights"]) + int(found["moments"])
 
 
-def fp8_copies(found: dict[str, Any], layout: Candidate) -> int:
+def product_copies(found: dict[str, Any], layout: Candidate) -> float:
     """Bytes that a GPU run holds beside the weights that are traced."""
-    return FP8_COPIES * int(found["parameters"]) if layout.precision == "fp8" else 0
+    return COPIES.get(layout.precision, 0) * int(found["parameters"])
 
 
 def _gib(found: dict[str, Any], layout: Candidate) -> tuple[str, ...]:
-    copies = fp8_copies(found, layout)
+    copies = product_copies(found, layout)
     sizes = [found["weights"], copies, found["gradients"], optimizer_bytes(found), found["activations"]]
     return (*(f"{size / 2**30:.2f}" for size in sizes), f"{sum(sizes) / 2**30:.1f}")
 
