@@ -1,4 +1,4 @@
-"""On a rank: the losses of a short run, in bf16 or fp8."""
+"""On a rank: the losses of a short run, in bf16, fp8 or fp4."""
 
 import math
 from typing import Any, Literal
@@ -18,7 +18,7 @@ USED_IDS = 64  # of 1,024: the loss falls from ln 1024 = 6.9 towards ln 64 = 4.2
 
 
 def configuration(precision: PrecisionConfig, model: ModelConfig | None = None) -> RunConfig:
-    """A small Llama-like model whose sizes are multiples of 16, which fp8 matrix products need."""
+    """A small Llama-like model whose sizes are multiples of 32, which fp8 and fp4 matrix products need."""
     small = ModelConfig(
         shape="debug",
         hidden_size=256,
@@ -40,10 +40,11 @@ def measure(
     steps: int = 20,
     dtype: Literal["fp32", "bf16"] = "bf16",
     fp8: Literal["hybrid"] | None = None,
+    fp4: Literal["e2m1"] | None = None,
     device: Literal["cpu", "cuda"] = "cuda",
 ) -> dict[str, Any]:
     """Losses and gradient norms of ``steps`` steps on one rank."""
-    config = configuration(PrecisionConfig(dtype=dtype, fp8=fp8))
+    config = configuration(PrecisionConfig(dtype=dtype, fp8=fp8, fp4=fp4))
     shape = resolve(config.model, None)
     found: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     with groups.start(config.layout(1), identity, device=device, seed=1, timeout_minutes=5) as ranks:

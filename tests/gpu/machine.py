@@ -40,6 +40,11 @@ class GpuMachine:
         return self.capability >= (8, 9)
 
     @property
+    def has_fp4(self) -> bool:
+        """Whether it has fp4 tensor cores, and products in mxfp8: Blackwell and newer."""
+        return self.capability >= (10, 0)
+
+    @property
     def nccl_name(self) -> str:
         """Like "2.29.7"."""
         return ".".join(map(str, self.nccl))

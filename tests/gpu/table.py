@@ -20,13 +20,13 @@ SUBJECTS = (
     row("environment", "environment", 10, 120, "what the numbers depend on: cards, driver, clocks, links, libraries"),
     row("trainings", "trainings", 60, 240, "losses and checkpoints of short trainings against one CPU rank"),
     row("specs", "modules", 30, 150, "Transformer Engine's modules against ours: logits and gradients"),
-    row("throughput", "throughput", 90, 300, "an 8B-shaped model at 8,192 tokens, in bf16 and fp8"),
+    row("throughput", "throughput", 90, 300, "an 8B-shaped model at 8,192 tokens, in bf16, fp8 and fp4"),
     row("planner", "planner", 45, 150, "predicted against measured steps, calibrated on this card"),
     row("memory", "memory", 50, 150, "predicted against measured memory of three architectures"),
     row("fusions", "fusions", 60, 300, "each field of the kernels section, off and on: time, memory, equality"),
     row("checkpoint", "checkpoint", 40, 150, "how long training stands still, against a copy to pinned memory"),
     row("layouts", "layouts", 40, 200, "TP, PP and DP against one rank: loss, gradient norm, gradients"),
-    row("fp8", "modules", 30, 100, "losses in fp8 against bf16, step by step"),
+    row("fp8", "modules", 30, 100, "losses in fp8 and fp4 against bf16, step by step"),
     row("tests", "modules", 40, 200, "pytest -m gpu"),
 )
 """The least that all of them need is less than half of 20 minutes: what one does not take, the next may."""

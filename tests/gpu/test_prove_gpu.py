@@ -1,5 +1,6 @@
 """What make prove-gpu does, as far as a CPU can tell: its measurements run there, and its verdicts are right."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -160,14 +161,30 @@ def test_ranks_that_cannot_share_a_gpu_leave_what_fits(monkeypatch: pytest.Monke
 
 
 def test_fp8_must_follow_bf16_and_learn() -> None:
-    def problems(plain: list[float], hybrid: list[float]) -> list[str]:
-        modules.judge_fp8(run := on(gpus()), plain, hybrid)
+    def problems(plain: list[float], losses: list[float], name: str = "fp8") -> list[str]:
+        modules.judge_fp8(run := on(gpus()), plain, {name: losses})
         return run.problems
 
     assert problems([7.0, 6.0, 5.0], [7.0, 6.05, 5.01]) == []
     assert "fp8 against bf16: loss differs" in problems([7.0, 6.0], [7.0, 6.5])[0]
     assert "fp8: the loss does not fall" in problems([7.0, 6.99], [7.0, 7.01])[0]
     assert problems([7.0, 6.0], [7.0, float("nan")])
+    assert problems([7.0, 6.0], [7.0, 6.2], "nvfp4") == []
+    assert "nvfp4 against bf16: loss differs" in problems([7.0, 6.0], [7.0, 6.5], "nvfp4")[0]
+
+
+def test_fp4_is_tried_on_blackwell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, formats in (((9, 0), ["bf16", "fp8"]), ((10, 0), ["bf16", "fp8", "nvfp4"])):
+        asked = []
+
+        def measured(_: SubjectRun, measurement: str, **how: Any) -> list[Any]:
+            asked.append((how.get("fp8"), how.get("fp4")))  # noqa: B023
+            return [{"loss": [7.0, 6.0]}]
+
+        monkeypatch.setattr(SubjectRun, "measured", measured)
+        modules.fp8(run := on(dataclasses.replace(gpus(), capability=capability)))
+        assert [*run.numbers][:-1] == formats and run.problems == []
+        assert asked == [(None, None), ("hybrid", None), (None, "e2m1")][: len(formats)]
 
 
 def test_not_a_number_is_beyond_every_bound() -> None:

@@ -132,7 +132,7 @@ def test_a_row_that_does_not_fit_is_measured_with_fewer_layers(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "capability, te, rows",
-    [((8, 0), True, ["bf16"]), ((9, 0), True, ["bf16", "fp8"]), ((10, 0), True, ["bf16", "fp8", "mxfp8"]),
+    [((8, 0), True, ["bf16"]), ((9, 0), True, ["bf16", "fp8"]), ((10, 0), True, ["bf16", "fp8", "mxfp8", "nvfp4"]),
      ((10, 0), False, ["bf16"])],
 )  # fmt: skip
 def test_rows_are_what_the_card_can_do(capability: tuple[int, int], te: bool, rows: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Trainings with Transformer Engine: its own Python on the emulated device, its kernels in plain torch (te/).
 
-Compared with our modules on one CPU rank: fp32 to 1e-5, 16 bits and fp8 to bounds of a few times what was seen.
+Compared with our modules on one CPU rank: fp32 to 1e-5, 16 bits, fp8 and fp4 to bounds of a few times what was seen.
 """
 
 import re
@@ -20,6 +20,7 @@ WEIGHTS_BOUND = 1e-4
 BF16_BOUND = 1e-3
 FP8_BOUND = 6e-3
 SHADOW_BOUND = 0.1
+FP4_SHADOW_BOUND = 0.3
 BF16 = ("--precision.dtype", "bf16")
 WIDE = ("--model.ffn_hidden_size", "192")
 """fp8 wants multiples of 16 on each tensor rank, mxfp8 of 32."""
@@ -29,6 +30,8 @@ RECOMPUTED = (
     "--train.recompute_granularity", "full", "--train.recompute_method", "uniform", "--train.recompute_num_layers", "1",
 )  # fmt: skip
 HOPPER, BLACKWELL = 90, 100
+BLACKWELLS = ("mxfp8", "nvfp4")
+"""Recipes that need one; they multiply multiples of 32."""
 
 
 def selective(*modules: str) -> tuple[str, ...]:
@@ -36,6 +39,9 @@ def selective(*modules: str) -> tuple[str, ...]:
 
 
 def fp8(recipe: str) -> tuple[str, ...]:
+    """Or fp4."""
+    if recipe == "nvfp4":
+        return ("--precision.fp4", "e2m1", "--precision.fp4_recipe", recipe)
     return ("--precision.fp8", "e4m3" if recipe == "mxfp8" else "hybrid", "--precision.fp8_recipe", recipe)
 
 
@@ -115,19 +121,23 @@ def test_16_bits_train_as_our_modules_do(
         ("tensorwise", "", "debug"),
         ("blockwise", "", "debug"),
         ("mxfp8", "", "debug"),
+        ("nvfp4", "", "debug"),
         *(pytest.param(recipe, layout, shape, marks=pytest.mark.campaign)
           for recipe in ("delayed", "tensorwise", "blockwise", "mxfp8")
           for layout, shape in [("tp2sp", "debug"), ("dp2overlap", "debug"), ("ep2", "mixtral_tiny"),
                                 ("", "deepseek_v3_tiny")]),
+        pytest.param("nvfp4", "tp2sp", "debug", marks=pytest.mark.campaign),
+        pytest.param("nvfp4", "ep2", "mixtral_tiny", marks=pytest.mark.campaign),
     ],
 )  # fmt: skip
 def test_fp8_trains_near_16_bits(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, recipe: str, layout: str, shape: str
 ) -> None:
-    """And not as they do: else nothing was rounded to 8 bits."""
+    """And not as they do: else nothing was rounded to 8 bits, or to 4."""
     wide = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE))
-    capability = BLACKWELL if recipe == "mxfp8" else HOPPER
-    emulation = Emulation(order="random" if layout else "eager", capability=capability)
+    capability = BLACKWELL if recipe in BLACKWELLS else HOPPER
+    order: Order = "random" if layout and recipe != "nvfp4" else "eager"
+    emulation = Emulation(order=order, capability=capability)
     te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*wide, *fp8(recipe)))
     assert 1e-4 < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
 
@@ -139,22 +149,27 @@ def test_fp8_trains_near_16_bits(
         pytest.param("pp2vpp2", "debug", ("blockwise", "hybrid"), HOPPER, marks=pytest.mark.campaign),
         pytest.param("tp2sppp2", "debug", ("mxfp8", "e4m3"), BLACKWELL, marks=pytest.mark.campaign),
         pytest.param("", "deepseek_v3_tiny", ("tensorwise", "e4m3"), HOPPER, marks=pytest.mark.campaign),
+        pytest.param("", "deepseek_v3_tiny", ("nvfp4", "e2m1"), BLACKWELL, marks=pytest.mark.campaign),
     ],
 )
 def test_the_first_and_last_layers_stay_in_bf16(
     te_device: WarmDevice, tmp_path: Path, layout: str, shape: str, recipe: tuple[str, str], capability: int
 ) -> None:
-    """Seen by whose forward pass quantizes: two of mcore's sublayers are a layer; MTP's, from 1, stay in fp8."""
+    """Seen by whose forward pass quantizes: two of mcore's sublayers are a layer; MTP's, from 1, stay in fp8, and under
+    fp4 in bf16."""
     start, quantizing = (2, {*range(5, 15)}) if shape == "debug" else (1, {3, 4, 5, 6})
-    flags: tuple[str, ...] = (*fp8(recipe[0]), "--precision.fp8", recipe[1])
+    name = "fp4" if recipe[0] == "nvfp4" else "fp8"
+    flags: tuple[str, ...] = (*fp8(recipe[0]), f"--precision.{name}", recipe[1])
     flags += ("--precision.first_last_layers_bf16", "True", "--precision.num_layers_at_start_in_bf16", str(start))
     flags += (*WIDE, "--model.num_layers", "8") if shape == "debug" else WIDE_LATENT
     emulation = Emulation(capability=capability, hooks=("tests.gpu_path.te.fp8_layers",))
     printed = te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*BF16, *flags))
     assert {int(found) for found in re.findall(r"fp8 in sublayer (\d+)$", printed, re.M)} == quantizing
     mtp = {int(found) for found in re.findall(r"fp8 in sublayer (\d+) of MTP", printed)}
-    assert mtp == ({1, 2} if shape == "deepseek_v3_tiny" else set())
-    assert f"products in fp8 {recipe[1]} ({recipe[0]}), but in bf16 in the first {start} and last 1 layers" in printed
+    assert mtp == ({1, 2} if shape == "deepseek_v3_tiny" and name == "fp8" else set())
+    assert ("in bf16 in depths of multi-token prediction" in printed) == (name == "fp4")
+    kept = f"but in bf16 in the first {start} and last 1 layers"
+    assert f"products in {name} {recipe[1]} ({recipe[0]}), {kept}" in printed
 
 
 @pytest.mark.parametrize(
@@ -203,6 +218,17 @@ def test_a_run_in_fp8_continues_with_its_scales(
 
 
 @pytest.mark.campaign
+def test_a_run_in_fp4_continues_with_its_random_numbers(te_device: WarmDevice, tmp_path: Path) -> None:
+    """By which it rounds gradients: bit for bit, and recomputed layers, too. With another seed it is another run."""
+    blackwell, flags = Emulation(capability=BLACKWELL), (*BF16, *WIDE, *fp8("nvfp4"))
+    te_device.train(Training(), tmp_path / "whole", blackwell, flags)
+    te_device.train(Training(), tmp_path / "broken", blackwell, (*flags, "--train.exit_interval", "2"))
+    te_device.train(Training(), tmp_path / "broken", blackwell, (*flags, *RECOMPUTED))
+    differences = trainings.checkpoint_differences(tmp_path / "broken", tmp_path / "whole", generators=True)
+    assert {one.outcome for one in differences} == {"equal"}
+
+
+@pytest.mark.campaign
 def test_a_run_that_was_not_in_fp8_says_that_its_scales_start_fresh(te_device: WarmDevice, tmp_path: Path) -> None:
     flags = (*BF16, *WIDE)
     te_device.train(Training(), tmp_path, Emulation(), (*flags, "--train.exit_interval", "2"))
@@ -232,14 +258,16 @@ SHADOW = ("--precision.fp8_shadow_interval", "1", "--log.log_interval", "1")
         pytest.param("delayed", "", "deepseek_v3_tiny", (), marks=pytest.mark.campaign),
         pytest.param("delayed", "", "debug", RECOMPUTED, marks=pytest.mark.campaign),
         pytest.param("mxfp8", "cp2", "debug", (), marks=pytest.mark.campaign),
+        pytest.param("nvfp4", "", "debug", (), marks=pytest.mark.campaign),
     ],
 )  # fmt: skip
 def test_a_shadow_window_compares_and_changes_nothing(
     te_device: WarmDevice, tmp_path: Path, recipe: str, layout: str, shape: str, more: tuple[str, ...]
 ) -> None:
-    """fp8 differs from bf16, and not much; what is trained is bit for bit what it is without a window."""
+    """fp8, or fp4, differs from bf16, and not much; what is trained is bit for bit what it is without a window."""
     flags = (*BF16, *(WIDE_LATENT if shape == "deepseek_v3_tiny" else WIDE), *fp8(recipe), *more)
-    emulation = Emulation(order="late", capability=BLACKWELL if recipe == "mxfp8" else HOPPER)
+    order: Order = "eager" if recipe == "nvfp4" else "late"  # its small kernels would be a minute's in late order
+    emulation = Emulation(order=order, capability=BLACKWELL if recipe in BLACKWELLS else HOPPER)
     for name, window in (("plain", ()), ("shadow", SHADOW)):
         te_device.train(Training(layout=layout, shape=shape), tmp_path / name, emulation, (*flags, *window))
     differences = trainings.checkpoint_differences(tmp_path / "shadow", tmp_path / "plain", generators=True)
@@ -247,16 +275,21 @@ def test_a_shadow_window_compares_and_changes_nothing(
     lines = [line for line in read_jsonl(tmp_path / "shadow" / "metrics.jsonl") if "loss" in line]
     assert all(0 < line["fp8/shadow_loss_difference"] < FP8_BOUND for line in lines)
     # delayed scaling saturates where a microbatch's gradient is larger than the step's before, as in the fourth
-    assert all(0 < line["fp8/shadow_grad_norm_difference"] < SHADOW_BOUND for line in lines[:2])
+    bound = FP4_SHADOW_BOUND if recipe == "nvfp4" else SHADOW_BOUND
+    assert all(0 < line["fp8/shadow_grad_norm_difference"] < bound for line in lines[:2])
 
 
-def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["tensorwise", "nvfp4"])
+def test_a_shadow_window_finds_a_scale_that_saturates(te_device: WarmDevice, tmp_path: Path, recipe: str) -> None:
     """Of one layer, by its name; the loss differs by 0.02 % only."""
-    flags = (*BF16, *WIDE, *fp8("tensorwise"), *SHADOW)
-    emulation = Emulation(hooks=("tests.gpu_path.te.wrong_scale",))
+    flags = (*BF16, *WIDE, *fp8(recipe), *SHADOW)
+    capability = BLACKWELL if recipe in BLACKWELLS else HOPPER
+    emulation = Emulation(hooks=("tests.gpu_path.te.wrong_scale",), capability=capability)
     printed = te_device.train(Training(), tmp_path / "on", emulation, flags)
-    found = re.findall(r"warning: iteration \d: fp8 against bf16, .* in (\S+), more than", printed)
+    found = re.findall(r"warning: iteration \d: fp\d against bf16, .* in (\S+), more than", printed)
     assert found and set(found) == {"layers.1.mlp"}, printed
+    if recipe == "nvfp4":
+        return
     with pytest.raises(TrainingError, match=r"Stopped \(precision.fp8_shadow_stop\)"):
         te_device.train(Training(), tmp_path / "stop", emulation, (*flags, "--precision.fp8_shadow_stop", "True"))
 
@@ -291,11 +324,14 @@ def test_its_modules_compute_what_ours_do() -> None:
     assert found.returncode == 0 and "1 passed" in found.stdout, found.stdout[-3000:]
 
 
-def test_a_card_that_cannot_do_a_recipe_says_so(te_device: WarmDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field, recipe", [("fp8_recipe", "mxfp8"), ("fp4_recipe", "nvfp4")])
+def test_a_card_that_cannot_do_a_recipe_says_so(
+    te_device: WarmDevice, tmp_path: Path, field: str, recipe: str
+) -> None:
     with pytest.raises(TrainingError) as failed:
-        te_device.train(Training(), tmp_path, Emulation(), (*BF16, *WIDE, *fp8("mxfp8")))
+        te_device.train(Training(), tmp_path, Emulation(), (*BF16, *WIDE, *fp8(recipe)))
     card = "emulated device (no GPU) (compute capability 9.0)"
-    assert f'precision.fp8_recipe = "mxfp8" cannot run on {card}: Device compute capability 10.0' in str(failed.value)
+    assert f'precision.{field} = "{recipe}" cannot run on {card}: Device compute capability 10.0' in str(failed.value)
 
 
 def test_fp8_without_it_is_refused(device: WarmDevice, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Transformer Engine's modules against ours, fp8 against bf16, and the tests that need a GPU."""
+"""Transformer Engine's modules against ours, fp8 and fp4 against bf16, and the tests that need a GPU."""
 
 import sys
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ SPEC_BOUNDS = {
 """Largest differences between the two specs, relative to a tensor's largest element. On a CPU our bf16 is 1.1e-2
 (logits) and 1.4e-2 (gradient) away from our fp32; two models that round differently, about twice that."""
 
-FP8_BOUND = 0.02
-"""Largest difference of an fp8 loss from the bf16 loss of the same step, relative."""
+LOSS_BOUNDS = {"fp8": 0.02, "nvfp4": 0.05}
+"""Largest difference of a loss in fp8 or fp4 from the bf16 loss of the same step, relative."""
 
 FP32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Real fp32 products from every library: Transformer Engine would otherwise use TF32 (10 bits)."""
@@ -50,21 +50,25 @@ def fp8(run: SubjectRun) -> None:
         raise UnrunError(f"{missing} missing")
     (plain,) = run.measured("losses", dtype="bf16", steps=run.sizes.fp8_steps)
     (hybrid,) = run.measured("losses", dtype="bf16", fp8="hybrid", steps=run.sizes.fp8_steps)
-    judge_fp8(run, plain["loss"], hybrid["loss"])
+    found = {"fp8": hybrid["loss"]}
+    if run.machine.has_fp4:
+        found["nvfp4"] = run.measured("losses", dtype="bf16", fp4="e2m1", steps=run.sizes.fp8_steps)[0]["loss"]
+    judge_fp8(run, plain["loss"], found)
 
 
-def judge_fp8(run: SubjectRun, plain: list[float], hybrid: list[float]) -> None:
-    """Both losses must fall, and stay together within ``FP8_BOUND``."""
+def judge_fp8(run: SubjectRun, plain: list[float], found: dict[str, list[float]]) -> None:
+    """All losses must fall, and stay with those in bf16 within ``LOSS_BOUNDS``. found: losses by format."""
     from tools.parity.compare import furthest
 
-    difference = furthest(hybrid, plain)
-    run.numbers = {"bf16": plain, "fp8": hybrid, "difference": difference}
-    ends = f"bf16 {plain[0]:.3f} -> {plain[-1]:.3f}, fp8 {hybrid[0]:.3f} -> {hybrid[-1]:.3f}"
-    run.say(f"{ends}, apart {difference:.1e}")
-    run.problem(*beyond({"loss": difference}, {"loss": FP8_BOUND}, "fp8 against bf16"))
-    for name, losses in (("bf16", plain), ("fp8", hybrid)):
+    difference = {name: furthest(losses, plain) for name, losses in found.items()}
+    run.numbers = {"bf16": plain, **found, "difference": difference}
+    for name, losses in {"bf16": plain, **found}.items():
+        apart = f", apart {difference[name]:.1e}" if name in difference else ""
+        run.say(f"{name} {losses[0]:.3f} -> {losses[-1]:.3f}{apart}")
         if not losses[-1] < losses[0]:
             run.problem(f"{name}: the loss does not fall: {losses[0]:.3f} -> {losses[-1]:.3f}")
+    for name in found:
+        run.problem(*beyond({"loss": difference[name]}, {"loss": LOSS_BOUNDS[name]}, f"{name} against bf16"))
 
 
 def tests(run: SubjectRun) -> None:

@@ -52,7 +52,7 @@ def one_row(run: SubjectRun, row: str, found: dict[str, Any], cluster: Cluster) 
 
 def prediction(config: RunConfig, cluster: Cluster, run: SubjectRun) -> tuple[float, str]:
     """Seconds of a step, and what takes most of it."""
-    if config.precision.fp8 and "fp8" not in cluster.gpu.peak_tflops:
+    if config.precision.products and "fp8" not in cluster.gpu.peak_tflops:
         gemm = run.earlier["throughput"]["numbers"].get("gemm_tflops", {})
         if "fp8" not in gemm:
             raise UnrunError("calibrate measures no fp8 products, and throughput had none")

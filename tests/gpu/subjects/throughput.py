@@ -1,4 +1,4 @@
-"""Tokens per second, MFU and memory of an 8B-shaped model, in bf16 and fp8, against what the card's products reach."""
+"""Tokens per second, MFU and memory of an 8B-shaped model, in bf16, fp8 and fp4, and what the card's products reach."""
 
 import dataclasses
 from typing import Any
@@ -9,10 +9,15 @@ from tests.gpu.machine import GpuMachine
 from tests.gpu.subject_run import SubjectRun
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
+from training.memory.stage_parameters import product_copies
 
-ROWS = {"bf16": PrecisionConfig(), "fp8": PrecisionConfig(fp8="hybrid"), "mxfp8": PrecisionConfig(fp8="e4m3")}
+ROWS = {
+    "bf16": PrecisionConfig(),
+    "fp8": PrecisionConfig(fp8="hybrid"),
+    "mxfp8": PrecisionConfig(fp8="e4m3"),
+    "nvfp4": PrecisionConfig(fp4="e2m1"),
+}
 """fp8: with the recipe that a card has for it; mxfp8 is Blackwell's for e4m3."""
-BLACKWELL = (10, 0)
 CONVENTION = (
     "MFU: model FLOPs (causal: a query sees half of the keys; nothing recomputed, Megatron-LM's convention) over the "
     "published dense peak of the row's format. Share of GEMM: the same over the fastest matrix product measured here."
@@ -27,7 +32,8 @@ def throughput(run: SubjectRun) -> None:
     run.part("matrix products", lambda: ceiling(run))
     rows = rows_of(run.machine)
     # of the row that holds most, weights in bf16 and fp8, so that rows compare
-    model = measured_models.of_role(run.machine, run.sizes, "dense", run.sizes.most_layers, ROWS[rows[-1]])
+    holds_most = max(rows, key=lambda row: product_copies(ROWS[row]))
+    model = measured_models.of_role(run.machine, run.sizes, "dense", run.sizes.most_layers, ROWS[holds_most])
     run.say(f"{'':6} {'layers':>6} {'tokens/s/GPU':>12} {'TFLOPS/GPU':>10} {'MFU':>6} {'of GEMM':>7} {'peak GiB':>8}")
     run.numbers["rows"] = {}
     for row in rows:
@@ -40,7 +46,7 @@ def throughput(run: SubjectRun) -> None:
 def rows_of(machine: GpuMachine) -> list[str]:
     """That the card and its libraries can do."""
     rows = ["bf16", "fp8"] if machine.has_te and machine.has_fp8 else ["bf16"]
-    return [*rows, "mxfp8"] if "fp8" in rows and machine.capability >= BLACKWELL else rows
+    return [*rows, "mxfp8", "nvfp4"] if "fp8" in rows and machine.has_fp4 else rows
 
 
 def ceiling(run: SubjectRun) -> None:
@@ -68,7 +74,7 @@ def one_row(run: SubjectRun, row: str, base: RunConfig) -> None:
         run.problem(f"{row}: {layers} layers were predicted to fit, and do not; measured with {fewer}")
         config = dataclasses.replace(config, model=measured_models.with_layers(config.model, fewer))
         found = steps_of(run, config)
-    gemm = run.numbers.get("gemm_tflops", {}).get("fp8" if config.precision.fp8 else row)
+    gemm = run.numbers.get("gemm_tflops", {}).get(config.precision.products or row)
     found |= {"recipe": dump(config), "of_gemm": found["model_tflops_per_gpu"] / gemm if gemm else None}
     run.numbers["rows"][row] = found
     rates = f"{found['tokens_per_s_per_gpu']:12,.0f} {found['model_tflops_per_gpu']:10.4g}"

@@ -5,50 +5,42 @@ Sources: OCP Microscaling Formats 1.0, 5.3.3; Pretraining Large Language Models 
 stochastic rounding.
 """
 
-import itertools
-
 import torch
 from torch import Tensor
 
-NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""By code."""
-LARGEST = NUMBERS[-1]
+LARGEST = 6.0
 
 
 def nearest(values: Tensor) -> Tensor:
     """uint8 codes of the nearest numbers, of two equally near ones that with an even code; saturated."""
-    size, code = values.abs(), torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
-    for below, (number, above) in enumerate(itertools.pairwise(NUMBERS)):
-        middle = (number + above) / 2
-        code += size > middle if below % 2 == 0 else size >= middle
-    return _signed(code, values)
+    steps, octave = _in_steps(values)
+    return _signed(steps.round(), octave, values)
 
 
 def stochastic(values: Tensor) -> Tensor:
     """uint8 codes of one of the two numbers beside each value, by chance, so that the mean is the value; saturated.
     Draws from the device's default generator."""
-    size, code = values.abs().clamp(max=LARGEST), torch.zeros(values.shape, dtype=torch.uint8, device=values.device)
-    for above in NUMBERS[1:]:
-        code += size >= above
-    floor, next_one = magnitudes(code), magnitudes((code + 1).clamp(max=7))
-    share = (size - floor) / (next_one - floor).clamp(min=0.5)
-    return _signed(code + (torch.rand(values.shape, device=values.device) < share), values)
+    steps, octave = _in_steps(values)
+    return _signed((steps + torch.rand_like(steps)).floor(), octave, values)
 
 
-def _signed(code: Tensor, values: Tensor) -> Tensor:
-    return torch.where(torch.signbit(values), code + 8, code)
+def _in_steps(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Magnitudes in steps of the numbers around them, 0.5 below 2, 1 below 4, and 2, which are octaves 0, 1 and 2."""
+    size = values.abs().clamp(max=LARGEST)
+    octave = (size >= 2).to(torch.uint8) + (size >= 4)
+    return size * 2 / (1 << octave), octave
 
 
-def magnitudes(codes: Tensor) -> Tensor:
-    """fp32, of codes without a sign: two bits of exponent, biased by 1, and one of mantissa."""
-    exponent, mantissa = codes >> 1, (codes & 1).float()
-    return torch.where(exponent == 0, mantissa / 2, (2 + mantissa) * (1 << exponent.int()) / 4)
+def _signed(steps: Tensor, octave: Tensor, values: Tensor) -> Tensor:
+    return (steps + 2 * octave + 8 * torch.signbit(values)).to(torch.uint8)
 
 
 def numbers(codes: Tensor) -> Tensor:
     """fp32."""
-    size = magnitudes(codes & 7)
-    return torch.where(codes > 7, -size, size)
+    size = codes & 7
+    octave = (size >= 4).to(torch.uint8) + (size >= 6)
+    found = ((size - 2 * octave) << octave).float() / 2
+    return torch.where(codes > 7, -found, found)
 
 
 def pack(codes: Tensor) -> Tensor:

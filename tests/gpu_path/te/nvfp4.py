@@ -62,12 +62,16 @@ def encode_scale(amax: Tensor) -> Tensor:
     return scale.clamp(max=torch.finfo(torch.float32).max)
 
 
+def block_scales(amax: Tensor, encode: Tensor) -> Tensor:
+    """E4M3: that take a block's largest value to 6, over the tensor's."""
+    return (amax * (encode * (1 / e2m1.LARGEST))).clamp(max=formats.largest(SCALE_FORMAT)).to(SCALE_FORMAT)
+
+
 def cast(matrix: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
     """uint8 [m, n / 2], and the blocks' scales, E4M3 [m, n / 16]."""
     top, encode = torch.finfo(torch.float32).max, encode_scale(amax)
     height = BLOCK if quantizer.with_2d_quantization else 1
-    largest = formats.blocks_amax(matrix, height, BLOCK)
-    scales = (largest * (encode * (1 / e2m1.LARGEST))).clamp(max=formats.largest(SCALE_FORMAT)).to(SCALE_FORMAT)
+    scales = block_scales(formats.blocks_amax(matrix, height, BLOCK), encode)
     factor = (1 / (scales.float() * (1 / encode))).clamp(max=top)
     shape = (matrix.shape[0], matrix.shape[1])
     scaled = matrix * formats.spread(factor, height, BLOCK, shape)
