@@ -139,7 +139,8 @@ def test_fp8_trains_near_16_bits(
     order: Order = "random" if layout and recipe != "nvfp4" else "eager"
     emulation = Emulation(order=order, capability=capability)
     te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*wide, *fp8(recipe)))
-    assert 1e-4 < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
+    least = 5e-4 if recipe == "nvfp4" else 1e-4  # bf16 is 1.5e-4 away
+    assert least < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
 
 
 @pytest.mark.parametrize(
