@@ -44,9 +44,11 @@ def layout(precision: str) -> Candidate:
 
 
 @pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_the_plan_holds_what_the_dry_run_of_its_recipe_says(tmp_path: Path, precision: str, wide: bool) -> None:
-    own, base = question(tmp_path, wide=wide)
+@pytest.mark.parametrize("precision, weights", [("bf16", 2), ("fp8", 4), ("nvfp4", 3.125)])
+def test_the_plan_holds_what_the_dry_run_of_its_recipe_says(
+    tmp_path: Path, precision: str, weights: float, wide: bool
+) -> None:
+    own, base = question(tmp_path, wide=wide, cluster="gb200" if precision == "nvfp4" else "h100_ib")
     (plan,) = price(own, [layout(precision)])
     config = configuration(own, plan.layout, base)
     assert config.precision.grad_reduce_in_fp32 is wide
@@ -55,7 +57,7 @@ def test_the_plan_holds_what_the_dry_run_of_its_recipe_says(tmp_path: Path, prec
     printed = [plan.held_bytes[name] for name in ("weights", "gradients", "optimizer")]
     assert printed == pytest.approx([expected.weights, expected.gradients, expected.optimizer], rel=1e-12)
     assert expected.gradients / stage.parameters_per_rank == (4 if wide else 2)
-    assert expected.weights / stage.parameters_per_rank == (4 if precision == "fp8" else 2)
+    assert expected.weights / stage.parameters_per_rank == weights
 
 
 def test_narrow_gradients_are_reduced_in_less_time(tmp_path: Path) -> None:
@@ -76,6 +78,7 @@ def test_the_dry_run_names_fp8s_copies(tmp_path: Path) -> None:
     own, base = question(tmp_path, wide=True)
     for precision, words in (
         ("fp8", "4 (2 of them Transformer Engine's copies in fp8) + 4 bytes"),
+        ("nvfp4", "3.125 (1.125 of them Transformer Engine's copies in fp4) + 4 bytes"),
         ("bf16", "2 + 4 b"),
     ):
         config = configuration(own, layout(precision), base)
@@ -93,14 +96,24 @@ def test_the_trace_counts_fp8s_copies(
     }  # fmt: skip
     monkeypatch.setattr(command, "trace_stages", lambda *_: [traced, traced])
     monkeypatch.setattr(command, "by_formula", lambda *_: 0.0)
-    own, base = question(tmp_path, wide=True)
-    plans: dict[str, PricedLayout] = {name: price(own, [layout(name)])[0] for name in ("bf16", "fp8")}
-    for name, copies, total in (("bf16", "0.00", "10.0"), ("fp8", "2.00", "12.0")):
+    own, base = question(tmp_path, wide=True, cluster="gb200")
+    plans: dict[str, PricedLayout] = {name: price(own, [layout(name)])[0] for name in ("bf16", "fp8", "nvfp4")}
+    for name, copies, total in (("bf16", "0.00", "10.0"), ("fp8", "2.00", "12.0"), ("nvfp4", "1.12", "11.1")):
         command.trace(own, [plans[name]], base)
         printed = capsys.readouterr().out
         row = printed.splitlines()[-1].split()
         assert row[:3] == ["1", "2.00", copies] and row[6] == total
-        assert ("as in the plan's weights" in printed) is (name == "fp8")
+        assert ("as in the plan's weights" in printed) is (name != "bf16")
+
+
+def test_fp4_is_planned_for_who_asks_and_has_it(tmp_path: Path) -> None:
+    """And on Blackwell its products are faster than fp8's."""
+    own, base = question(tmp_path, wide=True, cluster="gb200")
+    (fp8,), (fp4,) = (price(own, [layout(name)]) for name in ("fp8", "nvfp4"))
+    assert fp4.step_s < fp8.step_s
+    precision = configuration(own, fp4.layout, base).precision
+    assert (precision.dtype, precision.fp8, precision.fp4, precision.fp4_recipe) == ("bf16", None, "e2m1", "nvfp4")
+    assert configuration(own, fp8.layout, base).precision.fp4 is None
 
 
 def memory(capsys: pytest.CaptureFixture[str], model: str, cluster: str) -> str:

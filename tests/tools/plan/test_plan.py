@@ -110,6 +110,7 @@ def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFi
         (["--model", "deepseek_v3", "--num_gpus", "1024", "--vpp", "5"], ["61", "PP 2 x VPP 5 = 10 chunks"]),
         (["--model", "gpt2"], ["model.seq_length 8192 exceeds", "1024 of learned positions. Use"]),
         (["--cluster", "a100_ib", "--precision", "fp8"], ["fp8", "A100", "bf16"]),
+        (["--cluster", "h100_ib", "--precision", "nvfp4"], ["nvfp4", "H100", "bf16, fp16, fp32, fp8 here"]),
         (["--cluster", "t4_ethernet", "--precision", "bf16"], ["bf16", "T4", "fp16, fp32"]),
         (["--cluster", "t4_ethernet", "--precision", "fp8"], ["fp8", "T4", "fp16, fp32"]),
         (["--recompute", "ful"], ["did you mean full"]),
