@@ -220,7 +220,7 @@ def test_a_run_in_fp8_continues_with_its_scales(
 
 @pytest.mark.campaign
 def test_a_run_in_fp4_continues_with_its_random_numbers(te_device: WarmDevice, tmp_path: Path) -> None:
-    """By which it rounds gradients: bit for bit, and recomputed layers, too. With another seed it is another run."""
+    """By which it rounds gradients: bit for bit, and where layers are recomputed, too."""
     blackwell, flags = Emulation(capability=BLACKWELL), (*BF16, *WIDE, *fp8("nvfp4"))
     te_device.train(Training(), tmp_path / "whole", blackwell, flags)
     te_device.train(Training(), tmp_path / "broken", blackwell, (*flags, "--train.exit_interval", "2"))
