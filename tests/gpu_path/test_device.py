@@ -36,6 +36,28 @@ def test_late_order_shows_a_missing_wait() -> None:
     assert (eager.returncode, eager.stdout) == (0, "unwaited 101.0, waited 101.0\n"), eager.stderr
 
 
+@pytest.mark.parametrize("order", ["eager", "late"])
+def test_graphs_compute_what_their_calls_do(order: Order) -> None:
+    """Of torch.cuda.graph: with random numbers, and on forked streams. A capture refuses what a card's refuses."""
+    found = run([str(CHECKS / "graphs.py")], Emulation(order=order))
+    assert found.returncode == 0, found.stderr
+    capturing, pageable = "operation not permitted when stream is capturing", "Cannot copy between CPU and CUDA tensors"
+    assert found.stdout.splitlines() == [
+        capturing,
+        f"{pageable} during CUDA graph capture",
+        f"{pageable} during CUDA graph capture",
+        capturing,
+        capturing,
+        "dependency created on uncaptured work in another stream",
+        capturing,
+    ]
+
+
+def test_a_capture_finds_a_stream_that_is_not_joined() -> None:
+    found = run([str(CHECKS / "graphs.py"), "unjoined"])
+    assert found.returncode != 0 and "capturing stream has unjoined work" in found.stderr, found.stderr
+
+
 @pytest.mark.parametrize("check", ["pinned.py", "reader.py"])
 def test_the_hosts_memory_and_threads_leave_nothing_behind(check: str) -> None:
     """A registration, an error that is read later, a context on another rank's device."""

@@ -27,7 +27,7 @@ CUDA = next(
 )
 """CUDA's headers: of torch's wheels, or of a container that brings torch."""
 
-RUNTIME = "runtime.cpp", "queues.cpp", "memory.cpp", "nccl.cpp", "reductions.cpp"
+RUNTIME = "runtime.cpp", "queues.cpp", "graphs.cpp", "memory.cpp", "nccl.cpp", "reductions.cpp"
 OPERATORS = "operators.cpp", "kernels.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w", f"-isystem{CUDA}")
 TORCH_FLAGS = (f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include")

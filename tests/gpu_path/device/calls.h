@@ -16,3 +16,5 @@ void count(Count, long by);
 void use_device();
 
 }  // namespace device
+
+extern "C" int emulated_cuda_captures(void *stream);  // whether it does

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "calls.h"
+#include "graphs.h"
 #include "queues.h"
 
 namespace device {
@@ -75,6 +76,7 @@ using namespace device;
 
 static cudaError_t give(void **pointer, size_t bytes, Place place) {
   use_device();
+  if (auto error = refuse_unsafe_call()) return error;
   *pointer = allocate(bytes, place);
   return *pointer ? cudaSuccess : failed(cudaErrorMemoryAllocation);
 }
@@ -82,6 +84,7 @@ API cudaError_t cudaMalloc(void **pointer, size_t bytes) { return give(pointer, 
 API cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t) { return cudaMalloc(pointer, bytes); }
 API cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned) { return give(pointer, bytes, Place::PINNED); }
 API cudaError_t cudaFree(void *pointer) {
+  if (auto error = refuse_unsafe_call()) return error;
   if (pointer) release(pointer);
   return cudaSuccess;
 }
@@ -132,6 +135,8 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, cons
 API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t handle) {
   Place target = place_of(to), source = place_of(from);
   Stream &stream = stream_of(handle);
+  if (target == Place::UNKNOWN || source == Place::UNKNOWN)
+    if (auto error = refuse_while_capturing(stream)) return error;
   if (target != Place::DEVICE) count(Count::COPIES_TO_HOST, 1);
   else if (source != Place::DEVICE) count(Count::COPIES_TO_DEVICE, 1);
   if (source == Place::UNKNOWN) {
@@ -150,6 +155,7 @@ API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMe
   return cudaSuccess;
 }
 API cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+  if (auto error = refuse_unsafe_call()) return error;
   cudaMemcpyAsync(to, from, bytes, kind, nullptr);
   drain(stream_of(nullptr));
   return cudaSuccess;

@@ -16,6 +16,7 @@
 
 #include "calls.h"
 #include "memory.h"
+#include "graphs.h"
 #include "queues.h"
 #include "reductions.h"
 
@@ -148,27 +149,30 @@ size_t elements_given(Operation operation, size_t count, int root, const Communi
 int collective(Operation operation, const void *from, void *to, size_t count, int type, int reduction, int root,
                Communicator *c, void *stream) {
   size_t length = elements_given(operation, count, root, *c);
-  device::count(Count::COLLECTIVES, 1);
   double factor = 1;
   Lock held(lock());
   bool scaled = reduction >= PRE_MUL_SUM;
   if (scaled) factor = c->factors.at(reduction);
   Header header{operation, type, scaled ? int(PRE_MUL_SUM) : reduction, root, count, length * bytes_of(Type(type))};
-  auto exchange = std::make_shared<Exchange>(*c, c->next++, header);
   held.unlock();
-  auto run = [=] {
-    if (exchange->own.size() != header.bytes) {  // the stream's turn has come: what is in the buffer now counts
-      exchange->own.resize(header.bytes);
-      if (scaled) scale(from, length, exchange->own.data(), Type(type), factor);
-      else memcpy(exchange->own.data(), from, header.bytes);
-    }
-    if (!exchange->complete()) return false;
-    if (!c->aborted) deliver(*exchange, to);
+  push_made(stream_of(static_cast<cudaStream_t>(stream)), [=]() -> Item {
+    device::count(Count::COLLECTIVES, 1);
     Lock held(lock());
-    c->done = exchange->number + 1;
-    return true;
-  };
-  push(stream_of(static_cast<cudaStream_t>(stream)), {NAMES[operation], run, c->id});
+    auto exchange = std::make_shared<Exchange>(*c, c->next++, header);
+    auto run = [=] {
+      if (exchange->own.size() != header.bytes) {  // the stream's turn has come: what is in the buffer now counts
+        exchange->own.resize(header.bytes);
+        if (scaled) scale(from, length, exchange->own.data(), Type(type), factor);
+        else memcpy(exchange->own.data(), from, header.bytes);
+      }
+      if (!exchange->complete()) return false;
+      if (!c->aborted) deliver(*exchange, to);
+      Lock held(lock());
+      c->done = exchange->number + 1;
+      return true;
+    };
+    return {NAMES[operation], run, c->id};
+  });
   return 0;
 }
 
@@ -220,6 +224,7 @@ void push_messages() {
 
 int message(bool sent, void *at, size_t count, int type, int peer, Communicator *c, void *stream) {
   size_t bytes = count * bytes_of(Type(type));
+  if (auto error = refuse_while_capturing(stream_of(static_cast<cudaStream_t>(stream)))) return error;  // not emulated
   device::count(Count::COLLECTIVES, 1);
   Lock held(lock());
   long number = c->messages[{sent, peer}]++;

@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -29,9 +30,9 @@ using c10::OperatorHandle;
 using torch::jit::Stack;
 
 extern "C" {  // runtime.cpp
-void emulated_cuda_launch(void *stream, const char *name, void (*run)(void *), void *argument);
-void emulated_cuda_drain(void *stream);
-int emulated_cuda_defers();
+void emulated_cuda_launch(void *stream, const char *name, void (*run)(void *), void (*free)(void *), void *argument);
+cudaError_t emulated_cuda_drain(void *stream);
+int emulated_cuda_defers(void *stream);
 void emulated_cuda_count_launch();
 }
 
@@ -101,13 +102,16 @@ IValue with_tensors(const IValue &value, Change change) {
 }
 
 // The CUDA generator's seed and offset decide what a CPU generator draws, and the offset moves on: states that a
-// program saves and restores act as on a GPU.
-at::Generator cpu_generator(const IValue &given, c10::DeviceIndex device) {
+// program saves and restores act as on a GPU. In a graph both lie in the device's memory, written before each launch.
+at::PhiloxCudaState draw(const IValue &given, c10::DeviceIndex device) {
   auto cuda = given.isGenerator() ? given.toGenerator()
                                   : at::globalContext().defaultGenerator(c10::Device(c10::kCUDA, device));
   std::lock_guard<std::mutex> held(cuda.mutex());
-  uint64_t seed = cuda.current_seed(), offset = cuda.get_offset();
-  cuda.set_offset(offset + 4);
+  return at::check_generator<at::CUDAGeneratorImpl>(cuda)->philox_cuda_state(4);
+}
+at::Generator cpu_generator(const at::PhiloxCudaState &drawn) {
+  uint64_t seed = drawn.captured_ ? *drawn.seed_.ptr : drawn.seed_.val;
+  uint64_t offset = drawn.captured_ ? *drawn.offset_.ptr + drawn.offset_intragraph_ : drawn.offset_.val;
   return at::detail::createCPUGenerator(seed * 0x9E3779B97F4A7C15ull + offset);
 }
 
@@ -161,16 +165,19 @@ struct Launch {
   OperatorHandle op;
   Stack stack;
   std::vector<Tensor> results;  // undefined where an argument is the result
+  std::map<size_t, at::PhiloxCudaState> drawn;  // by the argument that is a generator
 };
 
 void run(void *argument) {
-  std::unique_ptr<Launch> launch(static_cast<Launch *>(argument));
+  auto *launch = static_cast<Launch *>(argument);
   try {
-    call_kernel(launch->op, launch->stack);
-    size_t first = launch->stack.size() - launch->results.size();
+    Stack stack = launch->stack;  // the next launch of a graph needs it again
+    for (auto &[i, drawn] : launch->drawn) stack[i] = cpu_generator(drawn);
+    call_kernel(launch->op, stack);
+    size_t first = stack.size() - launch->results.size();
     at::AutoDispatchBelowADInplaceOrView below;
     for (size_t i = 0; i < launch->results.size(); i++)
-      if (launch->results[i].defined()) launch->results[i].copy_(launch->stack[first + i].toTensor());
+      if (launch->results[i].defined()) launch->results[i].copy_(stack[first + i].toTensor());
   } catch (const std::exception &error) {
     fprintf(stderr, "emulated CUDA device: %s failed: %s\n", launch->name.c_str(), error.what());
     abort();
@@ -179,7 +186,8 @@ void run(void *argument) {
 
 void push(std::unique_ptr<Launch> launch) {
   const char *name = launch->name.c_str();
-  emulated_cuda_launch(current_stream(), name, run, launch.release());
+  auto free = [](void *argument) { delete static_cast<Launch *>(argument); };
+  emulated_cuda_launch(current_stream(), name, run, free, launch.release());
 }
 
 // One call of an operator with CUDA tensors.
@@ -190,6 +198,7 @@ class Call {
   std::vector<IValue> given_;
   std::vector<IValue> lowered_;  // the same for the CPU
   Aliases aliases_;
+  std::map<size_t, at::PhiloxCudaState> drawn_;
   c10::Device device_;
 
  public:
@@ -199,7 +208,7 @@ class Call {
   void operator()(Stack *stack) {
     bool waits = host_waits();
     if (waits) c10::cuda::warn_or_error_on_sync();
-    bool defers = emulated_cuda_defers() && !waits && can_be_deferred();
+    bool defers = emulated_cuda_defers(current_stream()) && !waits && can_be_deferred();
     for (size_t i = 0; i < given_.size(); i++) lowered_.push_back(lower(i, defers));
     if (defers && defer(stack)) return;
     run_now(stack);
@@ -239,7 +248,10 @@ class Call {
     const IValue &value = given_[i];
     const auto &argument = schema_.arguments()[i];
     if (value.isDevice() && value.toDevice().is_cuda()) return c10::Device(c10::kCPU);
-    if (value.isGenerator() || argument.name() == "generator") return cpu_generator(value, device_.index());
+    if (value.isGenerator() || argument.name() == "generator") {
+      drawn_[i] = draw(value, device_.index());
+      return IValue();
+    }
     return with_tensors(value, [&](const Tensor &t) {
       if (t.is_cuda()) return aliases_(t);
       return defers && !is_written(argument) ? t.clone() : t;  // a number of the host, as a kernel's argument
@@ -280,16 +292,17 @@ class Call {
     for (size_t i = 0; i < num_results(); i++) any_new |= !argument_returned(i);
     if (any_new && !make_results(cuda, cpu)) return false;
     push(std::make_unique<Launch>(full_name(op_), op_, Stack(lowered_.begin(), lowered_.end()),
-                                  any_new ? cpu : std::vector<Tensor>()));
+                                  any_new ? cpu : std::vector<Tensor>(), drawn_));
     for (size_t i = 0; i < num_results(); i++)
       stack->push_back(argument_returned(i) ? *argument_returned(i) : IValue(cuda[i]));
     return true;
   }
 
   void run_now(Stack *stack) {
+    C10_CUDA_CHECK(emulated_cuda_drain(current_stream()));
     emulated_cuda_count_launch();
-    emulated_cuda_drain(current_stream());
     Stack results(lowered_.begin(), lowered_.end());
+    for (auto &[i, drawn] : drawn_) results[i] = cpu_generator(drawn);
     call_kernel(op_, results);
     for (size_t i = 0; i < given_.size(); i++)
       if (is_written(schema_.arguments()[i])) take_over_resized(given_[i], lowered_[i]);

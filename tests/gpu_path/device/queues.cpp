@@ -195,12 +195,33 @@ Stream &stream_of(cudaStream_t handle) {
   if (reinterpret_cast<uintptr_t>(handle) > 2) return *reinterpret_cast<Stream *>(handle);
   Lock held(lock());
   Stream *&stream = default_streams[this_device];
-  if (!stream) stream = &add_stream();
+  if (!stream) {
+    stream = &add_stream();
+    stream->legacy = true;
+  }
   return *stream;
+}
+
+// graphs.cpp. Under the lock: whether a capture keeps it.
+bool keep_instead(Stream &, const std::function<Item()> &make);
+// They take the lock: whether record and wait_on_stream are done with that.
+bool note_captured(Event &, Stream &);
+bool wait_captured(Stream &, const Event &);
+
+void push_made(Stream &stream, const std::function<Item()> &make) {
+  {
+    Lock held(lock());
+    if (keep_instead(stream, make)) return;
+  }
+  push(stream, make());
 }
 
 long push(Stream &stream, Item item) {
   Lock held(lock());
+  if (stream.capture) {
+    keep_instead(stream, [item] { return item; });
+    return 0;
+  }
   start_device();
   bool at_once = order() == Order::EAGER && stream.items.empty() && !stream.running;
   long position = ++stream.pushed;
@@ -228,13 +249,14 @@ void drain_all() {
 }
 
 void record(Event &event, Stream &stream) {
+  if (note_captured(event, stream)) return;
   auto time = std::make_shared<double>(0);
   long position = push(stream, {"event", [time] {
                                   *time = now_ms();
                                   return true;
                                 }});
   Lock held(lock());
-  event = {&stream, position, time};
+  event = {&stream, position, time, nullptr, {}};
 }
 
 bool passed(const Event &event) {
@@ -243,6 +265,7 @@ bool passed(const Event &event) {
 }
 
 void wait_on_stream(Stream &stream, const Event &event) {
+  if (wait_captured(stream, event)) return;
   Stream *other;
   long position;
   {

@@ -7,12 +7,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace device {
 
 using Lock = std::unique_lock<std::mutex>;
+struct Capture;
 
 // run: false while the item has to wait (for an event, for another rank); it is called again later.
 struct Item {
@@ -28,12 +30,17 @@ struct Stream {
   long pushed = 0, done = 0;  // items
   long needed = 0;            // late order: something in this process waits until `done` is as large
   long needed_by_peers = 0;   // the same, in the processes of other ranks
+  bool legacy = false;        // a device's default stream
+  std::shared_ptr<Capture> capture;  // what is pushed is kept there
+  std::vector<int> after;            // nodes of the capture that the next one follows
 };
 
 struct Event {
   Stream *stream = nullptr;  // null until it is recorded
   long position = 0;
   std::shared_ptr<double> milliseconds = std::make_shared<double>(0);
+  std::shared_ptr<Capture> capture;  // where it was recorded last, if it was a capturing stream
+  std::vector<int> after;            // nodes of the capture that it stands for
 };
 
 // When items run. EAGER: at once, where nothing is in the way. RANDOM: from any stream, drawn by seed. LATE: a stream
@@ -51,7 +58,8 @@ void set_current_device(int index);
 
 Stream &new_stream();
 Stream &stream_of(cudaStream_t handle);  // 0, 1 and 2 mean the device's default stream; takes the lock
-long push(Stream &, Item);  // its position in the queue, counted from 1
+long push(Stream &, Item);  // its position in the queue, counted from 1; 0 where the stream captures
+void push_made(Stream &, const std::function<Item()> &make);  // make: for each time that it is enqueued
 void drain(Stream &);  // the host waits
 void drain_all();
 void record(Event &, Stream &);

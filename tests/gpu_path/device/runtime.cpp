@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "calls.h"
+#include "graphs.h"
 #include "queues.h"
 
 using namespace device;
@@ -56,16 +57,22 @@ API void emulated_cuda_counts(long *out) {
   for (int kind = 0; kind < int(Count::KINDS); kind++) out[kind] = counts[kind];
 }
 
-// Of operators.cpp, which knows torch's operators: `run` is called once, and frees its argument.
-API void emulated_cuda_launch(void *stream, const char *name, void (*run)(void *), void *argument) {
-  count(Count::LAUNCHES, 1);
+// Of operators.cpp, which knows torch's operators: `run` is called once, or at each launch of the graph that captures it.
+API void emulated_cuda_launch(void *stream, const char *name, void (*run)(void *), void (*free)(void *), void *argument) {
+  if (!emulated_cuda_captures(stream)) count(Count::LAUNCHES, 1);
+  std::shared_ptr<void> kept(argument, free);
   push(stream_of(static_cast<cudaStream_t>(stream)), {name, [=] {
-                                                        run(argument);
+                                                        run(kept.get());
                                                         return true;
                                                       }});
 }
-API void emulated_cuda_drain(void *stream) { drain(stream_of(static_cast<cudaStream_t>(stream))); }
-API int emulated_cuda_defers() { return order() != Order::EAGER; }
+API cudaError_t emulated_cuda_drain(void *handle) {
+  Stream &stream = stream_of(static_cast<cudaStream_t>(handle));
+  if (auto error = refuse_while_capturing(stream)) return error;
+  drain(stream);
+  return cudaSuccess;
+}
+API int emulated_cuda_defers(void *stream) { return order() != Order::EAGER || emulated_cuda_captures(stream); }
 API void emulated_cuda_count_launch() { count(Count::LAUNCHES, 1); }
 
 // Streams
@@ -84,30 +91,25 @@ API cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) {
   return cudaSuccess;
 }
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (auto error = refuse_while_capturing(stream_of(stream))) return error;
   count(Count::STREAM_WAITS, 1);
   drain(stream_of(stream));
   return cudaSuccess;
 }
 API cudaError_t cudaStreamQuery(cudaStream_t handle) {
   Stream &stream = stream_of(handle);
+  if (auto error = refuse_while_capturing(stream)) return error;
   Lock held(lock());
   return stream.done >= stream.pushed ? cudaSuccess : cudaErrorNotReady;
 }
 API cudaError_t cudaDeviceSynchronize() {
+  if (auto error = refuse_unsafe_call()) return error;
   count(Count::DEVICE_WAITS, 1);
   drain_all();
   return cudaSuccess;
 }
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *,
-                                         cudaGraph_t *, const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
-  if (status) *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
 API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned) {
+  if (auto error = refuse_while_capturing(stream_of(stream))) return error;
   push(stream_of(stream), {"callback", [=] {
                              callback(stream, cudaSuccess, data);
                              return true;
@@ -137,12 +139,18 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   record(event_of(event), stream_of(stream));
   return cudaSuccess;
 }
-API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  if (auto error = refuse_record(stream_of(stream), flags)) return error;
   return cudaEventRecord(event, stream);
 }
-API cudaError_t cudaEventQuery(cudaEvent_t event) { return passed(event_of(event)) ? cudaSuccess : cudaErrorNotReady; }
+API cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (auto error = refuse_unsafe_call()) return error;
+  if (auto error = refuse_captured(event_of(event))) return error;
+  return passed(event_of(event)) ? cudaSuccess : cudaErrorNotReady;
+}
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   use_device();  // the runtime gives the calling thread's device a context, whichever device the event is of
+  if (auto error = refuse_captured(event_of(event))) return error;
   count(Count::EVENT_WAITS, 1);
   wait_on_host(event_of(event));
   return cudaSuccess;
@@ -153,6 +161,7 @@ API cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t e
   return cudaSuccess;
 }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (auto error = refuse_wait(stream_of(stream), event_of(event))) return error;
   wait_on_stream(stream_of(stream), event_of(event));
   return cudaSuccess;
 }
@@ -180,6 +189,12 @@ API const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorHostMemoryAlreadyRegistered: return "part or all of the requested memory range is already mapped";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
+    case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing stream";
+    case cudaErrorCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
     default: return "an error of the emulated device";
   }
 }
