@@ -12,9 +12,8 @@ from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
-_NO_GRAPHS = "CUDA graphs need random states that a graph can replay, which ranks have not, and none was captured here"
 UNSUPPORTED = {
-    **dict.fromkeys(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"), _NO_GRAPHS),
+    **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "CUDA graphs are kernels.cuda_graph_impl"),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -28,6 +27,9 @@ OWNED = frozenset(
         "gradient_accumulation_fusion",
         "attention_backend",
         "tp_comm_overlap",
+        "cuda_graph_impl",
+        "cuda_graph_modules",
+        "cuda_graph_scope",
         "moe_grouped_gemm",
         "moe_permute_fusion",
         "moe_router_fusion",

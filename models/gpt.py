@@ -19,7 +19,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise
-from models.layers import cross_entropy, mtp, routing, wgrad
+from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import provider, stack_spec
@@ -78,6 +78,9 @@ def build(
         mtp.install()
     if shape.moe_router_group_topk:
         routing.install()
+    graphed = config.cuda_graph_impl != "none"
+    if graphed:
+        cuda_graphs.install(config.sequence_parallel)
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         chunk = HybridModel(
@@ -99,6 +102,8 @@ def build(
             mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
         recompute_no_empty_mlp(chunk)
+        if graphed and ranks.layout.pp > 1:
+            cuda_graphs.separate_microbatches(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, fused="cross_entropy_loss_fusion" in fusions)
         if "gradient_accumulation_fusion" in fusions:
@@ -136,6 +141,7 @@ def transformer_config(
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
         **_fusion_settings(shape, fusions),
+        **cuda_graphs.settings(shape, "cuda_graph_impl" in fusions),
         "persist_layer_norm": False,
     }
     kind = MLATransformerConfig if shape.multi_latent_attention else TransformerConfig

@@ -48,6 +48,10 @@ class KernelsConfig:
     """Products overlap with the collectives of TP, through Transformer Engine's userbuffers. Needs GPUs of one node for
     TP, and parallel.sequence_parallel. Not yet run on a GPU."""
 
+    cuda_graph_impl: Literal["none", "local"] = "none"
+    """local: Megatron's CUDA graphs of layers. One launch each for a layer's forward and its backward pass, from the
+    second iteration on; layers of experts are launched kernel by kernel. Takes more memory. Not yet run on a GPU."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         return []
@@ -187,16 +191,20 @@ def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]
     problems = [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
     if kernels.tp_comm_overlap and (why := _missing(setting) or _no_userbuffers(setting)):
         problems.append(f"kernels.tp_comm_overlap cannot run: {why}. Leave it out.")
+    if kernels.cuda_graph_impl != "none" and (why := _missing(setting, transformer_engine=False)):
+        problems.append(f'kernels.cuda_graph_impl = "{kernels.cuda_graph_impl}" cannot run: {why}. Use "none".')
     return problems
 
 
 def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:
     """The fields that are on; ``kernel_problems`` has found none."""
     on = frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
-    return on | {"tp_comm_overlap"} if kernels.tp_comm_overlap else on
+    asked = {"tp_comm_overlap": kernels.tp_comm_overlap, "cuda_graph_impl": kernels.cuda_graph_impl != "none"}
+    return on | {name for name, wanted in asked.items() if wanted}
 
 
 def described(fusions: frozenset[str]) -> str:
     """activation, rotary embedding."""
-    titles = [fusion.title for name, fusion in FUSIONS.items() if name in fusions]
-    return ", ".join([*titles, *(["collectives of TP overlapped"] if "tp_comm_overlap" in fusions else [])])
+    titles = {name: fusion.title for name, fusion in FUSIONS.items()}
+    titles |= {"tp_comm_overlap": "collectives of TP overlapped", "cuda_graph_impl": "layers as CUDA graphs"}
+    return ", ".join(title for name, title in titles.items() if name in fusions)

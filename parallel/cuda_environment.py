@@ -11,19 +11,22 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 LIMIT_S = 20.0
 
 
-def prepare(environ: MutableMapping[str, str], parallel: ParallelConfig) -> None:
+def prepare(environ: MutableMapping[str, str], parallel: ParallelConfig, graphs: bool = False) -> None:
     """Set what ``variables`` says. Nothing where no driver answers: expandable segments are its virtual memory."""
     capability = lowest_capability(environ)
     if capability is not None:
-        environ.update(variables(environ, parallel, capability))
+        environ.update(variables(environ, parallel, capability, graphs))
 
 
-def variables(environ: Mapping[str, str], parallel: ParallelConfig, capability: float) -> dict[str, str]:
+def variables(
+    environ: Mapping[str, str], parallel: ParallelConfig, capability: float, graphs: bool = False
+) -> dict[str, str]:
     """What is best for this layout on cards of this compute capability, but for what the user has set.
 
     With one connection kernels start in the order of their launches, so that a collective of TP or CP gets its turn
     before the product that hides it (Megatron's rule; Blackwell needs it no more). Expandable segments grow in place
-    of being fragmented; beside the pool that nccl_ub registers with NCCL they are not tried.
+    of being fragmented; beside the pool that nccl_ub registers with NCCL they are not tried. graphs: layers run as CUDA
+    graphs, whose buffers NCCL must not register where segments expand: illegal accesses (Megatron's rule).
     """
     found = {}
     exchanges = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
@@ -31,6 +34,8 @@ def variables(environ: Mapping[str, str], parallel: ParallelConfig, capability: 
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if not parallel.nccl_ub and not any(name in environ for name in ALLOCATOR):
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    if graphs and "NCCL_GRAPH_REGISTER" not in environ:
+        found["NCCL_GRAPH_REGISTER"] = "0"
     return found
 
 

@@ -14,6 +14,8 @@ from parallel.megatron_fields import checked
 
 Chunks = Sequence[DistributedDataParallel]
 """A rank's model chunks, one for each virtual pipeline stage, within data parallelism."""
+REPLAYED = "_cudagraph_wgrad_ready_event"
+"""A parameter's in megatron-core, once a CUDA graph has added to its gradient, of which no hook of autograd's hears."""
 
 
 def wrap(
@@ -65,6 +67,7 @@ def _tell_schedule(wrapped: Sequence[DistributedDataParallel], parallel: Paralle
     def finalize(model: list[DistributedDataParallel], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
         coverage.check()
         finalize_model_grads(model, num_tokens, **kwargs)
+        coverage.reset()
 
     config.finalize_model_grads_func = finalize
 
@@ -89,11 +92,21 @@ class GradientCoverage:
             param.register_post_accumulate_grad_hook(self.seen.add)
 
     def check(self) -> None:
-        """Raises RuntimeError with the names of parameters without a gradient; resets otherwise."""
-        missing = [name for param, name in self.names.items() if param not in self.seen]
+        """Raises RuntimeError with the names of parameters without a gradient."""
+        missing = [
+            name
+            for param, name in self.names.items()
+            if param not in self.seen and getattr(param, REPLAYED, None) is None
+        ]
         if missing:
             raise RuntimeError(f"{len(missing)} parameter(s) got no gradient in this step: {', '.join(missing[:8])}")
+
+    def reset(self) -> None:
+        """Once gradients are reduced, for which Megatron waits for the replayed ones."""
         self.seen.clear()
+        for param in self.names:
+            if getattr(param, REPLAYED, None) is not None:
+                setattr(param, REPLAYED, None)
 
 
 def unwrap(chunk: MegatronModule) -> MegatronModule:

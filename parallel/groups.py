@@ -82,6 +82,7 @@ def start(
     resolve_s: float = 60.0,
     facts: Mapping[str, str] | None = None,
     nccl: ParallelConfig | None = None,
+    graphs: bool = False,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
     """Join all ranks, build Megatron's groups and seed its RNG tracker; leave them again at the end.
@@ -90,8 +91,8 @@ def start(
 
     ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
     since ranks with different layouts would wait for each other. nccl: has NCCL's options for the groups; None:
-    defaults. SharedMistake where they cannot be. On the CPU this installs the CPU backend in this
-    process.
+    defaults. SharedMistake where they cannot be. graphs: random states that CUDA graphs
+    can replay. On the CPU this installs the CPU backend in this process.
     """
     nccl, sharp = nccl or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)
@@ -121,7 +122,7 @@ def start(
             raise SharedMistake("\n".join(problems))
         if problems := allocator_problems(nccl, cpp_extension.CUDA_HOME):
             raise UserError(problems[0])
-        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl)
+        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl, graphs)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
     finally:
@@ -155,6 +156,7 @@ def _join(
     timeout_minutes: float,
     console_fd: int | None,
     nccl: ParallelConfig,
+    graphs: bool = False,
 ) -> Ranks:
     """Megatron's groups and RNG tracker, once torch.distributed runs."""
     with _without_gtp() if nccl.use_sharp else contextlib.nullcontext():
@@ -175,7 +177,8 @@ def _join(
     random.seed(drawn_from)  # Triplane draws from none of these three; checkpoints hold their states
     np.random.seed(drawn_from)
     torch.default_generator.manual_seed(drawn_from)
-    model_parallel_cuda_manual_seed(drawn_from)
+    # Transformer Engine's attention captures with its own tracker alone; where it is missing, Megatron takes its own.
+    model_parallel_cuda_manual_seed(drawn_from, te_rng_tracker=graphs, use_cudagraphable_rng=graphs)
     pgs = ProcessGroupCollection.use_mpu_process_groups()
     return Ranks(identity=identity, layout=layout, at=at, device=on, pgs=pgs, console_fd=console_fd)
 

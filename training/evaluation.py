@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from data.loader import Batch, Packing, Samples
+from models.layers.cuda_graphs import kernel_by_kernel
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.batches import BatchStream
@@ -132,8 +133,9 @@ def evaluate(
     for chunk in chunks:
         chunk.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    for _ in range(eval_iters):
-        sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
+    with kernel_by_kernel(chunks):
+        for _ in range(eval_iters):
+            sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
     for chunk in chunks:
         chunk.train()
     counts = counted(sums, ranks)

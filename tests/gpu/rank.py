@@ -24,7 +24,8 @@ def main(path: str) -> int:
     identity = identity or launch.Identity()
     assert task["measurement"] in MEASUREMENTS, task["measurement"]
     if "text" in task["arguments"]:  # a recipe: the environment is that of its run
-        cuda_environment.prepare(os.environ, loaded(task["arguments"]["text"]).parallel)
+        config = loaded(task["arguments"]["text"])
+        cuda_environment.prepare(os.environ, config.parallel, config.kernels.cuda_graph_impl != "none")
     import torch
 
     module = importlib.import_module(f"tests.gpu.{task['measurement']}")

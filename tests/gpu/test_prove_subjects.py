@@ -222,9 +222,10 @@ def test_each_field_is_switched_on_and_off() -> None:
 def test_the_recipes_fields_are_switched() -> None:
     """Those that "auto" turns on where they can run; what the configuration refuses is not run."""
     fields = [name for name, _, _ in fusions.switches(KernelsConfig)]
-    assert fields == [*FUSIONS, "tp_comm_overlap"]
+    assert fields == [*FUSIONS, "tp_comm_overlap", "cuda_graph_impl"]
     base = measured_models.of_role(card(gpus=8), SIZES["card"], "dense", 2)
     assert fusions.switched(base, "apply_rope_fusion", "on", 8).kernels.apply_rope_fusion == "on"
+    assert fusions.switched(base, "cuda_graph_impl", "local", 8).kernels.cuda_graph_impl == "local"
     narrow = dataclasses.replace(base, precision=PrecisionConfig(dtype="fp16"))
     with pytest.raises(UnrunError, match=r"cross_entropy_loss_fusion = on: .* cannot run"):
         fusions.switched(narrow, "cross_entropy_loss_fusion", "on", 8)

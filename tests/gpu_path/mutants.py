@@ -53,6 +53,38 @@ def waste() -> None:
     train.one_step = wasteful
 
 
+def graph_input_not_copied() -> None:
+    """A layer's graph computes on what its input held when it was captured."""
+    from megatron.core.transformer.cuda_graphs import _CudagraphReplayNode as Node
+
+    forward = Node.forward
+
+    def uncopied(ctx: Any, runner: Any, first: bool, _hidden_states: Any, *inputs: Any) -> Any:
+        return forward(ctx, runner, first, runner.fwd_graph_input_surface[0], *inputs)
+
+    Node.forward = staticmethod(uncopied)
+
+
+def graph_not_launched() -> None:
+    """One of seven."""
+    replay, calls = torch.cuda.CUDAGraph.replay, [0]
+
+    def replay_mostly(self: torch.cuda.CUDAGraph) -> None:
+        calls[0] += 1
+        if calls[0] % 7:
+            replay(self)
+
+    torch.cuda.CUDAGraph.replay = replay_mostly  # type: ignore[method-assign]
+
+
+def capture_draws() -> None:
+    """Random numbers go on where the passes that warm a capture up have left them."""
+    from models.layers import cuda_graphs
+
+    cuda_graphs._without_drawing = lambda capture: capture
+
+
 FAULTS = (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awaited, waste)
-MUTANTS = {mutant.__name__: mutant for mutant in FAULTS}
+GRAPH_FAULTS = (graph_input_not_copied, graph_not_launched, capture_draws)
+MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS)}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()

@@ -110,8 +110,8 @@ def test_userbuffers_are_refused_where_they_cannot_be(changes: dict[str, Any], w
     "entry, expected",
     [
         ("tp_comm_overlap=True", "tp_comm_overlap is set by Triplane's own fields"),
-        ("cuda_graph_impl=local", "cuda_graph_impl is not supported: CUDA graphs need random states"),
-        ("external_cuda_graph=True", "external_cuda_graph is not supported: CUDA graphs need random states"),
+        ("cuda_graph_impl=local", "cuda_graph_impl is set by Triplane's own fields"),
+        ("external_cuda_graph=True", "external_cuda_graph is not supported: CUDA graphs are kernels.cuda_graph_impl"),
         ("gradient_accumulation_fusion=True", "gradient_accumulation_fusion is set by Triplane's own fields"),
         ("moe_permute_fusion=True", "moe_permute_fusion is set by Triplane's own fields"),
     ],
@@ -122,4 +122,12 @@ def test_megatrons_fields_that_would_fail_late_are_refused(entry: str, expected:
 
 
 def test_graphs_that_are_off_are_not_refused() -> None:
-    assert ModelConfig(megatron=("cuda_graph_impl=none", "enable_cuda_graph=False")).problems() == []
+    assert ModelConfig(megatron=("external_cuda_graph=False", "enable_cuda_graph=False")).problems() == []
+
+
+def test_graphs_are_refused_without_a_gpu() -> None:
+    asked = KernelsConfig(cuda_graph_impl="local")
+    assert kernel_problems(asked, setting(transformer_engine=False)) == []
+    assert described(fusions_on(asked, setting(transformer_engine=False))) == "activation, layers as CUDA graphs"
+    [problem] = kernel_problems(asked, setting(cuda=False))
+    assert problem == 'kernels.cuda_graph_impl = "local" cannot run: it needs a GPU. Use "none".'

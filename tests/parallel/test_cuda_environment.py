@@ -32,6 +32,11 @@ def test_by_layout_and_card(
     assert variables(environ, parallel, capability) == expected
 
 
+def test_nccl_registers_no_buffers_of_graphs() -> None:
+    assert variables({}, TP, 10.0, graphs=True) == EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}
+    assert variables({"NCCL_GRAPH_REGISTER": "1"}, TP, 10.0, graphs=True) == EXPANDABLE
+
+
 def answering(folder: Path, text: str) -> dict[str, str]:
     """An environment whose nvidia-smi prints this."""
     program = folder / "nvidia-smi"

@@ -182,6 +182,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "wandb-exp-name": ("--wandb-project p", "name"),
     "manual-gc-interval": ("--manual-gc", "7"),
     "attention-backend": ("", "flash"),
+    "cuda-graph-impl": ("", "local"),
     "encoder-num-layers": ("--num-layers", "7"),
     "encoder-seq-length": ("--seq-length", "7"),
     "moe-aux-loss-coeff": ("--num-experts 4", "7"),

@@ -118,6 +118,7 @@ KERNELS: dict[str, tuple[str, str]] = {
     "no-rope-fusion": ("kernels.apply_rope_fusion", "off"),
     "no-gradient-accumulation-fusion": ("kernels.gradient_accumulation_fusion", "off"),
     "cross-entropy-loss-fusion": ("kernels.cross_entropy_loss_fusion", "auto"),
+    "enable-cuda-graph": ("kernels.cuda_graph_impl", "local"),
     "moe-grouped-gemm": ("kernels.moe_grouped_gemm", "auto"),
     "moe-permute-fusion": ("kernels.moe_permute_fusion", "auto"),
     "moe-router-fusion": ("kernels.moe_router_fusion", "auto"),
@@ -128,6 +129,7 @@ which a laptop understands, too."""
 
 MEGATRON_FIELDS: dict[str, str] = {
     "deterministic-mode": "deterministic_mode=True",
+    "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
     "glu-linear-offset=1": "glu_linear_offset",
     "activation-func-clamp-value=1": "activation_func_clamp_value",
     "fp8-margin=1": "fp8_margin",
@@ -165,7 +167,7 @@ RULES = """
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1
     recompute-activations recompute-granularity=1 recompute-modules=+ manual-gc manual-gc-interval=1
-    attention-backend=1
+    attention-backend=1 cuda-graph-impl=1
     data-path=* mock-data split=1 tokenizer-type=1 tokenizer-model=1 reset-position-ids reset-attention-mask
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1

@@ -67,6 +67,9 @@ UNSUPPORTED: dict[str, str] = {
         megatron-fsdp-max-pool-double-buffer megatron-fsdp-version=1 fsdp-db-use-persist-buf-on-alloc-fail
         num-distributed-optimizer-instances=1|1
     """,
+    'other CUDA graphs than Triplane has: kernels.cuda_graph_impl = "local" makes them of attention and dense MLPs': """
+        external-cuda-graph cuda-graph-scope=+ cuda-graph-modules=+
+    """,
     "a way to be faster or smaller that Triplane does not have; the model is the same without it": """
         tp-comm-overlap-cfg=1 no-tp-comm-bulk-wgrad no-tp-comm-bulk-dgrad no-tp-comm-overlap-ag
         no-tp-comm-overlap-rs no-tp-comm-split-ag no-tp-comm-split-rs disable-tp-comm-bulk-wgrad
@@ -79,8 +82,7 @@ UNSUPPORTED: dict[str, str] = {
         min-offloaded-tensor-size=1 delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks=1
         activation-offload-fraction=1 fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash
         moe-paged-stash-page-size=1 moe-paged-stash-buffer-size-factor-cuda=1 moe-paged-stash-buffer-size-factor-cpu=1
-        enable-cuda-graph external-cuda-graph cuda-graph-warmup-steps=1 cuda-graph-impl=1|none cuda-graph-scope=+
-        cuda-graph-modules=+ high-priority-a2a-comm-stream moe-shared-expert-glu-interleave-size=1
+        high-priority-a2a-comm-stream moe-shared-expert-glu-interleave-size=1
         moe-mlp-glu-interleave-size=1 moe-single-grouped-weight moe-single-grouped-bias
         moe-hybridep-pad-uneven-dispatch-inputs moe-hybridep-num-sms=1 moe-hybridep-num-blocks-permute=1
         moe-hybridep-num-blocks-unpermute=1 moe-hybridep-num-sms-preprocessing=1 moe-ncclep-static-shape

@@ -50,6 +50,11 @@ def _kernels(draft: Draft) -> None:
         draft.irrelevant.append("--attention-backend local: Triplane's own attention runs without Transformer Engine")
     elif backend:
         draft.put("kernels.attention_backend", backend, "--attention-backend")
+    graphs = draft.arguments.text("cuda-graph-impl")
+    if graphs in ("none", "local"):
+        draft.put("kernels.cuda_graph_impl", graphs, "--cuda-graph-impl")
+    elif graphs:
+        draft.unsupported.append(f'--cuda-graph-impl {graphs}: Triplane has "local", Megatron\'s own graphs of layers.')
 
 
 def _megatron_fields(draft: Draft) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor
 
 from parallel.groups import Ranks
+from parallel.random_states import set_tracked_states, tracked_states
 from training.checkpoint.boxes import Box
 
 PREFIX = "rng."
@@ -28,7 +28,7 @@ def states(ranks: Ranks) -> dict[str, Tensor]:
     found = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if ranks.device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(ranks.device)
-    return found | {_TRACKER + name: state.cpu() for name, state in get_cuda_rng_tracker().get_states().items()}
+    return found | {_TRACKER + name: state for name, state in tracked_states().items()}
 
 
 def set_states(found: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -37,7 +37,7 @@ def set_states(found: Mapping[str, Tensor], ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         torch.cuda.set_rng_state(found["cuda"], ranks.device)
     tracked = {name.removeprefix(_TRACKER): state for name, state in found.items() if name.startswith(_TRACKER)}
-    get_cuda_rng_tracker().set_states(tracked)
+    set_tracked_states(tracked)
     words, position, has_spare, spare = _unpack(found["python"])
     random.setstate((3, (*words, position), spare if has_spare else None))
     words, position, has_spare, spare = _unpack(found["numpy"])

@@ -19,7 +19,7 @@ RARE = {
     "account_for_loss_in_pipeline_split high_priority_stream_groups use_sharp nccl_ub",
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
-    "tp_comm_overlap",
+    "tp_comm_overlap cuda_graph_impl",
     "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "

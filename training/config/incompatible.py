@@ -51,6 +51,29 @@ def buffer_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     return []
 
 
+def graph_problems(
+    shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
+    documents_apart: bool, recompute_granularity: str | None, ramp: bool, userbuffers: bool,
+) -> list[str]:  # fmt: skip
+    """What kernels.cuda_graph_impl cannot be with: what changes from one microbatch to the next, and what has not been
+    captured and compared yet."""
+    found = {
+        "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
+        "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
+        "train.recompute_granularity: what is recomputed was not captured yet": recompute_granularity is not None,
+        "precision.fp8: its products were not captured yet": precision.fp8 is not None,
+        "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
+        "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,
+        "train.rampup_batch_size in a pipeline, where each microbatch has a graph of its own": ramp
+        and parallel.pipeline_model_parallel_size > 1,
+    }
+    return [
+        f'kernels.cuda_graph_impl = "local" cannot be with {what}. Use "none".'
+        for what, there in found.items()
+        if there
+    ]
+
+
 def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
     """What Transformer Engine's attention cannot exchange over context ranks (its attn_forward_func_with_cp)."""
     kind, cp = parallel.cp_comm_type, parallel.context_parallel_size

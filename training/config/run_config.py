@@ -34,6 +34,7 @@ from training.config.incompatible import (
     buffer_problems,
     dispatcher_problems,
     exchange_problems,
+    graph_problems,
     mtp_problems,
     recompute_problems,
     scale_problems,
@@ -408,6 +409,14 @@ class RunConfig:
             found += buffer_problems(shape, self.parallel)
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
+            if self.kernels.cuda_graph_impl != "none":
+                found += graph_problems(
+                    shape, self.parallel, self.precision,
+                    documents_apart=self.data.reset_attention_mask,
+                    recompute_granularity=self.train.recompute_granularity,
+                    ramp=self.train.rampup_batch_size is not None,
+                    userbuffers=self.kernels.tp_comm_overlap,
+                )  # fmt: skip
             if not self.data.reset_attention_mask:  # else attention is ours everywhere
                 found += exchange_problems(shape, self.parallel, self.device)
             found += expert_problems(shape, self.parallel)

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor, nn
 
+from models.layers.cuda_graphs import kernel_by_kernel
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
+from parallel.random_states import set_tracked_states, tracked_states
 from training.checkpoint import fp8_state
 from training.health.names import module_names, parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
@@ -39,7 +40,7 @@ class Before:
     @torch.no_grad()
     def keep(self) -> None:
         """Remember what there is. A few KiB, by one kernel."""
-        self.random = torch.get_rng_state(), dict(get_cuda_rng_tracker().get_states())
+        self.random = torch.get_rng_state(), tracked_states()
         self.scale = LossScale(self.optimizer)
         if self.device.type == "cuda":
             self.cuda = torch.cuda.get_rng_state(self.device)
@@ -52,7 +53,7 @@ class Before:
         torch.set_rng_state(cpu)
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(self.cuda, self.device)
-        get_cuda_rng_tracker().set_states(dict(tracked))
+        set_tracked_states(tracked)
         self.scale.restore()
         self.restore_buffers()
 
@@ -77,6 +78,11 @@ class Trace:
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Look while this is open. Not collective."""
+        with kernel_by_kernel(self.chunks), self._hooked():
+            yield
+
+    @contextlib.contextmanager
+    def _hooked(self) -> Iterator[None]:
         handles: list[Any] = []
         names = parameter_names(self.chunks)
         for number, chunk in enumerate(self.chunks):

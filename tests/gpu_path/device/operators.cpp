@@ -33,6 +33,7 @@ extern "C" {  // runtime.cpp
 void emulated_cuda_launch(void *stream, const char *name, void (*run)(void *), void (*free)(void *), void *argument);
 cudaError_t emulated_cuda_drain(void *stream);
 int emulated_cuda_defers(void *stream);
+int emulated_cuda_captures(void *stream);
 void emulated_cuda_count_launch();
 }
 
@@ -208,6 +209,7 @@ class Call {
   void operator()(Stack *stack) {
     bool waits = host_waits();
     if (waits) c10::cuda::warn_or_error_on_sync();
+    if (emulated_cuda_captures(current_stream()) && !waits) size_outputs();
     bool defers = emulated_cuda_defers(current_stream()) && !waits && can_be_deferred();
     for (size_t i = 0; i < given_.size(); i++) lowered_.push_back(lower(i, defers));
     if (defers && defer(stack)) return;
@@ -267,8 +269,7 @@ class Call {
     return nullptr;
   }
 
-  // New tensors of the sizes that the meta kernel says; false where there is none.
-  bool make_results(std::vector<Tensor> &cuda, std::vector<Tensor> &cpu) {
+  Stack meta_arguments() const {
     Stack meta;
     for (auto &value : given_)
       meta.push_back(value.isDevice()      ? IValue(c10::Device(c10::kMeta))
@@ -276,7 +277,30 @@ class Call {
                                            : with_tensors(value, [](const Tensor &t) {
                                                return t.is_cuda() ? to_meta(t) : t;
                                              }));
-    auto sizes = meta_results(op_, std::move(meta));
+    return meta;
+  }
+
+  // out= tensors without elements, which a kernel would resize: before the launch, as on a GPU.
+  void size_outputs() {
+    auto is_empty = [&](size_t i) {
+      return given_[i].isTensor() && is_written(schema_.arguments()[i]) && !given_[i].toTensor().numel();
+    };
+    std::vector<size_t> empty;
+    for (size_t i = 0; i < given_.size(); i++)
+      if (is_empty(i)) empty.push_back(i);
+    if (empty.empty()) return;
+    Stack arguments = meta_arguments(), called = arguments;
+    try {
+      call_kernel(op_, called);
+    } catch (const std::exception &) {
+      return;
+    }
+    for (size_t i : empty) given_[i].toTensor().resize_(arguments[i].toTensor().sizes());
+  }
+
+  // New tensors of the sizes that the meta kernel says; false where there is none.
+  bool make_results(std::vector<Tensor> &cuda, std::vector<Tensor> &cpu) {
+    auto sizes = meta_results(op_, meta_arguments());
     if (!sizes) return false;
     for (size_t i = 0; i < num_results(); i++) {
       if (argument_returned(i) || !(*sizes)[i].defined()) continue;

@@ -186,6 +186,23 @@ def test_the_debug_recipe_has_none() -> None:
             2,
             ["parallel.nccl_ub cannot be with experts and parallel.pipeline"],
         ),
+        ("--device cpu --kernels.cuda_graph_impl local", 1, ["kernels.cuda_graph_impl", "cannot run: it needs a GPU"]),
+        (
+            "--device cuda --kernels.cuda_graph_impl local --data.reset_attention_mask",
+            1,
+            ['"local" cannot be with data.reset_attention_mask: where documents start changes'],
+        ),
+        (
+            "--device cuda --kernels.cuda_graph_impl local --train.recompute_granularity selective",
+            1,
+            ['"local" cannot be with train.recompute_granularity'],
+        ),
+        (
+            "--device cuda --kernels.cuda_graph_impl local --train.rampup_batch_size 2 2 10 "
+            "--parallel.pipeline_model_parallel_size 2",
+            2,
+            ['"local" cannot be with train.rampup_batch_size in a pipeline'],
+        ),
         ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
         ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
         ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),
