@@ -119,7 +119,11 @@ def test_cuda_graphs_take_launches_away() -> None:
     asked = question("llama32_1b", "a100_ib", gpus=8, batch=8, seq=512)
     (plan,) = price(asked, [layout])
     words = {words: (other.step_s, accepted) for words, other, accepted in switched(asked, plan)}
-    assert words["with CUDA graphs"][0] < plan.step_s and not words["with CUDA graphs"][1]
+    assert words["with CUDA graphs"][0] < plan.step_s and words["with CUDA graphs"][1]
+    recomputing = Candidate(tp=8, microbatches=8, recompute="full")
+    (again,) = price(asked, [recomputing])
+    accepted = {words: accepted for words, _, accepted in switched(asked, again)}
+    assert not accepted["with CUDA graphs"]
     asked = question("llama3_70b", gpus=64, batch=256, seq=8192)
     (plan,) = price(asked, [Candidate(tp=8, pp=4, dp=2, microbatches=128)])
     assert "with CUDA graphs" not in [words for words, *_ in switched(asked, plan)]

@@ -27,11 +27,13 @@ def configuration(question: PlanRequest, layout: Candidate, base: RunConfig | No
     if base is None:  # the vocabulary that was planned for, not that of the built-in tokenizer
         base = RunConfig()
         model = dataclasses.replace(model, vocab_size=question.shape.vocab_size)
+    kernels = dataclasses.replace(base.kernels, cuda_graph_impl="local") if question.cuda_graphs else base.kernels
     return dataclasses.replace(
         base,
         nproc=None,
         device="auto" if base.device == "cpu" else base.device,
         model=model,
+        kernels=kernels,
         parallel=_parallel(base, layout, question.shape),
         precision=_precision(base.precision, layout.precision),
         train=_train(base.train, question, layout),

@@ -21,9 +21,10 @@ def switched(
     for words, layout in _others(question, plan.layout):
         (other,) = price(question, [layout])
         found.append((words, other, not problems(question, layout, base)))
-    (graphed,) = price(dataclasses.replace(question, cuda_graphs=True), [plan.layout])
-    if graphed.step_s < plan.step_s:  # no field of a recipe turns them on
-        found.append(("with CUDA graphs", graphed, False))
+    with_graphs = dataclasses.replace(question, cuda_graphs=True)
+    (graphed,) = price(with_graphs, [plan.layout])
+    if graphed.step_s < plan.step_s:
+        found.append(("with CUDA graphs", graphed, not problems(with_graphs, plan.layout, base)))
     return sorted(found, key=lambda each: each[1].step_s)
 
 
