@@ -58,6 +58,9 @@ def _without_drawing(capture: Callable[[], Any]) -> Callable[[], Any]:
     def capturing() -> Any:
         if not cuda_graphs._CudagraphGlobalRecord.cudagraph_record:
             return None
+        # A capture sets gradients aside and puts them back; overlapped reductions may still write them: Megatron-LM has
+        # finished these by now, and here the step does once the schedule has returned.
+        torch.cuda.synchronize()
         tracked, own = tracked_states(), torch.cuda.get_rng_state()
         try:
             return capture()

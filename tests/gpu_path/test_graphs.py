@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_path import trainings
-from tests.gpu_path.emulator import Emulation
+from tests.gpu_path.emulator import Emulation, Order
 from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 ON = ("--kernels.cuda_graph_impl", "local")
@@ -29,9 +29,9 @@ def equal_with_graphs(
 
 
 def measured(folder: Path) -> Emulation:
-    """Late order; launches of the third iteration are counted."""
+    """Launches of the third iteration are counted."""
     settings = {"EMULATED_CUDA_LAUNCHES": str(folder)}
-    return Emulation(order="late", hooks=("tests.gpu_path.launch_meter",), settings=settings)
+    return Emulation(hooks=("tests.gpu_path.launch_meter",), settings=settings)
 
 
 def launches(folder: Path) -> int:
@@ -53,18 +53,28 @@ def test_graphs_train_as_their_kernels_do(device: WarmDevice, tmp_path: Path) ->
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout, shape", [("tp2", "debug"), ("pp2vpp2", "debug"), ("ep2", "mixtral_tiny")])
-def test_layouts_train_with_graphs(device: WarmDevice, tmp_path: Path, layout: str, shape: str) -> None:
-    flags = DROPOUT if shape == "debug" else ()
-    equal_with_graphs(device, tmp_path, Training(layout=layout, shape=shape), flags, Emulation(order="late"))
+@pytest.mark.parametrize(
+    "layout, shape, flags, order",
+    [
+        ("tp2", "debug", DROPOUT, "eager"),
+        ("pp2", "debug", DROPOUT, "eager"),
+        ("dp2overlap", "debug", (), "late"),
+        ("pp2vpp2", "debug", (), "late"),
+        ("ep2", "mixtral_tiny", (), "late"),
+    ],
+)
+def test_layouts_train_with_graphs(
+    device: WarmDevice, tmp_path: Path, layout: str, shape: str, flags: tuple[str, ...], order: Order
+) -> None:
+    equal_with_graphs(device, tmp_path, Training(layout=layout, shape=shape), flags, Emulation(order=order))
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout, flags", [("", BF16), ("tp2sp", DROPOUT[:2])])
+@pytest.mark.parametrize("layout, flags, order", [("", BF16, "late"), ("tp2sp", DROPOUT[:2], "eager")])
 def test_transformer_engines_modules_train_with_graphs(
-    te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...]
+    te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...], order: Order
 ) -> None:
-    equal_with_graphs(te_device, tmp_path, Training(layout=layout), flags, Emulation(order="late"))
+    equal_with_graphs(te_device, tmp_path, Training(layout=layout), flags, Emulation(order=order))
 
 
 @pytest.mark.campaign
