@@ -27,7 +27,7 @@ class Stopwatch:
         gathers = any(chunk.ddp_config.overlap_param_gather for chunk in chunks)
         self.whole_stage = apart and not gathers and layout.dp > 1
         """Else one attention takes as long on every rank, whatever its stage; a chunk, on ranks of its stage."""
-        graphed = any(chunk.config.cuda_graph_impl != "none" for chunk in chunks)  # nobody sees into a layer
+        graphed = any(chunk.config.cuda_graph_impl != "none" for chunk in chunks)  # no hook runs within a layer
         alone = layout.cp == 1 and not graphed
         self.parts = _chunks(chunks) if self.whole_stage else _attention(chunks) if alone else []
         self.running = [False] * len(self.parts)
