@@ -70,7 +70,7 @@ def test_layouts_train_with_graphs(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout, flags, order", [("", BF16, "late"), ("tp2sp", DROPOUT[:2], "eager")])
+@pytest.mark.parametrize("layout, flags, order", [("", BF16, "eager"), ("tp2sp", DROPOUT[:2], "eager")])
 def test_transformer_engines_modules_train_with_graphs(
     te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...], order: Order
 ) -> None:
