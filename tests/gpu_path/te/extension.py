@@ -20,7 +20,7 @@ PACKAGES = Path(__file__).resolve().parents[3] / ".te"
 NAME = "transformer_engine_torch"
 EXPORT = "transformer_engine.pytorch.onnx_extensions"
 """Wants onnxscript, to export what is not exported here."""
-PARTS = "quantization gemm norms optimizer softmax attention moving router".split()
+PARTS = "quantization partial_cast gemm norms optimizer softmax attention moving router".split()
 
 
 class Extension(ModuleType):

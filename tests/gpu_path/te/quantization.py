@@ -115,7 +115,8 @@ def _quantize_per_tensor(values: Tensor, quantizer: Any, output: Any, noop: Tens
     format, values = torch_dtype(quantizer.dtype, torch.float32), values.float()
     amax = values.abs().max()
     if hasattr(quantizer, "scale"):  # delayed: the scale is an earlier step's
-        quantizer.amax.copy_(torch.maximum(quantizer.amax, amax.reshape(quantizer.amax.shape)))
+        if quantizer.amax.numel():  # where it is not wanted, the real kernel gets a null pointer
+            quantizer.amax.copy_(torch.maximum(quantizer.amax, amax.reshape(quantizer.amax.shape)))
         scale = quantizer.scale.reshape(())
     else:
         if quantizer.with_amax_reduction:
