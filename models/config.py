@@ -68,6 +68,7 @@ OWNED = frozenset(
         "fp16",
         "fp8",
         "fp8_recipe",
+        "fp8_param",
         "fp4",
         "fp4_recipe",
         "first_last_layers_bf16",

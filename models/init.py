@@ -13,6 +13,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
 from torch import Tensor, nn
 
+from models.layers.fp8_weights import in_16_bits
 from models.names import canonical
 from models.shapes import GPTShape
 
@@ -24,16 +25,17 @@ GAMMA, MIX_1, MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF5
 
 @torch.no_grad()
 def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
-    """Fill every parameter of one unwrapped model chunk, in place, in its own dtype."""
-    for entry in global_tensors(chunk):
-        name = canonical(entry.key)
-        std = std_of(name, shape)
-        if std is None:
-            entry.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
-        else:
-            # An expert is a row of one global tensor of all experts.
-            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
-            fill_normal(box, seed, name, tuple(entry.global_shape), tuple(entry.global_offset), std)
+    """Fill every parameter of one unwrapped model chunk, in place, in its own dtype; in 16 bits what will be in fp8."""
+    with in_16_bits(chunk):
+        for entry in global_tensors(chunk):
+            name = canonical(entry.key)
+            std = std_of(name, shape)
+            if std is None:
+                entry.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
+            else:
+                # An expert is a row of one global tensor of all experts.
+                box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
+                fill_normal(box, seed, name, tuple(entry.global_shape), tuple(entry.global_offset), std)
 
 
 def global_tensors(chunk: nn.Module) -> Iterator[ShardedTensor]:

@@ -13,6 +13,8 @@ OWNED_DDP_FIELDS = frozenset(
         "grad_reduce_in_fp32",
         "bucket_size",
         "nccl_ub",
+        "fp8_param_gather",
+        "reuse_grad_buf_for_mxfp8_param_ag",
         "average_in_collective",
     }
 )
@@ -170,6 +172,10 @@ class PrecisionConfig:
     """Last layers in bf16, with first_last_layers_bf16; depths of multi-token prediction stay in fp8, and under fp4 are
     in bf16 in any case."""
 
+    fp8_param_gather: bool = False
+    """Keep and gather the weights that are multiplied in fp8 in fp8, not in 16 bits: needs
+    parallel.use_distributed_optimizer. With mxfp8 they are gathered in bf16, in the gradients' buffer."""
+
     fp8_shadow_interval: int | None = None
     """Iterations between windows in which a microbatch also runs in bf16, and loss and each layer's gradient norm are
     compared with fp8's or fp4's. None: off."""
@@ -235,6 +241,8 @@ class PrecisionConfig:
                 'precision.first_last_layers_bf16 needs another precision.fp8_recipe than "delayed", whose scales are '
                 "updated once for all layers."
             )
+        if self.fp8_param_gather and self.fp8 is None:
+            found.append("precision.fp8_param_gather needs precision.fp8: it keeps those weights in fp8.")
         if self.fp8_shadow_interval is not None and self.products is None:
             found.append(
                 "precision.fp8_shadow_interval needs precision.fp8 or precision.fp4: it compares them with bf16."

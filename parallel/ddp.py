@@ -11,6 +11,7 @@ from torch import Tensor
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
+from parallel.precision import param_gather_settings
 
 Chunks = Sequence[DistributedDataParallel]
 """A rank's model chunks, one for each virtual pipeline stage, within data parallelism."""
@@ -50,6 +51,7 @@ def ddp_config(parallel: ParallelConfig, precision: PrecisionConfig) -> Distribu
         "grad_reduce_in_fp32": precision.dtype != "fp32" and precision.grad_reduce_in_fp32,
         "bucket_size": parallel.ddp_bucket_size,
         "nccl_ub": parallel.nccl_ub,
+        **param_gather_settings(precision),
     }
     settings |= checked("parallel.megatron", parallel.megatron, DistributedDataParallelConfig)
     return DistributedDataParallelConfig(**settings)

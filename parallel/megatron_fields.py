@@ -16,9 +16,6 @@ MOST_TEXT = 10_000
 
 NOT_OFFERED = {
     **dict.fromkeys(("fp4_param", "fp4_param_gather"), "weights that are kept in fp4"),
-    **dict.fromkeys(
-        ("fp8_param", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "weights that are kept in fp8"
-    ),
 }
 """Fields whose function is not tested here, and would fail late or train something else: field -> what it is."""
 

@@ -27,14 +27,23 @@ def transformer_settings(precision: PrecisionConfig) -> dict[str, Any]:
     }
     if precision.fp8 is not None:
         settings |= {"fp8": precision.fp8, "fp8_recipe": precision.fp8_recipe}
+        settings["fp8_param"] = precision.fp8_param_gather
     if precision.fp4 is not None:
         settings |= {"fp4": precision.fp4, "fp4_recipe": precision.fp4_recipe}
     return settings
 
 
+def param_gather_settings(precision: PrecisionConfig) -> dict[str, Any]:
+    """Fields of mcore's DistributedDataParallelConfig for weights in fp8; mxfp8's, of which there are two copies, are
+    gathered in bf16 where gradients will be."""
+    if not precision.fp8_param_gather:
+        return {}
+    return {"fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": precision.fp8_recipe == "mxfp8"}
+
+
 def optimizer_settings(precision: PrecisionConfig) -> dict[str, Any]:
     """Fields of mcore's OptimizerConfig. fp16 and bf16 get fp32 main weights; fp16 gets a loss scaler."""
-    return {
+    settings = {
         "params_dtype": params_dtype(precision),
         "fp16": precision.dtype == "fp16",
         "bf16": precision.dtype == "bf16",
@@ -44,3 +53,7 @@ def optimizer_settings(precision: PrecisionConfig) -> dict[str, Any]:
         "loss_scale_window": precision.loss_scale_window,
         "hysteresis": precision.hysteresis,
     }
+    if precision.fp8_param_gather:
+        settings["fp8_recipe"] = precision.fp8_recipe
+        settings["reuse_grad_buf_for_mxfp8_param_ag"] = precision.fp8_recipe == "mxfp8"
+    return settings

@@ -31,6 +31,7 @@ from training.attention_backend import AttentionBackend
 from training.batches import Stream
 from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
+from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
 from training.generate import continuation
 from training.health.health import build_health
@@ -141,6 +142,7 @@ def with_recipe(config: RunConfig, shape: GPTShape, ranks: Ranks) -> RunConfig:
         return config
     precision = resolve_recipe(config.precision, ranks.device)
     problems = fp8_problems(config.model, shape, config.parallel, precision, config.train.micro_batch_size)
+    problems += param_gather_problems(config.parallel, precision)
     if problems:
         raise SharedMistake(problems[0])
     return replace(config, precision=precision)
@@ -250,7 +252,7 @@ def computed_in(precision: PrecisionConfig, device: torch.device, mtp: bool) -> 
         text += f", but in bf16 in the first {start} and last {end} layers"
     if name == "fp4" and mtp:  # megatron-core 0.19.2 enters fp8's context alone there, multi_token_prediction.py:1181
         text += ", and in bf16 in depths of multi-token prediction"
-    return text
+    return text + (", weights kept in fp8" if precision.fp8_param_gather else "")
 
 
 def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:

@@ -240,6 +240,20 @@ def test_options_of_nccls_are_switched_where_there_are_several_gpus(name: str, o
         fusions.switched(base, name, on, 1)
 
 
+def test_weights_in_fp8_are_switched_with_fp8_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = measuring(monkeypatch, lambda measurement, own: step_numbers())
+    run = run_on(card())
+    run.numbers["rows"] = {}
+    fusions.one_field(run, "fp8_param_gather", False, True, {})
+    precisions = [measured_models.loaded(each["text"]).precision for each in asked]
+    assert [(one.fp8_param_gather, one.fp8, one.fp8_recipe) for one in precisions] == [
+        (True, "hybrid", "tensorwise"),
+        (False, "hybrid", "tensorwise"),
+    ]
+    with pytest.raises(UnrunError, match=r"compute capability 8\.9"):
+        fusions.one_field(run_on(dataclasses.replace(card(), capability=(8, 0))), "fp8_param_gather", False, True, {})
+
+
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_what_overlaps_tp_is_switched_where_there_is_tp(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     asked = measuring(monkeypatch, lambda measurement, own: step_numbers())
@@ -284,6 +298,7 @@ def test_a_fusion_that_changes_losses_is_a_problem(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fusions, "steps_of", steps_of)
     some = ["bias_activation_fusion", "apply_rope_fusion", "gradient_accumulation_fusion"]
     monkeypatch.setattr(fusions, "switches", lambda _: [(name, "off", "on") for name in some])
+    monkeypatch.setattr(fusions, "PRECISION", ())
     run = run_on(card())
     fusions.fusions(run)
     assert len(ran) == 1 + len(some)

@@ -6,17 +6,20 @@ A change on purpose: ``REWRITE_GOLDEN=1 pytest --campaign tests/gpu_path/test_st
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.gpu_path import flight
 from tests.gpu_path.emulator import Emulation
+from tests.gpu_path.launches import FP8
 from tests.gpu_path.trainings import Training, WarmDevice, warm_device
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = "tests.gpu_path.step_record"
+WEIGHTS_IN_FP8 = "te_fp8_param_gather_dp2overlap_debug"
 BEHIND = ["0 ranges of host memory are still registered", "devices of other ranks in use: none"]
 
 
@@ -27,14 +30,20 @@ def te_device() -> Iterator[WarmDevice]:
 
 
 def record(
-    device: WarmDevice, run_dir: Path, layout: str, shape: str, *more_hooks: str, more: Mapping[str, str] | None = None
+    device: WarmDevice,
+    run_dir: Path,
+    layout: str,
+    shape: str,
+    *more_hooks: str,
+    more: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
 ) -> str:
     """What step_record writes, rank by rank; ranks that write the same once."""
     folder = run_dir / "record"
     folder.mkdir()
     settings = {"EMULATED_CUDA_RECORD": str(folder), **flight.ROOM, **(more or {})}
     emulation = Emulation(hooks=(*more_hooks, RECORD), settings=settings)
-    device.train(Training(layout=layout, shape=shape), run_dir, emulation, ["--train.train_iters", "6"])
+    device.train(Training(layout=layout, shape=shape), run_dir, emulation, ["--train.train_iters", "6", *flags])
     ranks: dict[str, list[str]] = {}
     for path in sorted(folder.iterdir()):
         ranks.setdefault(path.read_text(), []).append(path.stem.removeprefix("rank-"))
@@ -78,6 +87,30 @@ def test_a_step_with_transformer_engine_asks_for_what_is_written(
     te_device: WarmDevice, tmp_path: Path, layout: str, shape: str
 ) -> None:
     compare(record(te_device, tmp_path, layout, shape), f"te_{layout}_{shape}")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name, in_fp8", [("te_fp8_dp2overlap_debug", "False"), (WEIGHTS_IN_FP8, "True")])
+def test_weights_in_fp8_are_gathered_as_is_written(
+    te_device: WarmDevice, tmp_path: Path, name: str, in_fp8: str
+) -> None:
+    """Cross entropy unfused: Triton's interpreter would wait for the device."""
+    flags = [*FP8, "--precision.dtype", "bf16", "--precision.fp8_param_gather", in_fp8]
+    flags += ["--kernels.cross_entropy_loss_fusion", "off"]
+    compare(record(te_device, tmp_path, "dp2overlap", "debug", flags=flags), name)
+
+
+def test_weights_in_fp8_are_gathered_in_half_the_bytes() -> None:
+    """Those of the blocks' matrices; embeddings, the output layer and norms stay in 16 bits, in the same call."""
+    blocks = 4 * (64 * 128 + 64 * 64 + 2 * 192 * 64 + 192 * 64)
+    rest = 2 * 384 * 64 + (2 * 4 + 1) * 64
+    plain, in_fp8 = (
+        [int(number.replace(",", "")) for number in re.findall(r"all_gather .*: ([\d,]+) bytes", path.read_text())]
+        for path in (GOLDEN / "te_fp8_dp2overlap_debug.txt", GOLDEN / f"{WEIGHTS_IN_FP8}.txt")
+    )
+    padding = 1024
+    assert 0 <= plain[0] - 2 * (blocks + rest) < padding
+    assert 0 <= in_fp8[0] - (blocks + 2 * rest) < padding
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)

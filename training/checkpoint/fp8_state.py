@@ -32,7 +32,7 @@ def tensors(chunks: Chunks) -> dict[str, Tensor]:
     found = {}
     for chunk in chunks:
         for name, module in _quantizing(unwrap(chunk)):
-            if "scaling_fwd" not in module.fp8_meta:
+            if not module.fp8_initialized:  # one that keeps its weights in fp8 has scales, but does not update them yet
                 _allocate(module, config)
             for which, key in PASSES.items():
                 state = module.fp8_meta[key]

@@ -11,6 +11,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
+from models.layers.fp8_weights import kept_in_fp8
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from training.checkpoint.boxes import Box, Region
@@ -75,11 +76,15 @@ def _region(entry: ShardedTensor, start: int) -> Region:
 
 
 def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
-    """All weights of this rank's chunks. Data ranks hold the same ones and share the writing in turns."""
+    """All weights of this rank's chunks. Data ranks hold the same ones and share the writing in turns.
+
+    Those in fp8 have no memory here that could be read into: see ``in_16_bits``.
+    """
     found: list[Box] = []
     for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
+        whole = torch.empty(param.numel(), dtype=param.dtype, device="meta") if kept_in_fp8(param) else param.detach()
         for region in held:
-            flat = param.detach().view(-1)[region.start : region.start + math.prod(region.shape)]
+            flat = whole.view(-1)[region.start : region.start + math.prod(region.shape)]
             writes = region.is_original and is_turn_of(number, param, region, ranks)
             found += region.boxes("", flat, region.start, writes, has_master=param.requires_grad)
     return found

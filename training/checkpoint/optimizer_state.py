@@ -16,6 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
+from models.layers.fp8_weights import forget_amax, kept_in_fp8
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from training.checkpoint.boxes import Box
@@ -79,11 +80,17 @@ def held_slices(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, Slice]]:
 
 def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     is_main = part.distributed_optimizer_instance_id == 0
+    for param, held in _ranges(part):
+        state = part._get_main_param_and_optimizer_states(param)
+        yield param, Slice(held.start, _flat(state), is_shared=False, is_main=is_main)
+
+
+def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Any, Any]]:
+    """(model parameter, mcore's Range of the elements that this rank updates)."""
     for buffer in part.gbuf_ranges:
         for bucket in (bucket for buckets in buffer.values() for bucket in buckets):
             for param, ranges in bucket["param_map"].items():
-                state = part._get_main_param_and_optimizer_states(param)
-                yield param, Slice(ranges["param"].start, _flat(state), is_shared=False, is_main=is_main)
+                yield param, ranges["param"]
 
 
 def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
@@ -140,10 +147,25 @@ def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
 
 
 def weights_from_optimizer(chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
-    """Make the model's weights those of the optimizer, rounded to the model's dtype, on every data rank."""
+    """Make the model's weights those of the optimizer, rounded to the model's dtype or to fp8, on every data rank."""
+    for param in (param for chunk in chunks for param in chunk.parameters() if kept_in_fp8(param)):
+        forget_amax(param)
     for part in parts(optimizer):
-        if hasattr(part, "_copy_main_params_to_model_params"):
+        if part.config.reuse_grad_buf_for_mxfp8_param_ag:
+            part._copy_main_params_to_param_buffer()
+        elif hasattr(part, "_copy_main_params_to_model_params"):
             part._copy_main_params_to_model_params()
     for chunk in chunks:
         if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)
+
+
+def optimizer_from_weights(optimizer: MegatronOptimizer) -> None:
+    """Start the optimizer's fp32 weights from the model's; from the 16 bits that those in fp8 were quantized from,
+    which megatron-core takes from fp8."""
+    optimizer.reload_model_params()
+    for part in (part for part in parts(optimizer) if isinstance(part, DistributedOptimizer)):
+        for param, held in _ranges(part):
+            if hasattr(param, "_high_precision_init_val"):
+                param.main_param.copy_(param._high_precision_init_val.view(-1)[held.start : held.end])
+                param.clear_high_precision_init_val()

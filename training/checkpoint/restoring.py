@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
-from parallel.ddp import Chunks
+from models.layers.fp8_weights import in_16_bits
+from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
@@ -119,14 +120,18 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
                 reader.read([box for box in weights if not box.has_master])
                 reader.read(state)
             else:
-                read_weights(reader, weights)
+                with contextlib.ExitStack() as stack:
+                    for chunk in chunks:
+                        stack.enter_context(in_16_bits(unwrap(chunk)))
+                    read_weights(reader, model_boxes(chunks, ranks))
+        # Before weights are quantized with them.
+        fp8_restored = source.optimizer and restore_fp8(reader, chunks, ranks)
         if source.optimizer:
             optimizer_state.set_numbers(optimizer, source.state.optimizer)
             optimizer_state.weights_from_optimizer(chunks, optimizer)
         else:
-            optimizer.reload_model_params()
-        rng_restored = source.rng and restore_rng(reader, source.state, ranks)
-        return rng_restored, source.optimizer and restore_fp8(reader, chunks, ranks)
+            optimizer_state.optimizer_from_weights(optimizer)
+        return source.rng and restore_rng(reader, source.state, ranks), fp8_restored
 
 
 def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:

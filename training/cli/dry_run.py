@@ -200,9 +200,8 @@ def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -
     split = config.parallel.use_distributed_optimizer
     shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
     experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
-    name = config.precision.products
-    own = product_copies(config.precision)
-    copies = f" ({own:g} of them Transformer Engine's copies in {name})" if name else ""
+    more = product_copies(config.precision)
+    copies = f" ({more:g} of them Transformer Engine's copies in {config.precision.products})" if more else ""
     return (
         f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
         + (f" / {shards}" if shards > 1 else "")

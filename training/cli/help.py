@@ -29,8 +29,8 @@ RARE = {
     "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy mtp_loss_scaling_factor",
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
-    "fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale min_loss_scale "
-    "loss_scale_window hysteresis",
+    "fp8_param_gather fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale "
+    "min_loss_scale loss_scale_window hysteresis",
     "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
     "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
     "reset_position_ids eod_mask_loss",

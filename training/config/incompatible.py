@@ -122,6 +122,30 @@ def recompute_problems(
     return found
 
 
+def param_gather_problems(parallel: ParallelConfig, precision: PrecisionConfig) -> list[str]:
+    """What precision.fp8_param_gather needs of the optimizer, and mxfp8 cannot do with it.
+
+    Transformer Engine 2.19 keeps two copies of an mxfp8 weight and lets neither lie in the buffer that is gathered
+    (replace_raw_data), so megatron-core gathers 16 bits in the gradients' memory. Overlapped, gradients are there at
+    all moments but the start of a step: evaluation, a window of fp8_shadow_interval and a checkpoint would gather them
+    as weights.
+    """
+    if not precision.fp8_param_gather:
+        return []
+    if not parallel.use_distributed_optimizer:
+        return [
+            "precision.fp8_param_gather needs parallel.use_distributed_optimizer = true, found false: it alone makes "
+            "weights in fp8 from fp32 ones."
+        ]
+    if precision.fp8_recipe == "mxfp8" and parallel.overlap_param_gather:
+        return [
+            'precision.fp8_param_gather with precision.fp8_recipe = "mxfp8" gathers weights in the gradients\' memory, '
+            "which parallel.overlap_param_gather would use for both at once. Set it to false, or leave "
+            "precision.fp8_param_gather out."
+        ]
+    return []
+
+
 def scale_problems(shape: GPTShape, precision: PrecisionConfig, recompute_granularity: str | None) -> list[str]:
     """megatron-core 0.19.2 recomputes a depth of multi-token prediction within another recomputation: Transformer
     Engine 2.19 then keeps its "delayed" scales twice for each microbatch, takes them back once, and recomputes with

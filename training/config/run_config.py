@@ -36,6 +36,7 @@ from training.config.incompatible import (
     exchange_problems,
     graph_problems,
     mtp_problems,
+    param_gather_problems,
     recompute_problems,
     scale_problems,
 )
@@ -47,7 +48,7 @@ RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts"
 OWNED_OPTIMIZER_FIELDS = frozenset({
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
     "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
-    "hysteresis", "use_distributed_optimizer", "overlap_param_gather",
+    "hysteresis", "use_distributed_optimizer", "overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag",
 })  # fmt: skip
 
 # Fields of mcore's that are known to fail, one of them only at the first save: refused before anything starts.
@@ -424,6 +425,7 @@ class RunConfig:
                 micro = self.train.micro_batch_size
                 found += fp8_problems(self.model, shape, self.parallel, self.precision, micro)
                 found += scale_problems(shape, self.precision, self.train.recompute_granularity)
+                found += param_gather_problems(self.parallel, self.precision)
         return found
 
 

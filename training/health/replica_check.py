@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from models.layers.fp8_weights import values
 from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
@@ -61,7 +62,8 @@ class Replicas:
 
         Costs a pass over the weights, and waits for the device once.
         """
-        own = {row: combined(checksum(one.tensor) for one in group) for row, group in _grouped(self.held).items()}
+        groups = _grouped(self.held).items()
+        own = {row: combined(checksum(values(one.tensor)) for one in group) for row, group in groups}
         facts = self.facts(progress)
         own[self.rows.everywhere] = _digest(facts, self.ranks)
         if differing := self._differing(own):
@@ -109,7 +111,7 @@ class Replicas:
             return SharedFault(f"{after}the random numbers of TP ranks differ. {STOPPED}")
         sides = sides_of(self._sums(own))
         here = _digests(facts) if row == self.rows.everywhere else [
-            (one.name, tuple(checksum(one.tensor).tolist())) for one in self.held if one.row == row
+            (one.name, tuple(checksum(values(one.tensor)).tolist())) for one in self.held if one.row == row
         ]  # fmt: skip
         names = _unlike(self._from(sides.odd[0], here), self._from(sides.other, here))
         hosts = sorted({host_of(rank, self.ranks) for rank in sides.odd[:MOST_RANKS]})

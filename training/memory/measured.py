@@ -10,6 +10,7 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from models.layers.fp8_weights import stored
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
@@ -189,13 +190,13 @@ class Counted(NamedTuple):
 
 def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     """From the tensors themselves; views of one storage count once, and as what they are first in this order."""
-    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    parameters = [tensor for chunk in chunks for parameter in chunk.parameters() for tensor in stored(parameter)]
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
     seen = {_storage(tensor) for tensor in (*parameters, *gathered)}
     gradients = _fresh((buffer.grad_data for buffer in buffers), seen)
     return Counted(
-        weights=sum(parameter.nbytes for parameter in parameters),
+        weights=sum(tensor.nbytes for tensor in parameters),
         gradients=gradients,
         optimizer=_fresh(_optimizer_tensors(optimizer), seen),
     )

@@ -152,7 +152,12 @@ def _kept_share(planned: Planned, shape: GPTShape) -> float:
 def program(config: RunConfig, modules: Modules) -> Software:
     """What memory depends on, of pretrain_gpt.py with these settings."""
     wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
-    return replace(OURS, transformer_engine=modules.transformer_engine, main_gradient_bytes=4 if wide else 2)
+    return replace(
+        OURS,
+        transformer_engine=modules.transformer_engine,
+        main_gradient_bytes=4 if wide else 2,
+        fp8_weights=config.precision.fp8_param_gather,
+    )
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:

@@ -93,7 +93,13 @@ FP4_COPIES = 2 * (1 / 2 + 1 / 16)
 
 
 def product_copies(precision: PrecisionConfig) -> float:
-    """Bytes a parameter of Transformer Engine's copies."""
+    """Bytes a parameter of Transformer Engine's copies, beside its 2 of 16 bits.
+
+    Weights that are kept in fp8 have none: a copy for each direction that they are multiplied in takes these 2 bytes
+    (Blackwell needs one of the two but for mxfp8, which is not counted).
+    """
+    if precision.fp8_param_gather:
+        return 0
     return {"fp8": FP8_COPIES, "fp4": FP4_COPIES}.get(precision.products or "", 0)
 
 

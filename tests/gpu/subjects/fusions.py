@@ -1,4 +1,5 @@
-"""Each field of the recipe's ``kernels`` section, and each option of NCCL's, on and off: time, memory, same losses."""
+"""Each field of the recipe's ``kernels`` section, each option of NCCL's, and weights in fp8, on and off: time, memory,
+same losses."""
 
 import dataclasses
 import typing
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from models.kernels import KernelsConfig, fusions_on
+from parallel.config import PrecisionConfig
 from tests.gpu import measured_models
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import Role
@@ -25,6 +27,8 @@ NCCL: tuple[tuple[str, Any, Any], ...] = (
     ("nccl_ub", False, True),
 )
 """Of the section ``parallel``: field, off, on."""
+PRECISION: tuple[tuple[str, Any, Any], ...] = (("fp8_param_gather", False, True),)
+"""Of the section ``precision``, with fp8 both times."""
 VARIABLES: tuple[tuple[str, Any, Any], ...] = (("NCCL_NVLS_ENABLE", "0", "1"),)
 """Of the environment."""
 REFUSED = ("UserError: ", "SharedMistake: ")
@@ -38,7 +42,7 @@ def fusions(run: SubjectRun) -> None:
     run.numbers["rows"] = {}
     run.say(f"{'':44} {'off s':>8} {'on s':>8} {'on/off':>7} {'on - off, MiB':>13} {'loss':>8}")
     known: Known = {}
-    for name, off, on in (*switches(KernelsConfig), *NCCL, *VARIABLES):
+    for name, off, on in (*switches(KernelsConfig), *PRECISION, *NCCL, *VARIABLES):
 
         def one(name: str = name, off: Any = off, on: Any = on) -> None:
             one_field(run, name, off, on, known)
@@ -71,7 +75,8 @@ def role_of(field: str) -> Role:
 def one_field(run: SubjectRun, name: str, off: Any, on: Any, known: Known) -> None:
     """A line; a problem where the losses differ. The other fields stay as the program has them."""
     gpus = len(run.machine.gpus)
-    base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers)
+    precision = precision_of(run.machine, name)
+    base = measured_models.of_role(run.machine, run.sizes, role_of(name), run.sizes.few_layers, precision)
     if name.startswith("tp_") and gpus > 1:
         split = dataclasses.replace(base.parallel, tensor_model_parallel_size=2, sequence_parallel=True)
         base = dataclasses.replace(base, parallel=split)
@@ -88,6 +93,15 @@ def one_field(run: SubjectRun, name: str, off: Any, on: Any, known: Known) -> No
     run.say(f"{what:44} {times} {row['bytes'] / MIB:+13,.0f} {row['loss']:8.1e}")
     if not row["loss"] <= LOSS_BOUND:
         run.problem(f"{name}: losses differ by {row['loss']:.1e}, more than {LOSS_BOUND:.0e}")
+
+
+def precision_of(machine: GpuMachine, name: str) -> PrecisionConfig:
+    """That the two runs of a switch compute in. Raises UnrunError where the machine cannot."""
+    if name not in (field for field, _, _ in PRECISION):
+        return PrecisionConfig()
+    if not machine.has_te or not machine.has_fp8:
+        raise UnrunError("fp8 needs transformer-engine and compute capability 8.9 or higher")
+    return PrecisionConfig(fp8="hybrid", fp8_recipe="tensorwise")
 
 
 def is_on(machine: GpuMachine, base: RunConfig, name: str) -> bool:
@@ -117,7 +131,7 @@ def refused_or_run(run: SubjectRun, config: RunConfig, known: Known, environ: di
 
 def switched(base: RunConfig, name: str, value: Any, gpus: int) -> RunConfig:
     """With one field set; what the configuration refuses is not run."""
-    section = "kernels" if hasattr(base.kernels, name) else "parallel"
+    section = next((each for each in ("kernels", "precision") if hasattr(getattr(base, each), name)), "parallel")
     if section == "parallel" and gpus == 1:
         raise UnrunError("one GPU has no collectives")
     if environ_of(name, value):

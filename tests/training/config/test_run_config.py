@@ -37,7 +37,21 @@ def test_the_debug_recipe_has_none() -> None:
             1,
             ['precision.fp8_recipe = "mxfp8" needs precision.fp8 = "e4m3"', 'found "hybrid"'],
         ),
-        ("--model.megatron fp8_param=True", 1, ["model.megatron: fp8_param is refused: weights that are kept in fp8"]),
+        ("--model.megatron fp8_param=True", 1, ["model.megatron: fp8_param is set by Triplane's own fields"]),
+        ("--parallel.megatron fp8_param_gather=True", 1, ["fp8_param_gather is set by Triplane's own fields"]),
+        ("--precision.fp8_param_gather True", 1, ["precision.fp8_param_gather needs precision.fp8"]),
+        (
+            "--device cuda --precision.fp8 hybrid --precision.fp8_param_gather True --model.ffn_hidden_size 192 "
+            "--parallel.use_distributed_optimizer False",
+            1,
+            ["precision.fp8_param_gather needs parallel.use_distributed_optimizer = true, found false"],
+        ),
+        (
+            "--device cuda --precision.fp8 e4m3 --precision.fp8_recipe mxfp8 --precision.fp8_param_gather True "
+            "--model.ffn_hidden_size 192 --parallel.overlap_grad_reduce True --parallel.overlap_param_gather True",
+            1,
+            ["gathers weights in the gradients' memory", "parallel.overlap_param_gather"],
+        ),
         ("--parallel.megatron fp4_param_gather=True", 1, ["parallel.megatron: fp4_param_gather is refused"]),
         ("--precision.fp8_shadow_interval 10", 1, ["precision.fp8_shadow_interval needs precision.fp8"]),
         ("--precision.fp4 e2m1", 1, ['precision.fp4 needs precision.dtype = "bf16", found "fp32"']),

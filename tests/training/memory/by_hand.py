@@ -27,7 +27,8 @@ def bytes_per_parameter(precision: PrecisionConfig, parallel: ParallelConfig, sh
     8 + 8/d for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps. Under fp8 and
     fp4 weights have copies by rows and by columns, in fp4 with a scale of 8 bits for 16 values.
     """
-    weights = (4 if precision.dtype == "fp32" else 2) + (2 if precision.fp8 else 1.125 if precision.fp4 else 0)
+    fp8_copies = 2 if precision.fp8 and not precision.fp8_param_gather else 0
+    weights = (4 if precision.dtype == "fp32" else 2) + (1.125 if precision.fp4 else fp8_copies)
     gradients = 4 if precision.dtype == "fp32" or precision.grad_reduce_in_fp32 else 2
     main_weights = 0 if precision.dtype == "fp32" else 4
     main_gradients = 0 if gradients == 4 else 4
