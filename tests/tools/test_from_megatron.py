@@ -137,6 +137,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "fp4-format": ("--bf16", "e2m1"),
     "fp4-recipe": ("--bf16 --fp4-format e2m1", "nvfp4"),
     "first-last-layers-bf16": ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", ""),
+    "fp8-param-gather": ("--bf16 --fp8-format e4m3 --use-distributed-optimizer", ""),
     "lr-decay-style": ("", "constant"),
     "lr-wsd-decay-style": ("", "linear"),
     "weight-decay-incr-style": ("", "cosine"),
@@ -296,6 +297,23 @@ def test_fp4() -> None:
     own = drafted(f"{SMALLEST} --bf16 --fp4-format e2m1 --fp4-recipe custom --fp4-param-gather").unsupported
     assert own[0] == "--fp4-recipe custom: Triplane has nvfp4."
     assert any("--fp4-param-gather" in line and "products stay in fp4" in line for line in own)
+
+
+def test_weights_in_fp8_are_kept_where_they_can_be() -> None:
+    """The reason is said where they are not."""
+    flag, distributed = "--fp8-param-gather", "--use-distributed-optimizer"
+    blackwell = f"--fp8-format e4m3 --fp8-recipe mxfp8 --reuse-grad-buf-for-mxfp8-param-ag {distributed}"
+    for flags, kept, said in [
+        (f"--fp8-format hybrid {distributed}", True, ""),
+        (blackwell, True, ""),
+        (f"{blackwell} --overlap-grad-reduce --overlap-param-gather", None, "with --fp8-recipe mxfp8"),
+        ("--fp8-format hybrid", None, "with --use-distributed-optimizer only"),
+        (distributed, None, "has no effect without --fp8-format"),
+    ]:
+        draft = drafted(f"{SMALLEST} --bf16 {flags} {flag}")
+        assert draft.values.get("precision.fp8_param_gather") == kept, flags
+        texts = [line for line in (*draft.notes, *draft.irrelevant) if line.startswith(flag)]
+        assert (said in texts[0]) if said else not texts, flags
 
 
 def test_samples_become_the_iterations_that_a_ramp_takes() -> None:

@@ -162,7 +162,7 @@ RULES = """
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1
     sequence-parallel num-layers-per-virtual-pipeline-stage=1 num-virtual-stages-per-pipeline-rank=1 cp-comm-type=+
     high-priority-stream-groups=+
-    bf16 fp16 fp8-recipe=1 fp4-recipe=1 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32
+    bf16 fp16 fp8-recipe=1 fp8-param-gather fp4-recipe=1 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1
     lr-wsd-decay-iters=1 lr-wsd-decay-samples=1

@@ -90,10 +90,7 @@ UNSUPPORTED: dict[str, str] = {
         no-use-layer-wise-param-layout gtp-remat-reduce-scatter-with-fp32-accumulation gtp-remat-nccl-ub
         gtp-expert-remat-nccl-ub tensor-parallel-num-weight-shards=1 expert-tensor-parallel-num-weight-shards=1
         max-seqlen-per-dp-cp-rank=1 ddp-reduce-scatter-with-fp32-accumulation
-        ddp-param-name-patterns-for-fp32-local-accumulation=+ reuse-grad-buf-for-mxfp8-param-ag
-    """,
-    "gathers weights in fp8: faster; leave it out, the model is the same": """
-        fp8-param-gather
+        ddp-param-name-patterns-for-fp32-local-accumulation=+
     """,
     "a number format that Triplane does not offer": """
         fp8-output-proj fp8-quantizer-factory=1 fp4-quantizer-factory=1

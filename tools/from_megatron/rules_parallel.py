@@ -77,6 +77,7 @@ def precision(draft: Draft) -> None:
     else:
         draft.put("precision.fp8_recipe", recipe or "delayed", "--fp8-recipe" if recipe else DEFAULT)
     _fp4_recipe(draft)
+    _weights_in_fp8(draft, recipe)
     if fp16 and arguments.text("initial-loss-scale") is None and arguments.text("loss-scale") is None:
         draft.notes.append(
             "precision.initial_loss_scale stays 65536: it multiplies sums over tokens here, where Megatron-LM's 2^32 "
@@ -93,3 +94,21 @@ def _fp4_recipe(draft: Draft) -> None:
         draft.unsupported.append("--fp4-recipe custom: Triplane has nvfp4.")
     else:
         draft.put("precision.fp4_recipe", recipe or "nvfp4", "--fp4-recipe" if recipe else DEFAULT)
+
+
+def _weights_in_fp8(draft: Draft, recipe: str | None) -> None:
+    """Left out where Triplane would refuse it: the model is the same in 16 bits."""
+    arguments, flag = draft.arguments, "--fp8-param-gather"
+    if not arguments.switch("fp8-param-gather"):
+        return
+    if arguments.text("fp8-format") is None:
+        draft.irrelevant.append(f"{flag}: has no effect without --fp8-format")
+    elif not arguments.switch("use-distributed-optimizer"):
+        draft.notes.append(f"{flag} is left out: Triplane keeps weights in fp8 with --use-distributed-optimizer only.")
+    elif recipe == "mxfp8" and arguments.switch("overlap-param-gather"):
+        draft.notes.append(
+            f"{flag} is left out: with --fp8-recipe mxfp8, Triplane does not gather weights in fp8 while others "
+            "compute (--overlap-param-gather). Without the latter, set precision.fp8_param_gather = true."
+        )
+    else:
+        draft.put("precision.fp8_param_gather", True, flag)
