@@ -6,6 +6,7 @@ for weights in fp8 have buffers of their own.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -77,14 +78,33 @@ def test_it_trains_as_with_weights_in_16_bits(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("recipe, layout", [("tensorwise", "dp2overlap"), ("delayed", "")])
 def test_its_checkpoints_are_those_of_weights_in_16_bits(
-    te_device: WarmDevice, in_16_bits: Reference, tmp_path: Path, recipe: str, layout: str
+    te_device: WarmDevice, in_16_bits: Reference, tmp_path: Path
 ) -> None:
-    """Written with weights in fp8, continued in 16 bits, and back: no step differs."""
-    plain = flags_of(recipe, "debug")
+    """Written with weights in fp8, continued in 16 bits, and back: no step differs, nor do scales."""
+    plain = flags_of("delayed", "debug")
     for more in ((*IN_FP8, "--train.exit_interval", "1"), ("--train.exit_interval", "2"), IN_FP8):
-        te_device.train(Training(layout=layout), tmp_path, device_of(recipe), (*plain, *more))
+        te_device.train(Training(layout="dp2overlap"), tmp_path, device_of("delayed"), (*plain, *more))
+    compare(tmp_path, in_16_bits("delayed", "dp2overlap", "debug"))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "recipe, layout, more",
+    [
+        ("tensorwise", "dp2overlap", ("--train.eval_interval", "1", "--train.eval_iters", "1")),
+        ("delayed", "dp2overlap", ()),
+    ],
+)
+def test_whatever_else_uses_weights_leaves_them_as_they_are(
+    te_device: WarmDevice, in_16_bits: Reference, tmp_path: Path, recipe: str, layout: str, more: tuple[str, ...]
+) -> None:
+    """A replay, a window in bf16 and evaluation after every step, which moves the scales of "delayed" without weights
+    in fp8, too; and checkpoints, whose replicas are compared."""
+    flags = ("--checkpoint.save_interval", "1", "--precision.fp8_shadow_interval", "1", *more, *IN_FP8)
+    emulation = replace(device_of(recipe, "late"), hooks=("tests.gpu_path.passing_fault",))
+    printed = te_device.train(Training(layout=layout), tmp_path, emulation, (*flags_of(recipe, "debug"), *flags))
+    assert "a passing fault of the hardware" in printed and "fp8 against bf16" in printed
     compare(tmp_path, in_16_bits(recipe, layout, "debug"))
 
 

@@ -156,14 +156,28 @@ def apart(chunks: Chunks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_16_bits(chunks: Chunks) -> Iterator[None]:
-    """Within, all products are in 16 bits: megatron-core asks its configs, of which some modules have copies."""
-    found = [getattr(module, "config", None) for chunk in chunks for module in unwrap(chunk).modules()]
+    """Within, all products are in 16 bits: megatron-core asks its configs, of which some modules have copies.
+
+    Of weights in fp8, Transformer Engine 2.19 multiplies copies in 16 bits, and looks for the fp32 gradients that it
+    accumulates at the copies: autograd takes the gradients to the weights instead.
+    """
+    modules: list[Any] = [module for chunk in chunks for module in unwrap(chunk).modules()]
+    fused = [
+        module
+        for module in modules
+        if getattr(module, "fuse_wgrad_accumulation", False) and getattr(module, "primary_weights_in_fp8", False)
+    ]
+    found = [getattr(module, "config", None) for module in modules]
     configs = {id(config): config for config in found if isinstance(config, TransformerConfig)}.values()
     kept = [(config, config.fp8, config.fp4) for config in configs]
     try:
         for config in configs:
             config.fp8 = config.fp4 = None
+        for module in fused:
+            module.fuse_wgrad_accumulation = False
         yield
     finally:
+        for module in fused:
+            module.fuse_wgrad_accumulation = True
         for config, fp8, fp4 in kept:
             config.fp8, config.fp4 = fp8, fp4
