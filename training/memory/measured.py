@@ -193,7 +193,8 @@ def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     parameters = [tensor for chunk in chunks for parameter in chunk.parameters() for tensor in stored(parameter)]
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
-    seen = {_storage(tensor) for tensor in (*parameters, *gathered)}
+    shared = {_storage(buffer.grad_data) for buffer in buffers}  # weights in mxfp8 are gathered in gradients' memory
+    seen = {_storage(tensor) for tensor in (*parameters, *gathered)} - shared
     gradients = _fresh((buffer.grad_data for buffer in buffers), seen)
     return Counted(
         weights=sum(tensor.nbytes for tensor in parameters),
