@@ -37,8 +37,8 @@ NO_TORCH = """
 TORCH = """
     parallel: ddp groups mcore_patches metrics precision random_states    parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights mla mtp norm packed routing
-    spec userbuffers wgrad
+    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights mla mtp norm packed
+    routing spec userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches evaluation forward_backward generate gradient_norm loop loss_scale manual_gc
     optimizer parts step train

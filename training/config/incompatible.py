@@ -61,7 +61,7 @@ def graph_problems(
         "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
         "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
         "train.recompute_granularity: what is recomputed was not captured yet": recompute_granularity is not None,
-        "precision.fp8: its products were not captured yet": precision.fp8 is not None,
+        f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,
         "kernels.tp_comm_overlap: its buffers were not captured yet": userbuffers,
         "train.rampup_batch_size in a pipeline, where each microbatch has a graph of its own": ramp
