@@ -10,7 +10,7 @@ from models.layers.cuda_graphs import kernel_by_kernel
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.batches import BatchStream
-from training.checkpoint import settled
+from training.checkpoint import fp8_state, settled
 from training.config.batch_schedule import BatchSchedule
 from training.config.run_config import TrainConfig
 from training.forward_backward import run_schedule
@@ -133,7 +133,7 @@ def evaluate(
     for chunk in chunks:
         chunk.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
-    with kernel_by_kernel(chunks):
+    with kernel_by_kernel(chunks), fp8_state.kept(chunks):
         for _ in range(eval_iters):
             sums += run_schedule(chunks, batches(), ranks, seq_length, micro_batch_size, forward_only=True)
     for chunk in chunks:

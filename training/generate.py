@@ -8,7 +8,7 @@ from data.tokenizers import Tokenizer
 from models.layers.cuda_graphs import kernel_by_kernel
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from training.checkpoint import settled
+from training.checkpoint import fp8_state, settled
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def continuation(
         chunk.eval()
     ids = torch.from_numpy(tokenizer.encode(prompt).astype("int64"))
     draw = torch.Generator().manual_seed(0)
-    with settled(chunks), kernel_by_kernel(chunks):
+    with settled(chunks), kernel_by_kernel(chunks), fp8_state.kept(chunks):
         for _ in range(new_tokens):
             logits = last_logits(chunks, ids[-seq_length:], ranks, seq_length, padded_vocab_size)[
                 : tokenizer.vocab_size

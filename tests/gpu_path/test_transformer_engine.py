@@ -230,6 +230,16 @@ def test_a_run_in_fp4_continues_with_its_random_numbers(te_device: WarmDevice, t
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("layout", ["dp2overlap", "pp2vpp2"])
+def test_evaluations_do_not_move_the_scales(te_device: WarmDevice, tmp_path: Path, layout: str) -> None:
+    """Of the recipe "delayed", which come from the values of earlier passes."""
+    for name, flags in (("plain", ()), ("evaluated", ("--train.eval_interval", "1", "--train.eval_iters", "2"))):
+        te_device.train(Training(layout=layout), tmp_path / name, Emulation(), (*BF16, *WIDE, *fp8("delayed"), *flags))
+    differences = trainings.checkpoint_differences(tmp_path / "evaluated", tmp_path / "plain")
+    assert {one.outcome for one in differences} == {"equal"}
+
+
+@pytest.mark.campaign
 def test_a_run_that_was_not_in_fp8_says_that_its_scales_start_fresh(te_device: WarmDevice, tmp_path: Path) -> None:
     flags = (*BF16, *WIDE)
     te_device.train(Training(), tmp_path, Emulation(), (*flags, "--train.exit_interval", "2"))

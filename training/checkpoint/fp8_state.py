@@ -5,6 +5,7 @@ So one rank writes them, and any layout reads them; experts' ones, which a rank 
 the same EP. Other recipes have none.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,18 @@ def tensors(chunks: Chunks) -> dict[str, Tensor]:
                 found[f"{PREFIX}{name}.{which}.scale"] = state.scale
                 found[f"{PREFIX}{name}.{which}.amax_history"] = state.amax_history
     return found
+
+
+@contextlib.contextmanager
+def kept(chunks: Chunks) -> Iterator[None]:
+    """Within, forward passes leave no trace: the values that an evaluation sees would else move scales of training."""
+    states = list(tensors(chunks).values())
+    before = [state.clone() for state in states]
+    try:
+        yield
+    finally:
+        if states:
+            torch._foreach_copy_(states, before)
 
 
 def _allocate(module: Any, config: TransformerConfig) -> None:
