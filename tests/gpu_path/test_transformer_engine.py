@@ -19,6 +19,8 @@ LOSS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
 BF16_BOUND = 1e-3
 FP8_BOUND = 6e-3
+NOT_BF16 = 2.5e-4
+"""bf16's losses are up to 2.1e-4 from the CPU's, those in 8 bits at least 2.9e-4 (tensorwise, deepseek_v3_tiny)."""
 SHADOW_BOUND = 0.1
 FP4_SHADOW_BOUND = 0.3
 BF16 = ("--precision.dtype", "bf16")
@@ -139,8 +141,7 @@ def test_fp8_trains_near_16_bits(
     order: Order = "random" if layout and recipe != "nvfp4" else "eager"
     emulation = Emulation(order=order, capability=capability)
     te_device.train(Training(layout=layout, shape=shape), tmp_path, emulation, (*wide, *fp8(recipe)))
-    least = 5e-4 if recipe == "nvfp4" else 1e-4  # bf16 is 1.5e-4 away
-    assert least < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
+    assert NOT_BF16 < trainings.loss_difference(tmp_path, on_the_cpu(shape, *wide)) < FP8_BOUND
 
 
 @pytest.mark.parametrize(
