@@ -71,14 +71,13 @@ void note_needs_of_peers() {
   }
 }
 
-std::vector<Stream *> movable(bool everything) {
-  auto waiting = [](Stream *stream) { return !stream->items.empty() && !stream->running; };
+// Streams with work that this rank's host waits for, or its peers.
+std::vector<Stream *> movable(bool everything, bool peers) {
   std::vector<Stream *> found;
   for (Stream *stream : streams)
-    if (waiting(stream) && (everything || stream->needed > stream->done)) found.push_back(stream);
-  if (found.empty())  // own needs first
-    for (Stream *stream : streams)
-      if (waiting(stream) && stream->needed_by_peers > stream->done) found.push_back(stream);
+    if (!stream->items.empty() && !stream->running &&
+        (everything || (peers ? stream->needed_by_peers : stream->needed) > stream->done))
+      found.push_back(stream);
   return found;
 }
 
@@ -114,13 +113,17 @@ void run_device() {
   for (;;) {
     note_needs_of_peers();
     bool everything = order() != Order::LATE || now_ms() - std::max(last_move, last_push) > lull_ms;
-    std::vector<Stream *> candidates = movable(everything);
-    if (order() != Order::EAGER) std::shuffle(candidates.begin(), candidates.end(), random);
-    bool moved = false;
+    bool moved = false, any = false;
     uint64_t stuck_in = 0;
-    for (Stream *stream : candidates) {
-      if ((moved = run_first(*stream, held))) break;
-      if (stream->items.front().communicator) stuck_in = stream->items.front().communicator;
+    for (bool peers : {false, true}) {  // own needs first, which may wait for what only a peer needs of this rank
+      if (moved) break;
+      std::vector<Stream *> candidates = movable(everything, peers);
+      if (order() != Order::EAGER) std::shuffle(candidates.begin(), candidates.end(), random);
+      any |= !candidates.empty();
+      for (Stream *stream : candidates) {
+        if ((moved = run_first(*stream, held))) break;
+        if (!stuck_in) stuck_in = stream->items.front().communicator;
+      }
     }
     if (moved) {
       last_move = now_ms();
@@ -133,7 +136,7 @@ void run_device() {
       continue;
     }
     if (board && own_place < MOST_RANKS) board->waits_in[own_place] = stuck_in;
-    work_arrived.wait_for(held, std::chrono::microseconds(candidates.empty() ? 500 : 100));
+    work_arrived.wait_for(held, std::chrono::microseconds(any ? 100 : 500));
   }
 }
 
