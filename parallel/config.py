@@ -1,6 +1,6 @@
 """The ``parallel`` and ``precision`` sections of a recipe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from parallel.megatron_fields import megatron_field_problems
@@ -214,6 +214,12 @@ class PrecisionConfig:
     def recipe(self) -> str:
         """Transformer Engine's, of ``products``."""
         return self.fp4_recipe if self.products == "fp4" else self.fp8_recipe
+
+    def without_products(self) -> "PrecisionConfig":
+        """With products in dtype, and without what only those in fp8 and fp4 have."""
+        return replace(
+            self, fp8=None, fp4=None, fp8_param_gather=False, first_last_layers_bf16=False, fp8_shadow_interval=None
+        )
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""

@@ -7,12 +7,20 @@ import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
+from models.config import ModelConfig
+from models.kernels import KernelsConfig
 from models.resolve import resolve
+from parallel.config import PrecisionConfig
 from parallel.errors import UserError
+from tools import clusters
 from tools.parity.compare import TOLERANCE, Observed, furthest, observe, worst_gradient
 from tools.parity.layouts import shrink, with_layout
+from tools.plan.search.recipe import configuration
+from tools.plan.search.request import PlanRequest
+from tools.plan.trace.command import traceable
 from training.cli import parse
 from training.config.run_config import RunConfig
+from training.memory.layouts import Candidate
 
 RECIPE = Path(__file__).resolve().parent.parent / "slurm/recipes/debug.toml"
 
@@ -83,6 +91,26 @@ def test_layout_names() -> None:
     assert parallel.account_for_embedding_in_pipeline_split
     assert parallel.account_for_loss_in_pipeline_split
     assert with_layout(shrunk("mixtral_tiny"), "tp2spep2etp2")[1] == 4  # the fewest ranks that its experts fit
+
+
+def test_what_is_derived_from_a_recipe_has_none_of_its_number_formats() -> None:
+    """A small model on a CPU, and plans and traces in bf16 and nvfp4, of a recipe in fp8 with graphs."""
+    precision = PrecisionConfig(
+        fp8="hybrid", first_last_layers_bf16=True, fp8_param_gather=True, fp8_shadow_interval=5, fp8_recipe="tensorwise"
+    )
+    asked = KernelsConfig(cuda_graph_impl="local", gradient_accumulation_fusion="on")
+    base = dataclasses.replace(parse.load(RECIPE), precision=precision, kernels=asked)
+    assert shrink(base).problems(1) == []
+    question = PlanRequest(
+        model=ModelConfig(shape="debug", seq_length=64),
+        cluster=clusters.load("b200_ib"),
+        num_gpus=2,
+        global_batch_size=2,
+    )
+    layouts = {name: Candidate(dp=2, zero=1, precision=name) for name in ("bf16", "nvfp4")}
+    configs = {name: configuration(question, layout, base) for name, layout in layouts.items()}
+    assert [configs["bf16"].problems(2), traceable(configs["bf16"]).problems(2)] == [[], []]
+    assert configs["nvfp4"].precision.first_last_layers_bf16 and not configs["nvfp4"].precision.fp8_param_gather
 
 
 def test_shrinking_keeps_the_architecture() -> None:

@@ -164,14 +164,17 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         num_layers=config.train.recompute_num_layers,
         modules=config.train.recompute_modules,
     )
+    # A CPU has no weights in fp8; of mxfp8's, Megatron would leave the gathering to code that a step here has not.
+    on_cpu = ranks.device.type == "cpu"
+    precision = replace(config.precision, fp8_param_gather=False) if on_cpu else config.precision
     backend = provider(ranks.device, documents=config.data.reset_attention_mask)
     model = gpt.build(
-        config.model, shape, config.parallel, config.precision, recompute, ranks, config.train.seed, backend,
+        config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend,
     )  # fmt: skip
-    chunks = ddp.wrap(model, config.parallel, config.precision, ranks)
+    chunks = ddp.wrap(model, config.parallel, precision, ranks)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
-    return chunks, optimizer.build(chunks, config.optimizer, config.parallel, config.precision, ranks, tokens)
+    return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
 
 
 def fusions(config: RunConfig, shape: GPTShape, ranks: Ranks) -> frozenset[str]:

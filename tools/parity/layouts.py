@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from models.frequencies import parse_freq
+from models.kernels import KernelsConfig
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
@@ -99,7 +100,8 @@ def shrink(config: RunConfig, num_layers: int = 4, train_iters: int = 4) -> RunC
         nproc=None,
         device="cpu",
         parallel=ParallelConfig(),
-        precision=dataclasses.replace(config.precision, dtype="fp32", fp8=None, fp4=None, loss_scale=None),
+        kernels=KernelsConfig(),
+        precision=dataclasses.replace(config.precision.without_products(), dtype="fp32", loss_scale=None),
         data=dataclasses.replace(config.data, paths=(), tokenizer="byte"),
         optimizer=dataclasses.replace(config.optimizer, lr=3e-3, min_lr=0.0, lr_warmup_iters=0, lr_decay_iters=None),
         train=dataclasses.replace(

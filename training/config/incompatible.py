@@ -60,6 +60,10 @@ def graph_problems(
     found = {
         "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
         "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
+        "model.multi_latent_attention: it was not captured yet": shape.multi_latent_attention,
+        "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
+        'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
+        "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,
         "train.recompute_granularity: what is recomputed was not captured yet": recompute_granularity is not None,
         f"precision.{precision.products}: its products were not captured yet": precision.products is not None,
         "parallel.context_parallel_size > 1: its exchanges were not captured yet": parallel.context_parallel_size > 1,

@@ -212,6 +212,17 @@ def test_the_debug_recipe_has_none() -> None:
             ['"local" cannot be with train.recompute_granularity'],
         ),
         (
+            "--device cuda --kernels.cuda_graph_impl local --model.shape deepseek_v2_tiny --precision.dtype fp16",
+            1,
+            ['"local" cannot be with model.multi_latent_attention', 'cannot be with precision.dtype = "fp16"'],
+        ),
+        (
+            "--device cuda --kernels.cuda_graph_impl local --precision.dtype bf16 --precision.fp4 e2m1 --parallel.nccl_ub "
+            "--model.ffn_hidden_size 192",
+            1,
+            ['"local" cannot be with precision.fp4', '"local" cannot be with parallel.nccl_ub'],
+        ),
+        (
             "--device cuda --kernels.cuda_graph_impl local --train.rampup_batch_size 2 2 10 "
             "--parallel.pipeline_model_parallel_size 2",
             2,

@@ -65,9 +65,10 @@ def _precision(base: PrecisionConfig, name: str) -> PrecisionConfig:
     if name == "fp8":
         return dataclasses.replace(base, dtype="bf16", fp8=base.fp8 or "hybrid", fp4=None, loss_scale=None)
     if name == base.fp4_recipe:
-        return dataclasses.replace(base, dtype="bf16", fp8=None, fp4="e2m1", loss_scale=None)
+        own = dataclasses.replace(base, fp8=None, fp8_param_gather=False)
+        return dataclasses.replace(own, dtype="bf16", fp4="e2m1", loss_scale=None)
     scale = base.loss_scale if name == "fp16" else None
-    return dataclasses.replace(base, dtype=name, fp8=None, fp4=None, loss_scale=scale)  # type: ignore[arg-type]
+    return dataclasses.replace(base.without_products(), dtype=name, loss_scale=scale)  # type: ignore[arg-type]
 
 
 def _train(base: TrainConfig, question: PlanRequest, layout: Candidate) -> TrainConfig:

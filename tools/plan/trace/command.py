@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from models.kernels import KernelsConfig
 from models.sizes import sizes
 from parallel.errors import UserError
 from parallel.layout import Coordinates
@@ -97,13 +98,13 @@ def trace_stages(
 
 
 def traceable(config: RunConfig) -> RunConfig:
-    """On the CPU, without fp8 and fp4, and with one reduction at the end.
+    """On the CPU, without fp8, fp4 and fused kernels, and with one reduction at the end.
 
     But for Transformer Engine's copies (``product_copies``), none of this changes what a rank holds of a model.
     """
     parallel = dataclasses.replace(config.parallel, overlap_grad_reduce=False, overlap_param_gather=False)
-    precision = dataclasses.replace(config.precision, fp8=None, fp4=None)
-    return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision)
+    precision = config.precision.without_products()
+    return dataclasses.replace(config, device="cpu", parallel=parallel, precision=precision, kernels=KernelsConfig())
 
 
 def by_formula(question: PlanRequest, layout: Candidate, stage: int) -> float:
