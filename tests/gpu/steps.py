@@ -31,7 +31,10 @@ def measure(
     shape = resolve(config.model, None)
     layout = config.layout(identity.world_size)
     times_s, losses = [], []
-    start = groups.start(layout, identity, device=device, seed=1, timeout_minutes=5, nccl=config.parallel)
+    start = groups.start(
+        layout, identity, device=device, seed=1, timeout_minutes=5, nccl=config.parallel,
+        graphs=config.kernels.cuda_graph_impl != "none",
+    )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks):
         chunks, optim = build_parts(config, shape, ranks)
         stream = RandomTokens(config, shape.vocab_size, dp=layout.dp, dp_rank=ranks.at.dp, device=ranks.device)

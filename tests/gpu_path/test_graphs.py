@@ -56,10 +56,10 @@ def test_graphs_train_as_their_kernels_do(device: WarmDevice, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "layout, shape, flags, order",
     [
-        ("tp2", "debug", DROPOUT, "eager"),
-        ("pp2", "debug", DROPOUT, "eager"),
+        ("tp2", "debug", DROPOUT, "late"),
+        ("pp2", "debug", DROPOUT, "random"),
         ("dp2overlap", "debug", (), "late"),
-        ("pp2vpp2", "debug", (), "eager"),
+        ("pp2vpp2", "debug", DROPOUT, "late"),
         ("ep2", "mixtral_tiny", (), "late"),
     ],
 )
@@ -70,7 +70,7 @@ def test_layouts_train_with_graphs(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout, flags, order", [("", BF16, "eager"), ("tp2sp", DROPOUT[:2], "eager")])
+@pytest.mark.parametrize("layout, flags, order", [("", BF16, "late"), ("tp2sp", DROPOUT[:2], "random")])
 def test_transformer_engines_modules_train_with_graphs(
     te_device: WarmDevice, tmp_path: Path, layout: str, flags: tuple[str, ...], order: Order
 ) -> None:

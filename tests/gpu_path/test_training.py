@@ -28,9 +28,11 @@ HALF_BOUND = {"bf16": 2e-3, "fp16": 2e-5}
         ("tp2sppp2", "debug", "eager"),
         ("cp2", "debug", "late"),
         ("ep2", "mixtral_tiny", "late"),
-        ("tp2sp", "deepseek_v3_tiny", "eager"),
+        ("tp2sp", "deepseek_v3_tiny", "late"),
+        *(pytest.param(layout, shape, "random", marks=pytest.mark.campaign)
+          for layout, shape in [("", "debug"), ("ep2", "mixtral_tiny"), ("tp2sp", "deepseek_v3_tiny")]),
     ],
-)
+)  # fmt: skip
 def test_a_gpu_trains_as_a_cpu_does(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
@@ -74,20 +76,24 @@ def test_where_memory_runs_out_a_rank_says_what_would_fit(device: WarmDevice, tm
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout", ["dp2overlap", "tp2sp", "pp2vpp2"])
+@pytest.mark.parametrize(
+    "layout, shape",
+    [("dp2overlap", "debug"), ("tp2sp", "debug"), ("pp2vpp2", "debug"), ("tp2sppp2", "debug"), ("cp2", "debug"),
+     ("ep2", "mixtral_tiny"), ("", "deepseek_v3_tiny")],
+)  # fmt: skip
 @pytest.mark.parametrize("first", ["cuda", "cpu"])
 def test_a_run_continues_on_the_other_device(
-    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, first: str
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, first: str
 ) -> None:
     """Two iterations and a checkpoint on one, two more on the other: as one CPU rank without a break."""
     stop = ["--train.exit_interval", "2"]
     for kind in (first, "cpu" if first == "cuda" else "cuda"):
         if kind == "cuda":
-            device.train(Training(layout=layout), tmp_path, Emulation(order="late"), stop)
+            device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order="late"), stop)
         else:
-            train_on_the_cpu(tmp_path, "debug", stop)
+            train_on_the_cpu(tmp_path, shape, stop)
         stop = []
-    assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND
+    assert trainings.loss_difference(tmp_path, on_the_cpu(shape)) < LOSS_BOUND
 
 
 def test_the_program_itself_starts_its_ranks(on_the_cpu: Any, tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ def saving(draft: Draft) -> None:
     partly = {name: arguments.switch(name) for name in ("finetune", "no-load-optim", "no-load-rng")}
     if start is not None:
         draft.put("checkpoint.load", *start)
-        draft.notes.append("checkpoint.load must be a checkpoint of Triplane's; Megatron-LM's are not read yet.")
+        draft.notes.append(
+            "checkpoint.load must be a checkpoint of Triplane's; tools.reshard rewrites one of Megatron-LM's."
+        )
         for name, given in partly.items():
             if given or (finetune and name == "finetune"):
                 draft.put(f"checkpoint.{name.replace('-', '_')}", True, f"--{name}")

@@ -64,7 +64,8 @@ def make_chunk_sort_map(split_sizes: Tensor, sorted_indices: Tensor, num_tokens:
     sizes, order = split_sizes.long(), sorted_indices.long()
     starts, ends = sizes.cumsum(0) - sizes, sizes[order].cumsum(0)
     shifts = torch.empty_like(starts).scatter(0, order, ends - sizes[order]) - starts
-    return (torch.arange(num_tokens, device=sizes.device) + shifts.repeat_interleave(sizes)).to(torch.int32)
+    moved_by = shifts.repeat_interleave(sizes, output_size=num_tokens)  # of known size: the host does not wait
+    return (torch.arange(num_tokens, device=sizes.device) + moved_by).to(torch.int32)
 
 
 def sort_chunks_by_map(

@@ -217,8 +217,8 @@ def test_the_debug_recipe_has_none() -> None:
             ['"local" cannot be with model.multi_latent_attention', 'cannot be with precision.dtype = "fp16"'],
         ),
         (
-            "--device cuda --kernels.cuda_graph_impl local --precision.dtype bf16 --precision.fp4 e2m1 --parallel.nccl_ub "
-            "--model.ffn_hidden_size 192",
+            "--device cuda --kernels.cuda_graph_impl local --precision.dtype bf16 --precision.fp4 e2m1 "
+            "--parallel.nccl_ub --model.ffn_hidden_size 192",
             1,
             ['"local" cannot be with precision.fp4', '"local" cannot be with parallel.nccl_ub'],
         ),
