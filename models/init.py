@@ -13,7 +13,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
 from torch import Tensor, nn
 
-from models.layers.fp8_weights import in_16_bits
+from models.layers.fp8_weights import plain_weights
 from models.names import canonical
 from models.shapes import GPTShape
 
@@ -26,7 +26,7 @@ GAMMA, MIX_1, MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF5
 @torch.no_grad()
 def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
     """Fill every parameter of one unwrapped model chunk, in place, in its own dtype; in 16 bits what will be in fp8."""
-    with in_16_bits(chunk):
+    with plain_weights(chunk):
         for entry in global_tensors(chunk):
             name = canonical(entry.key)
             std = std_of(name, shape)

@@ -52,6 +52,11 @@ class KernelsConfig:
     """local: Megatron's CUDA graphs of layers. One launch each for a layer's forward and its backward pass, from the
     second iteration on; layers of experts are launched kernel by kernel. Takes more memory. Not yet run on a GPU."""
 
+    @property
+    def graphs(self) -> bool:
+        """Layers run as CUDA graphs."""
+        return self.cuda_graph_impl != "none"
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         return []
@@ -191,7 +196,7 @@ def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]
     problems = [f'kernels.{entry} cannot run: {why}. Use "auto".' for entry, why in found.items() if why]
     if kernels.tp_comm_overlap and (why := _missing(setting) or _no_userbuffers(setting)):
         problems.append(f"kernels.tp_comm_overlap cannot run: {why}. Leave it out.")
-    if kernels.cuda_graph_impl != "none" and (why := _missing(setting, transformer_engine=False)):
+    if kernels.graphs and (why := _missing(setting, transformer_engine=False)):
         problems.append(f'kernels.cuda_graph_impl = "{kernels.cuda_graph_impl}" cannot run: {why}. Use "none".')
     return problems
 
@@ -199,7 +204,7 @@ def kernel_problems(kernels: KernelsConfig, setting: KernelSetting) -> list[str]
 def fusions_on(kernels: KernelsConfig, setting: KernelSetting) -> frozenset[str]:
     """The fields that are on; ``kernel_problems`` has found none."""
     on = frozenset(name for name in FUSIONS if getattr(kernels, name) != "off" and obstacle(name, setting) is None)
-    asked = {"tp_comm_overlap": kernels.tp_comm_overlap, "cuda_graph_impl": kernels.cuda_graph_impl != "none"}
+    asked = {"tp_comm_overlap": kernels.tp_comm_overlap, "cuda_graph_impl": kernels.graphs}
     return on | {name for name, wanted in asked.items() if wanted}
 
 

@@ -91,8 +91,8 @@ def start(
 
     ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
     since ranks with different layouts would wait for each other. nccl: has NCCL's options for the groups; None:
-    defaults. SharedMistake where they cannot be. graphs: random states that CUDA graphs
-    can replay. On the CPU this installs the CPU backend in this process.
+    defaults. SharedMistake where they cannot be. graphs: random states that CUDA graphs can replay. On the CPU this
+    installs the CPU backend in this process.
     """
     nccl, sharp = nccl or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)

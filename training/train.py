@@ -80,7 +80,7 @@ def train(
         resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
         facts=fingerprint.facts(config, prepared.fingerprint),
         nccl=config.parallel,
-        graphs=config.kernels.cuda_graph_impl != "none",
+        graphs=config.kernels.graphs,
         console_fd=console_fd,
     )
     with (

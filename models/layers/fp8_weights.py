@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @contextlib.contextmanager
-def in_16_bits(chunk: nn.Module) -> Iterator[None]:
+def plain_weights(chunk: nn.Module) -> Iterator[None]:
     """Within, all of a chunk's weights are plain tensors, without values; then those in fp8 are quantized from them.
 
     A view of a part of a weight in fp8, such as the gate's rows, could not be filled: its scale is the whole weight's.

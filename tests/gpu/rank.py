@@ -25,7 +25,7 @@ def main(path: str) -> int:
     assert task["measurement"] in MEASUREMENTS, task["measurement"]
     if "text" in task["arguments"]:  # a recipe: the environment is that of its run
         config = loaded(task["arguments"]["text"])
-        cuda_environment.prepare(os.environ, config.parallel, config.kernels.cuda_graph_impl != "none")
+        cuda_environment.prepare(os.environ, config.parallel, config.kernels.graphs)
     import torch
 
     module = importlib.import_module(f"tests.gpu.{task['measurement']}")

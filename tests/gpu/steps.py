@@ -33,7 +33,7 @@ def measure(
     times_s, losses = [], []
     start = groups.start(
         layout, identity, device=device, seed=1, timeout_minutes=5, nccl=config.parallel,
-        graphs=config.kernels.cuda_graph_impl != "none",
+        graphs=config.kernels.graphs,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks):
         chunks, optim = build_parts(config, shape, ranks)

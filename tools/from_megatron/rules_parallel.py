@@ -68,16 +68,9 @@ def precision(draft: Draft) -> None:
     else:
         source = "--accumulate-allreduce-grads-in-fp32" if exact else DEFAULT
         draft.put("precision.grad_reduce_in_fp32", exact or dtype == "fp32", source)
-    recipe = arguments.text("fp8-recipe")
-    if arguments.text("fp8-format") is None:
-        if recipe is not None:
-            draft.irrelevant.append("--fp8-recipe: has no effect without --fp8-format")
-    elif recipe == "custom":
-        draft.unsupported.append("--fp8-recipe custom: Triplane has delayed, tensorwise, mxfp8 and blockwise.")
-    else:
-        draft.put("precision.fp8_recipe", recipe or "delayed", "--fp8-recipe" if recipe else DEFAULT)
-    _fp4_recipe(draft)
-    _weights_in_fp8(draft, recipe)
+    _recipe(draft, "fp8", "delayed", "delayed, tensorwise, mxfp8 and blockwise")
+    _recipe(draft, "fp4", "nvfp4", "nvfp4")
+    _weights_in_fp8(draft)
     if fp16 and arguments.text("initial-loss-scale") is None and arguments.text("loss-scale") is None:
         draft.notes.append(
             "precision.initial_loss_scale stays 65536: it multiplies sums over tokens here, where Megatron-LM's 2^32 "
@@ -85,18 +78,19 @@ def precision(draft: Draft) -> None:
         )
 
 
-def _fp4_recipe(draft: Draft) -> None:
-    recipe = draft.arguments.text("fp4-recipe")
-    if draft.arguments.text("fp4-format") is None:
+def _recipe(draft: Draft, name: str, default: str, offered: str) -> None:
+    """name: fp8 or fp4. default: Megatron's."""
+    flag, recipe = f"--{name}-recipe", draft.arguments.text(f"{name}-recipe")
+    if draft.arguments.text(f"{name}-format") is None:
         if recipe is not None:
-            draft.irrelevant.append("--fp4-recipe: has no effect without --fp4-format")
+            draft.irrelevant.append(f"{flag}: has no effect without --{name}-format")
     elif recipe == "custom":
-        draft.unsupported.append("--fp4-recipe custom: Triplane has nvfp4.")
+        draft.unsupported.append(f"{flag} custom: Triplane has {offered}.")
     else:
-        draft.put("precision.fp4_recipe", recipe or "nvfp4", "--fp4-recipe" if recipe else DEFAULT)
+        draft.put(f"precision.{name}_recipe", recipe or default, flag if recipe else DEFAULT)
 
 
-def _weights_in_fp8(draft: Draft, recipe: str | None) -> None:
+def _weights_in_fp8(draft: Draft) -> None:
     """Left out where Triplane would refuse it: the model is the same in 16 bits."""
     arguments, flag = draft.arguments, "--fp8-param-gather"
     if not arguments.switch("fp8-param-gather"):
@@ -105,7 +99,7 @@ def _weights_in_fp8(draft: Draft, recipe: str | None) -> None:
         draft.irrelevant.append(f"{flag}: has no effect without --fp8-format")
     elif not arguments.switch("use-distributed-optimizer"):
         draft.notes.append(f"{flag} is left out: Triplane keeps weights in fp8 with --use-distributed-optimizer only.")
-    elif recipe == "mxfp8" and arguments.switch("overlap-param-gather"):
+    elif arguments.text("fp8-recipe") == "mxfp8" and arguments.switch("overlap-param-gather"):
         draft.notes.append(
             f"{flag} is left out: with --fp8-recipe mxfp8, Triplane does not gather weights in fp8 while others "
             "compute (--overlap-param-gather). Without the latter, set precision.fp8_param_gather = true."

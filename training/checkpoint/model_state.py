@@ -78,7 +78,7 @@ def _region(entry: ShardedTensor, start: int) -> Region:
 def model_boxes(chunks: Chunks, ranks: Ranks) -> list[Box]:
     """All weights of this rank's chunks. Data ranks hold the same ones and share the writing in turns.
 
-    Those in fp8 have no memory here that could be read into: see ``in_16_bits``.
+    Those in fp8 have no memory here that could be read into: see ``plain_weights``.
     """
     found: list[Box] = []
     for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):

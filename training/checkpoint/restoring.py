@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from megatron.core.optimizer import MegatronOptimizer
 
-from models.layers.fp8_weights import in_16_bits
+from models.layers.fp8_weights import plain_weights
 from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
@@ -122,7 +122,7 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
             else:
                 with contextlib.ExitStack() as stack:
                     for chunk in chunks:
-                        stack.enter_context(in_16_bits(unwrap(chunk)))
+                        stack.enter_context(plain_weights(unwrap(chunk)))
                     read_weights(reader, model_boxes(chunks, ranks))
         # Before weights are quantized with them.
         fp8_restored = source.optimizer and restore_fp8(reader, chunks, ranks)

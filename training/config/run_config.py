@@ -410,7 +410,7 @@ class RunConfig:
             found += buffer_problems(shape, self.parallel)
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
-            if self.kernels.cuda_graph_impl != "none":
+            if self.kernels.graphs:
                 found += graph_problems(
                     shape, self.parallel, self.precision,
                     documents_apart=self.data.reset_attention_mask,
