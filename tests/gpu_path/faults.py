@@ -37,6 +37,18 @@ class NanOnce(loop.Callback):
         return outputs[0].masked_fill(mask, float("nan")), outputs[1]
 
 
+class InfiniteWeight(loop.Callback):
+    """An Inf in this rank's part of the optimizer's fp32 weights."""
+
+    def __init__(self, chunks: Chunks, run_dir: Path) -> None:
+        params = unwrap(chunks[0]).named_parameters()
+        self.parts = [param.main_param for name, param in params if name.endswith("linear_fc1.weight")]
+
+    def before_step(self, progress: Progress) -> None:
+        if progress.iteration + 1 == ITERATION:
+            next(part for part in self.parts if part is not None)[3] = float("inf")
+
+
 class Killed(loop.Callback):
     """By SIGKILL, once a checkpoint is complete."""
 
@@ -49,7 +61,7 @@ class Killed(loop.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-FAULTS = {fault.__name__: fault for fault in (NanOnce, Killed)}
+FAULTS = {fault.__name__: fault for fault in (NanOnce, InfiniteWeight, Killed)}
 build_health = train.build_health
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.gpu_path import trainings
 from tests.gpu_path.emulator import Emulation, Order
 from tests.gpu_path.test_transformer_engine import BF16, BLACKWELL, HOPPER, WIDE, WIDE_LATENT, fp8
-from tests.gpu_path.trainings import Training, WarmDevice
+from tests.gpu_path.trainings import Training, TrainingError, WarmDevice
 
 NORM_BOUND = 2e-6
 """Of weights and moments, relative, after steps whose gradients were clipped by a norm of another last bit."""
@@ -116,6 +116,15 @@ def test_whatever_else_uses_weights_leaves_them_as_they_are(
     printed = te_device.train(Training(layout="dp2overlap"), tmp_path, emulation, (*flags_of(recipe, "debug"), *flags))
     assert "a passing fault of the hardware" in printed and "fp8 against bf16" in printed
     compare(tmp_path, in_16_bits(recipe, "dp2overlap", "debug"))
+
+
+@pytest.mark.campaign
+def test_an_infinite_weight_is_named(te_device: WarmDevice, tmp_path: Path) -> None:
+    """The optimizer's, from which the weight in fp8 is made."""
+    settings = {"EMULATED_CUDA_FAULT": "InfiniteWeight"}
+    emulation = replace(device_of("delayed"), hooks=("tests.gpu_path.faults",), settings=settings)
+    with pytest.raises(TrainingError, match=r"first in the weight layers\.\d\.mlp\.linear_fc1\.weight"):
+        te_device.train(Training(layout="dp2overlap"), tmp_path, emulation, (*flags_of("delayed", "debug"), *IN_FP8))
 
 
 @pytest.mark.campaign

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.loader import Batch
-from models.layers.fp8_weights import kept_in_fp8
 from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
@@ -127,10 +125,7 @@ class NonFinite:
     def _traced(self, trace: Trace) -> Evidence:
         """Of the second run: in which module or parameter."""
         evidence = self._own()
-        weights: list[tuple[str, Any]] = [(name, param) for param, name in parameter_names(self.chunks).items()]
-        # Quantized, an infinite weight is a large one: only the optimizer's own, of which ranks have parts, still is.
-        main = [(name, param.main_param) for name, param in weights if kept_in_fp8(param)]
-        evidence.weights = non_finite(weights + [(name, part) for name, part in main if part is not None])
+        evidence.weights = non_finite([(name, param) for param, name in parameter_names(self.chunks).items()])
         evidence.forward, evidence.backward = trace.forward, trace.backward
         return evidence
 
