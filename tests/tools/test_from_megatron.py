@@ -1,216 +1,35 @@
-"""Flags of Megatron-LM as fields of a recipe: each translated, irrelevant or unsupported; Megatron's defaults."""
+"""Values of Megatron-LM's flags as fields of a recipe, and Megatron's defaults."""
 
 import dataclasses
-import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from models.families import named
 from models.parameters import num_parameters
-from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.from_megatron import flags_translated as table
+from tests.tools.megatron_scripts import (
+    DEEPSEEK_V3,
+    EXPERTS,
+    GPT3_175B,
+    LLAMA3_8B,
+    MIXTRAL_8X7B,
+    SMALLEST,
+    drafted,
+    recipe_of,
+    shape_of,
+)
 from tools.from_megatron.__main__ import main
-from tools.from_megatron.convert import check, convert, read_back
+from tools.from_megatron.convert import check, read_back
 from tools.from_megatron.draft import Draft
-from tools.from_megatron.flags import known
 from tools.from_megatron.translate import translate
 from training.cli.dry_run import describe
-from training.config.recipe import names
 from training.config.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALLEST = (
-    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
-    "--micro-batch-size 1 --global-batch-size 8 --train-iters 100 --lr 1e-3"
-)
-EXPERTS = "--num-experts 4 --disable-bias-linear"
-GPT3_175B = """
-    --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --micro-batch-size 1 --global-batch-size 1536
-    --rampup-batch-size 16 16 5859375 --train-samples 146484375 --lr-warmup-samples 183105 --lr-decay-samples 126953125
-    --lr 6e-5 --min-lr 6e-6 --lr-decay-style cosine --weight-decay 0.1 --adam-beta2 0.95 --init-method-std 0.006
-    --fp16 --data-path /data/pile --split 949,50,1 --vocab-file vocab.json --merge-file merges.txt
-"""
-LLAMA3_8B = """
-    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
-    --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope
-    --rotary-base 500000 --swiglu --normalization RMSNorm --disable-bias-linear --attention-dropout 0
-    --hidden-dropout 0 --untie-embeddings-and-output-weights --vocab-size 128256 --tokenizer-type NullTokenizer
-    --mock-data --micro-batch-size 1 --global-batch-size 128 --train-iters 1000 --lr 3e-4 --bf16
-    --fp8-format hybrid --fp8-amax-history-len 1024 --fp8-amax-compute-algo max --use-distributed-optimizer
-"""
-MIXTRAL_8X7B = """
-    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
-    --num-query-groups 8 --seq-length 4096 --max-position-embeddings 32768 --use-rotary-position-embeddings
-    --no-position-embedding --rotary-base 1000000 --swiglu --normalization RMSNorm --disable-bias-linear
-    --attention-dropout 0 --hidden-dropout 0 --untie-embeddings-and-output-weights --vocab-size 32000
-    --num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 2e-2
-    --moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8
-    --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --train-iters 1000 --lr 1e-4 --bf16
-    --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --data-path /data/text_document
-"""
-DEEPSEEK_V3 = """
-    --num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
-    --seq-length 4096 --max-position-embeddings 163840 --position-embedding-type rope --swiglu --normalization RMSNorm
-    --norm-epsilon 1e-6 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 --qk-layernorm
-    --untie-embeddings-and-output-weights --vocab-size 129280 --multi-latent-attention --q-lora-rank 1536
-    --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --rotary-scaling-factor 40
-    --mscale 1.0 --mscale-all-dim 1.0 --num-experts 256 --moe-layer-freq '([0]*3+[1]*58)' --moe-ffn-hidden-size 2048
-    --moe-shared-expert-intermediate-size 2048 --moe-router-topk 8 --moe-router-score-function sigmoid
-    --moe-router-num-groups 8 --moe-router-group-topk 4 --moe-router-topk-scaling-factor 2.5 --moe-router-pre-softmax
-    --moe-router-enable-expert-bias --moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4
-    --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3 --expert-model-parallel-size 64 --pipeline-model-parallel-size 16
-    --pipeline-model-parallel-layout 'Ett|(tt|)*29t|mL' --micro-batch-size 1 --global-batch-size 15360
-    --train-iters 1000 --lr 2.2e-4 --bf16 --mock-data --recompute-granularity selective
-    --recompute-modules mla_up_proj layernorm --moe-permute-fusion
-"""
-
-
-def drafted(flags: str, world: int | None = None) -> Draft:
-    return translate(shlex.split(flags), world)
-
-
-def recipe_of(flags: str) -> RunConfig:
-    return read_back(convert(flags, "", {})[0])
-
-
-def shape_of(flags: str) -> GPTShape:
-    return resolve(recipe_of(flags).model, None)
-
-
-def listed() -> Iterator[str]:
-    lines = (ROOT / "tests/tools/megatron_flags.txt").read_text().splitlines()
-    return (line for line in lines if not line.startswith("#"))
-
-
-def test_every_flag_of_megatron_has_one_fate_and_no_other_flag_has() -> None:
-    assert sorted(known()) == sorted(listed())
-    assert all(flag.reason for flag in known().values() if flag.fate != "translated")
-
-
-def test_every_field_that_tables_name_exists() -> None:
-    tables = (table.FIELDS, table.EXPERT_FIELDS, table.LATENT_FIELDS, table.PREDICTION_FIELDS, table.SWITCHES)
-    fields = {field for entries in (*tables, table.EXPERT_SWITCHES, table.KERNELS) for field, _ in entries.values()}
-    assert fields <= set(names())
-
-
-def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:
-    from megatron.core.transformer import TransformerConfig
-
-    from models.config import OWNED
-
-    fields = {entry.partition("=")[0] for entry in table.MEGATRON_FIELDS.values()}
-    assert fields <= {field.name for field in dataclasses.fields(TransformerConfig)} - OWNED
-
-
-def test_rules_look_at_every_flag_that_is_said_to_be_translated() -> None:
-    drafts = [drafted(flags) for flags in (SMALLEST, f"{SMALLEST} {EXPERTS}", GPT3_175B, DEEPSEEK_V3, LLAMA3_8B)]
-    drafts.append(drafted(f"{SMALLEST} --lr-warmup-fraction 0.1 --wandb-project p"))
-    looked = set().union(*(draft.arguments.asked for draft in drafts))
-    assert looked >= {name for name, flag in known().items() if flag.fate == "translated"}
-
-
-def test_a_flag_that_is_not_translated_is_named() -> None:
-    silent = []
-    for name in (name for name in listed() if known()[name].fate != "translated"):
-        values = {"0": 0, "1": 1, "3": 3, "+": 2, "*": 2}[known()[name].arity]
-        draft = drafted(" ".join([SMALLEST, f"--{name}", *["7"] * values]))
-        said = any(f"--{name}" in line for line in draft.irrelevant + draft.unsupported)
-        silent += [] if said and not draft.arguments.strays else [name]
-    assert silent == []
-
-
-# Beside which flags a flag shows, and with which value; others show alone with the value 7.
-SHOWS: dict[str, tuple[str, str]] = {
-    "bf16": ("", ""),
-    "accumulate-allreduce-grads-in-fp32": ("--fp16", ""),
-    "grad-reduce-in-bf16": ("--bf16", ""),
-    "fp8-format": ("--bf16", "hybrid"),
-    "fp8-recipe": ("--bf16 --fp8-format e4m3", "mxfp8"),
-    "fp4-format": ("--bf16", "e2m1"),
-    "fp4-recipe": ("--bf16 --fp4-format e2m1", "nvfp4"),
-    "first-last-layers-bf16": ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", ""),
-    "fp8-param-gather": ("--bf16 --fp8-format e4m3 --use-distributed-optimizer", ""),
-    "lr-decay-style": ("", "constant"),
-    "lr-wsd-decay-style": ("", "linear"),
-    "weight-decay-incr-style": ("", "cosine"),
-    "normalization": ("", "RMSNorm"),
-    "position-embedding-type": ("", "none"),
-    "rope-type": ("--multi-latent-attention --rotary-scaling-factor 40", "rope"),
-    "rope-scaling-factor": ("--use-rope-scaling", "7"),
-    "yarn-beta-fast": ("--position-embedding-type yarn", "7"),
-    "yarn-beta-slow": ("--position-embedding-type yarn", "7"),
-    "yarn-original-max-position-embeddings": ("--position-embedding-type yarn", "7"),
-    "rotary-scaling-factor": ("--multi-latent-attention", "7"),
-    "no-bias-gelu-fusion": ("--swiglu", ""),
-    "group-query-attention": ("--num-query-groups 2", ""),
-    "num-query-groups": ("--group-query-attention", "2"),
-    "window-size": ("", "7,0"),
-    "moe-layer-freq": ("--num-experts 4", "2"),
-    "moe-router-score-function": ("--num-experts 4", "sigmoid"),
-    "moe-token-drop-policy": ("--num-experts 4", "position"),
-    "moe-token-dispatcher-type": ("--num-experts 4", "alltoall"),
-    "moe-router-load-balancing-type": ("--num-experts 4", "none"),
-    "mtp-loss-scaling-factor": ("--mtp-num-layers 1", "7"),
-    "cp-comm-type": ("", "a2a"),
-    "high-priority-stream-groups": ("", "dp_cp"),
-    "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
-    "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
-    "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),
-    "recompute-granularity": ("", "full"),
-    "recompute-method": ("", "block"),
-    "recompute-modules": ("--recompute-activations", "mlp"),
-    "train-samples": ("--train-iters", "160"),
-    "lr-warmup-samples": ("", "16"),
-    "lr-decay-samples": ("", "160"),
-    "lr-wsd-decay-samples": ("", "16"),
-    "reset-attention-mask": ("--reset-position-ids", ""),
-    "reset-position-ids": ("--reset-attention-mask", ""),
-    "global-batch-size": ("--global-batch-size", "16"),
-    "step-batch-size-schedule": ("", "0:2"),
-    "tokenizer-type": ("", "NullTokenizer"),
-    "tokenizer-model": ("--tokenizer-type SentencePieceTokenizer", "a.model"),
-    "no-load-rng": ("--load there", ""),
-    "no-load-optim": ("--load there", ""),
-    "finetune": ("--load there", ""),
-    "wandb-exp-name": ("--wandb-project p", "name"),
-    "manual-gc-interval": ("--manual-gc", "7"),
-    "attention-backend": ("", "flash"),
-    "cuda-graph-impl": ("", "local"),
-    "encoder-num-layers": ("--num-layers", "7"),
-    "encoder-seq-length": ("--seq-length", "7"),
-    "moe-aux-loss-coeff": ("--num-experts 4", "7"),
-    **dict.fromkeys(table.LATENT_FIELDS, ("--multi-latent-attention", "7")),
-    **dict.fromkeys(table.EXPERT_SWITCHES, ("--num-experts 4", "")),
-}
-
-
-def test_a_translated_flag_changes_the_recipe() -> None:
-    """A context that is a flag of SMALLEST stands for that flag being left out."""
-    silent = []
-    for name in (name for name in listed() if known()[name].fate == "translated"):
-        default = ("--num-experts 4", "7") if name in table.EXPERT_FIELDS else ("", "7")
-        context, value = SHOWS.get(name, default)
-        base = re.sub(rf"{context} \S+", "", SMALLEST) if context and context in SMALLEST else f"{SMALLEST} {context}"
-        values = {"0": 0, "3": 3}.get(known()[name].arity, 1)
-        after = drafted(f"{base} --{name} " + " ".join([value] * values)).values
-        try:
-            before = drafted(base).values
-        except UserError:  # what is missing before is there after
-            before = {}
-        silent += [name] if before == after else []
-    assert silent == EXPLAINED_ONLY
-
-
-EXPLAINED_ONLY = ["fp4-recipe", "mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
-"""What the recipe has without them, too; that they were given is said in words (tests of their own)."""
 
 
 def test_defaults_are_megatrons() -> None:

@@ -1,0 +1,142 @@
+"""Every flag of Megatron-LM: translated, irrelevant or unsupported, and never silent."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from parallel.errors import UserError
+from tests.tools.megatron_scripts import DEEPSEEK_V3, EXPERTS, GPT3_175B, LLAMA3_8B, SMALLEST, drafted
+from tools.from_megatron import flags_translated as table
+from tools.from_megatron.flags import known
+from training.config.recipe import names
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def listed() -> Iterator[str]:
+    lines = (ROOT / "tests/tools/megatron_flags.txt").read_text().splitlines()
+    return (line for line in lines if not line.startswith("#"))
+
+
+def test_every_flag_of_megatron_has_one_fate_and_no_other_flag_has() -> None:
+    assert sorted(known()) == sorted(listed())
+    assert all(flag.reason for flag in known().values() if flag.fate != "translated")
+
+
+def test_every_field_that_tables_name_exists() -> None:
+    tables = (table.FIELDS, table.EXPERT_FIELDS, table.LATENT_FIELDS, table.PREDICTION_FIELDS, table.SWITCHES)
+    fields = {field for entries in (*tables, table.EXPERT_SWITCHES, table.KERNELS) for field, _ in entries.values()}
+    assert fields <= set(names())
+
+
+def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:
+    from megatron.core.transformer import TransformerConfig
+
+    from models.config import OWNED
+
+    fields = {entry.partition("=")[0] for entry in table.MEGATRON_FIELDS.values()}
+    assert fields <= {field.name for field in dataclasses.fields(TransformerConfig)} - OWNED
+
+
+def test_rules_look_at_every_flag_that_is_said_to_be_translated() -> None:
+    drafts = [drafted(flags) for flags in (SMALLEST, f"{SMALLEST} {EXPERTS}", GPT3_175B, DEEPSEEK_V3, LLAMA3_8B)]
+    drafts.append(drafted(f"{SMALLEST} --lr-warmup-fraction 0.1 --wandb-project p"))
+    looked = set().union(*(draft.arguments.asked for draft in drafts))
+    assert looked >= {name for name, flag in known().items() if flag.fate == "translated"}
+
+
+def test_a_flag_that_is_not_translated_is_named() -> None:
+    silent = []
+    for name in (name for name in listed() if known()[name].fate != "translated"):
+        values = {"0": 0, "1": 1, "3": 3, "+": 2, "*": 2}[known()[name].arity]
+        draft = drafted(" ".join([SMALLEST, f"--{name}", *["7"] * values]))
+        said = any(f"--{name}" in line for line in draft.irrelevant + draft.unsupported)
+        silent += [] if said and not draft.arguments.strays else [name]
+    assert silent == []
+
+
+# Beside which flags a flag shows, and with which value; others show alone with the value 7.
+SHOWS: dict[str, tuple[str, str]] = {
+    "bf16": ("", ""),
+    "accumulate-allreduce-grads-in-fp32": ("--fp16", ""),
+    "grad-reduce-in-bf16": ("--bf16", ""),
+    "fp8-format": ("--bf16", "hybrid"),
+    "fp8-recipe": ("--bf16 --fp8-format e4m3", "mxfp8"),
+    "fp4-format": ("--bf16", "e2m1"),
+    "fp4-recipe": ("--bf16 --fp4-format e2m1", "nvfp4"),
+    "first-last-layers-bf16": ("--bf16 --fp8-format e4m3 --fp8-recipe mxfp8", ""),
+    "fp8-param-gather": ("--bf16 --fp8-format e4m3 --use-distributed-optimizer", ""),
+    "lr-decay-style": ("", "constant"),
+    "lr-wsd-decay-style": ("", "linear"),
+    "weight-decay-incr-style": ("", "cosine"),
+    "normalization": ("", "RMSNorm"),
+    "position-embedding-type": ("", "none"),
+    "rope-type": ("--multi-latent-attention --rotary-scaling-factor 40", "rope"),
+    "rope-scaling-factor": ("--use-rope-scaling", "7"),
+    "yarn-beta-fast": ("--position-embedding-type yarn", "7"),
+    "yarn-beta-slow": ("--position-embedding-type yarn", "7"),
+    "yarn-original-max-position-embeddings": ("--position-embedding-type yarn", "7"),
+    "rotary-scaling-factor": ("--multi-latent-attention", "7"),
+    "no-bias-gelu-fusion": ("--swiglu", ""),
+    "group-query-attention": ("--num-query-groups 2", ""),
+    "num-query-groups": ("--group-query-attention", "2"),
+    "window-size": ("", "7,0"),
+    "moe-layer-freq": ("--num-experts 4", "2"),
+    "moe-router-score-function": ("--num-experts 4", "sigmoid"),
+    "moe-token-drop-policy": ("--num-experts 4", "position"),
+    "moe-token-dispatcher-type": ("--num-experts 4", "alltoall"),
+    "moe-router-load-balancing-type": ("--num-experts 4", "none"),
+    "mtp-loss-scaling-factor": ("--mtp-num-layers 1", "7"),
+    "cp-comm-type": ("", "a2a"),
+    "high-priority-stream-groups": ("", "dp_cp"),
+    "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
+    "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
+    "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),
+    "recompute-granularity": ("", "full"),
+    "recompute-method": ("", "block"),
+    "recompute-modules": ("--recompute-activations", "mlp"),
+    "train-samples": ("--train-iters", "160"),
+    "lr-warmup-samples": ("", "16"),
+    "lr-decay-samples": ("", "160"),
+    "lr-wsd-decay-samples": ("", "16"),
+    "reset-attention-mask": ("--reset-position-ids", ""),
+    "reset-position-ids": ("--reset-attention-mask", ""),
+    "global-batch-size": ("--global-batch-size", "16"),
+    "step-batch-size-schedule": ("", "0:2"),
+    "tokenizer-type": ("", "NullTokenizer"),
+    "tokenizer-model": ("--tokenizer-type SentencePieceTokenizer", "a.model"),
+    "no-load-rng": ("--load there", ""),
+    "no-load-optim": ("--load there", ""),
+    "finetune": ("--load there", ""),
+    "wandb-exp-name": ("--wandb-project p", "name"),
+    "manual-gc-interval": ("--manual-gc", "7"),
+    "attention-backend": ("", "flash"),
+    "cuda-graph-impl": ("", "local"),
+    "encoder-num-layers": ("--num-layers", "7"),
+    "encoder-seq-length": ("--seq-length", "7"),
+    "moe-aux-loss-coeff": ("--num-experts 4", "7"),
+    **dict.fromkeys(table.LATENT_FIELDS, ("--multi-latent-attention", "7")),
+    **dict.fromkeys(table.EXPERT_SWITCHES, ("--num-experts 4", "")),
+}
+
+
+def test_a_translated_flag_changes_the_recipe() -> None:
+    """A context that is a flag of SMALLEST stands for that flag being left out."""
+    silent = []
+    for name in (name for name in listed() if known()[name].fate == "translated"):
+        default = ("--num-experts 4", "7") if name in table.EXPERT_FIELDS else ("", "7")
+        context, value = SHOWS.get(name, default)
+        base = re.sub(rf"{context} \S+", "", SMALLEST) if context and context in SMALLEST else f"{SMALLEST} {context}"
+        values = {"0": 0, "3": 3}.get(known()[name].arity, 1)
+        after = drafted(f"{base} --{name} " + " ".join([value] * values)).values
+        try:
+            before = drafted(base).values
+        except UserError:  # what is missing before is there after
+            before = {}
+        silent += [name] if before == after else []
+    assert silent == EXPLAINED_ONLY
+
+
+EXPLAINED_ONLY = ["fp4-recipe", "mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
+"""What the recipe has without them, too; that they were given is said in words (tests of their own)."""
