@@ -17,6 +17,15 @@ WEIGHTS_BOUND = 1e-4
 HALF_BOUND = {"bf16": 2e-3, "fp16": 2e-5}
 
 
+def compare(run_dir: Path, reference: Path) -> None:
+    """Losses, and the newest checkpoint piece by piece."""
+    assert trainings.loss_difference(run_dir, reference) < LOSS_BOUND
+    differences = trainings.checkpoint_differences(run_dir, reference)
+    assert {one.outcome for one in differences} <= {"equal", "differs"}
+    worst = max(differences, key=lambda one: one.relative or 0)
+    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+
+
 @pytest.mark.parametrize(
     "layout, shape, order",
     [
@@ -37,11 +46,7 @@ def test_a_gpu_trains_as_a_cpu_does(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
 ) -> None:
     device.train(Training(layout=layout, shape=shape), tmp_path, Emulation(order=order))
-    assert trainings.loss_difference(tmp_path, on_the_cpu(shape)) < LOSS_BOUND
-    differences = trainings.checkpoint_differences(tmp_path, on_the_cpu(shape))
-    assert {one.outcome for one in differences} <= {"equal", "differs"}
-    worst = max(differences, key=lambda one: one.relative or 0)
-    assert (worst.relative or 0) < WEIGHTS_BOUND, worst
+    compare(tmp_path, on_the_cpu(shape))
 
 
 @pytest.mark.campaign
@@ -53,24 +58,26 @@ def test_layouts_train_whenever_streams_run(
     for seed in (1, 2) if order == "random" else (1,):
         run_dir = tmp_path / str(seed)
         device.train(Training(layout=layout), run_dir, Emulation(order=order, seed=seed))
-        assert trainings.loss_difference(run_dir, on_the_cpu("debug")) < LOSS_BOUND
+        compare(run_dir, on_the_cpu("debug"))
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("layout", ["dp2overlap", "tp2sp", "pp2vpp2"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("order", ["late", "random"])
 def test_16_bits_train_as_on_a_cpu(
-    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, precision: str
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, precision: str, order: Order
 ) -> None:
     flags = ("--precision.dtype", precision)
-    device.train(Training(layout=layout), tmp_path, Emulation(order="late"), flags)
+    device.train(Training(layout=layout), tmp_path, Emulation(order=order), flags)
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *flags)) < HALF_BOUND[precision]
 
 
 @pytest.mark.campaign
-def test_where_memory_runs_out_a_rank_says_what_would_fit(device: WarmDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["eager", "late", "random"])
+def test_where_memory_runs_out_a_rank_says_what_would_fit(device: WarmDevice, tmp_path: Path, order: Order) -> None:
     with pytest.raises(TrainingError) as failed:
-        device.train(Training(layout="dp2overlap"), tmp_path, Emulation(memory_mib=4))
+        device.train(Training(layout="dp2overlap"), tmp_path, Emulation(memory_mib=4, order=order))
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in str(failed.value)
     assert "out of memory: predicted are" in str(failed.value) and "of the card's 4.00 MiB" in str(failed.value)
 

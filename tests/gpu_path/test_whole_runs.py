@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gpu_path import trainings
-from tests.gpu_path.emulator import Emulation, run
+from tests.gpu_path.emulator import Emulation, Order, run
 from tests.gpu_path.trainings import Training, WarmDevice
 from training.metrics.jsonl import read_jsonl
 
@@ -23,6 +23,12 @@ FAULTS = "tests.gpu_path.faults"
 def modules(request: pytest.FixtureRequest) -> WarmDevice:
     """The device of each."""
     return request.getfixturevalue("device" if request.param == "ours" else "te_device")
+
+
+@pytest.fixture(params=["late", pytest.param("random", marks=pytest.mark.campaign)])
+def order(request: pytest.FixtureRequest) -> Order:
+    """Of streams."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +46,8 @@ def validation_losses(run_dir: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", ["pp2vpp2", pytest.param("dp2overlap", marks=pytest.mark.campaign)])
-def test_evaluation(modules: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str) -> None:
-    modules.train(Training(layout=layout), tmp_path, Emulation(order="late"), EVALUATED)
+def test_evaluation(modules: WarmDevice, order: Order, on_the_cpu: Any, tmp_path: Path, layout: str) -> None:
+    modules.train(Training(layout=layout), tmp_path, Emulation(order=order), EVALUATED)
     reference = on_the_cpu("debug", *EVALUATED)
     assert trainings.loss_difference(tmp_path, reference) < LOSS_BOUND
     found, expected = validation_losses(tmp_path), validation_losses(reference)
@@ -58,11 +64,11 @@ def test_evaluation(modules: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout
     ],
 )
 def test_packed_documents(
-    modules: WarmDevice, on_the_cpu: Any, short_documents: tuple[str, ...], tmp_path: Path,
+    modules: WarmDevice, order: Order, on_the_cpu: Any, short_documents: tuple[str, ...], tmp_path: Path,
     layout: str, precision: str, bound: float, how: str,
 ) -> None:  # fmt: skip
     flags = (*short_documents, "--precision.dtype", precision)
-    printed = modules.train(Training(layout=layout), tmp_path, Emulation(order="late"), (*flags, *APART))
+    printed = modules.train(Training(layout=layout), tmp_path, Emulation(order=order), (*flags, *APART))
     assert f"documents are kept apart by attention {how}" in printed
     apart, together = on_the_cpu("debug", *flags, *APART), on_the_cpu("debug", *flags)
     assert trainings.loss_difference(together, apart) > 2 * bound  # else the comparison would show nothing
@@ -70,11 +76,11 @@ def test_packed_documents(
 
 
 @pytest.mark.parametrize("layout", ["dp2overlap", pytest.param("pp2", marks=pytest.mark.campaign)])
-def test_a_bad_batch_is_replayed(modules: WarmDevice, tmp_path: Path, layout: str) -> None:
+def test_a_bad_batch_is_replayed(modules: WarmDevice, order: Order, tmp_path: Path, layout: str) -> None:
     """And leaves no trace: the checkpoint is bit for bit that of a run in which nothing went wrong."""
     straight, faulty = tmp_path / "straight", tmp_path / "faulty"
-    modules.train(Training(layout=layout), straight, Emulation(order="random"))
-    emulation = Emulation(order="random", hooks=(FAULTS,), settings={"EMULATED_CUDA_FAULT": "NanOnce"})
+    modules.train(Training(layout=layout), straight, Emulation(order=order))
+    emulation = Emulation(order=order, hooks=(FAULTS,), settings={"EMULATED_CUDA_FAULT": "NanOnce"})
     printed = modules.train(Training(layout=layout), faulty, emulation)
     assert "passing fault" in printed and "on rank 1" in printed
     differences = trainings.checkpoint_differences(faulty, straight, generators=True)
@@ -82,15 +88,15 @@ def test_a_bad_batch_is_replayed(modules: WarmDevice, tmp_path: Path, layout: st
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout", ["dp2overlap", "tp2sppp2"])
-def test_a_killed_run_continues(on_the_cpu: Any, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("layout, order", [("dp2overlap", "late"), ("tp2sppp2", "late"), ("dp2overlap", "random")])
+def test_a_killed_run_continues(on_the_cpu: Any, tmp_path: Path, layout: str, order: Order) -> None:
     """As a user starts it, with spawned ranks and checkpoints written in the background."""
     world_size = Training(layout=layout).write_recipe(tmp_path / "recipe.toml")
     flags = [str(tmp_path / "recipe.toml"), "--run_dir", str(tmp_path), "--device", "cuda", "--nproc", str(world_size)]
-    killed = Emulation(order="late", hooks=(FAULTS,), settings={"EMULATED_CUDA_FAULT": "Killed"})
+    killed = Emulation(order=order, hooks=(FAULTS,), settings={"EMULATED_CUDA_FAULT": "Killed"})
     first = run(["pretrain_gpt.py", *flags, "--checkpoint.save_interval", "1"], killed)
     assert first.returncode not in (0, 2, 75) and "SIGKILL" in first.stdout + first.stderr, first.stderr
-    second = run(["pretrain_gpt.py", *flags], Emulation(order="late"))
+    second = run(["pretrain_gpt.py", *flags], Emulation(order=order))
     assert second.returncode == 0, second.stderr
     assert "starting from initial weights" not in second.stdout
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND

@@ -37,4 +37,10 @@ cudaError_t refuse_captured(const Event &);    // its moment is within a graph, 
 cudaError_t refuse_record(Stream &, unsigned flags);
 cudaError_t refuse_wait(Stream &, const Event &);
 
+// Under the lock: whether a capture keeps it.
+bool keep_instead(Stream &, const std::function<Item()> &make);
+// They take the lock: whether record and wait_on_stream are done with that.
+bool note_captured(Event &, Stream &);
+bool wait_captured(Stream &, const Event &);
+
 }  // namespace device

@@ -1,5 +1,5 @@
 // One thread of the process is the device: it runs the items that the program's threads push.
-#include "queues.h"
+#include "graphs.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -204,12 +204,6 @@ Stream &stream_of(cudaStream_t handle) {
   }
   return *stream;
 }
-
-// graphs.cpp. Under the lock: whether a capture keeps it.
-bool keep_instead(Stream &, const std::function<Item()> &make);
-// They take the lock: whether record and wait_on_stream are done with that.
-bool note_captured(Event &, Stream &);
-bool wait_captured(Stream &, const Event &);
 
 void push_made(Stream &stream, const std::function<Item()> &make) {
   {

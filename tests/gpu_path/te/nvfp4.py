@@ -90,9 +90,7 @@ def quantize(values: Tensor, quantizer: Any, output: Any, noop: Tensor | None) -
     for way, matrix in copies:
         amax = matrix.abs().max()
         if quantizer.with_amax_reduction:
-            torch.distributed.all_reduce(
-                amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group
-            )
+            torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
         data, scales = cast(matrix, amax, quantizer)
         write(getattr(output, f"_amax_{way}"), amax, noop)
         write(getattr(output, f"_{way}_data"), data, noop)
@@ -111,9 +109,7 @@ def take_what_is_used(output: Any, quantizer: Any, tensor: Tensor) -> None:
 def values_of(tensor: Any, columnwise: bool) -> Tensor:
     """fp32 [rows, n]; by columns as they are turned."""
     way = "columnwise" if columnwise else "rowwise"
-    data, scale_inv, amax = (
-        getattr(tensor, name) for name in (f"_{way}_data", f"_{way}_scale_inv", f"_amax_{way}")
-    )
+    data, scale_inv, amax = (getattr(tensor, name) for name in (f"_{way}_data", f"_{way}_scale_inv", f"_amax_{way}"))
     assert data is not None, f"an fp4 operand has no data by {'columns' if columnwise else 'rows'}"
     matrix = data.reshape(data.shape[0], -1) if columnwise else rows(data)
     found = uncast(matrix, scale_inv.view(SCALE_FORMAT), amax)
