@@ -4,6 +4,7 @@ HybridModel builds a model from a pattern of one symbol per sublayer ("*-" is a 
 between pipeline chunks, and places the chunks itself. Its deprecated sibling GPTModel gets critical fixes only.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
-from models.init import initialise
+from models.init import initialise, parameters_without_memory
 from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.fp8 import resolve_recipe
@@ -64,6 +65,8 @@ def build(
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
+    With parallel.fully_sharded their parameters have no memory ("meta") and no values: each rank gives its shards both.
+
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     """
@@ -83,21 +86,8 @@ def build(
         cuda_graphs.install(config.sequence_parallel)
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
-        chunk = HybridModel(
-            config,
-            stack_spec(config, backend),
-            vocab_size=shape.padded_vocab_size,
-            max_sequence_length=shape.max_position_embeddings,
-            hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(parallel, shape.num_layers)),
-            pre_process=ranks.is_first_stage and vp_stage == 0,
-            post_process=ranks.is_last_stage and vp_stage == ranks.layout.vpp - 1,
-            share_embeddings_and_output_weights=shape.tied,
-            position_embedding_type=shape.position_embedding_type,
-            rotary_percent=shape.rotary_percent,
-            rotary_base=shape.rotary_base,
-            pg_collection=ranks.pgs,
-            vp_stage=vp_stage if ranks.layout.vpp > 1 else None,
-        )
+        with parameters_without_memory() if parallel.fully_sharded else contextlib.nullcontext():
+            chunk = _chunk(config, shape, parallel, ranks, backend, vp_stage)
         if chunk.mtp_process:
             mtp.mend(chunk)
         set_inv_freq(chunk, shape, ranks.device)
@@ -109,10 +99,36 @@ def build(
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
         routing.let_go_after_use(chunk)
-        chunk.to(ranks.device)
-        initialise(chunk, shape, seed)
+        if not parallel.fully_sharded:
+            chunk.to(ranks.device)
+            initialise(chunk, shape, seed)
         chunks.append(chunk)
     return chunks
+
+
+def _chunk(
+    config: TransformerConfig,
+    shape: GPTShape,
+    parallel: ParallelConfig,
+    ranks: Ranks,
+    backend: BackendSpecProvider,
+    vp_stage: int,
+) -> HybridModel:
+    return HybridModel(
+        config,
+        stack_spec(config, backend),
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
+        hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(parallel, shape.num_layers)),
+        pre_process=ranks.is_first_stage and vp_stage == 0,
+        post_process=ranks.is_last_stage and vp_stage == ranks.layout.vpp - 1,
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type=shape.position_embedding_type,
+        rotary_percent=shape.rotary_percent,
+        rotary_base=shape.rotary_base,
+        pg_collection=ranks.pgs,
+        vp_stage=vp_stage if ranks.layout.vpp > 1 else None,
+    )
 
 
 def transformer_config(

@@ -4,9 +4,10 @@ Element i of parameter k is a normal number drawn from a hash of (seed, k, i), s
 each rank computes its own shard only: the cost is O(local elements), nothing is communicated.
 """
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from models.layers.fp8_weights import plain_weights
 from models.names import canonical
 from models.shapes import GPTShape
+from parallel.regions import HeldTensor
 
 BLOCK = 1 << 20  # elements per pass: bounds the memory of int64 and fp32 temporaries to about 40 MB
 
@@ -28,14 +30,53 @@ def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
     """Fill every parameter of one unwrapped model chunk, in place, in its own dtype; in 16 bits what will be in fp8."""
     with plain_weights(chunk):
         for entry in global_tensors(chunk):
-            name = canonical(entry.key)
-            std = std_of(name, shape)
-            if std is None:
-                entry.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
-            else:
-                # An expert is a row of one global tensor of all experts.
-                box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
-                fill_normal(box, seed, name, tuple(entry.global_shape), tuple(entry.global_offset), std)
+            # An expert is a row of one global tensor of all experts.
+            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
+            fill(box, entry.key, tuple(entry.global_shape), tuple(entry.global_offset), shape, seed)
+
+
+@torch.no_grad()
+def initialise_shards(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
+    """Fill what a rank holds of parameters and buffers, of which it may hold any elements."""
+    for one in held:
+        for box in one.boxes("", one.tensor.detach(), writes=False):
+            fill(box.data, box.key, box.global_shape, box.offset, shape, seed)
+
+
+def fill(
+    box: Tensor, key: str, global_shape: tuple[int, ...], offset: tuple[int, ...], shape: GPTShape, seed: int
+) -> None:
+    """Give the box at ``offset`` of mcore's tensor ``key`` its initial values, in place."""
+    name = canonical(key)
+    std = std_of(name, shape)
+    if std is None:
+        box.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
+    else:
+        fill_normal(box, seed, name, global_shape, offset, std)
+
+
+@contextlib.contextmanager
+def parameters_without_memory() -> Iterator[None]:
+    """Within, modules keep their parameters on "meta", with their marks, and all else, such as rotary frequencies, as
+    they make it.
+
+    A parameter has memory until its module has it, so at most one does. torch.device("meta") would take buffers and
+    plain tensors as well, and mcore, which names a device for each, would not heed it.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            marks = vars(param)
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+            vars(param).update(marks)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def global_tensors(chunk: nn.Module) -> Iterator[ShardedTensor]:

@@ -126,6 +126,12 @@ def _no_fused_cross_entropy(setting: KernelSetting) -> str | None:
     return f'precision.dtype is "{setting.dtype}", and only in bf16 does it save memory without rounding more'
 
 
+def _no_main_gradient(setting: KernelSetting) -> str | None:
+    if not setting.parallel.fully_sharded:
+        return None
+    return "gradients that go into shards have no buffer to be added to (parallel.data_parallel_sharding_strategy)"
+
+
 def _no_experts(setting: KernelSetting) -> str | None:
     return None if setting.shape.num_moe_experts else "the model has no experts"
 
@@ -165,7 +171,7 @@ FUSIONS: dict[str, Fusion] = {
     ),
     "apply_rope_fusion": Fusion(title="rotary embedding", obstacle=_no_fused_rope),
     "cross_entropy_loss_fusion": Fusion(title="cross entropy", obstacle=_no_fused_cross_entropy),
-    "gradient_accumulation_fusion": Fusion(title="gradient accumulation"),
+    "gradient_accumulation_fusion": Fusion(title="gradient accumulation", obstacle=_no_main_gradient),
     "moe_grouped_gemm": Fusion(title="experts' products", obstacle=_no_experts),
     "moe_permute_fusion": Fusion(title="permutation of tokens", obstacle=_no_fused_permutation),
     "moe_router_fusion": Fusion(title="router", obstacle=_no_experts),

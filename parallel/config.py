@@ -16,8 +16,20 @@ OWNED_DDP_FIELDS = frozenset(
         "fp8_param_gather",
         "reuse_grad_buf_for_mxfp8_param_ag",
         "average_in_collective",
+        "data_parallel_sharding_strategy",
+        "num_distributed_optimizer_instances",
     }
 )
+
+Sharding = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
+STRATEGIES: dict[str, Sharding] = {
+    "no_shard": "no_shard", "NO_SHARD": "no_shard", "zero0": "no_shard",
+    "optim": "optim", "zero1": "optim",
+    "optim_grads": "optim_grads", "SHARD_GRAD_OP": "optim_grads", "zero2": "optim_grads",
+    "optim_grads_params": "optim_grads_params", "FULL_SHARD": "optim_grads_params", "zero3": "optim_grads_params",
+    "HYBRID_SHARD": "optim_grads_params",
+}  # fmt: skip
+"""Megatron's names, torch's, and DeepSpeed's stages -> Megatron's."""
 
 
 StreamGroup = Literal[
@@ -75,7 +87,19 @@ class ParallelConfig:
     (data.reset_attention_mask), they are all-gathered."""
 
     use_distributed_optimizer: bool = True
-    """Split the optimizer's fp32 state over the DP ranks (ZeRO-1)."""
+    """Split the optimizer's fp32 state over the DP ranks (ZeRO-1). data_parallel_sharding_strategy goes before it."""
+
+    data_parallel_sharding_strategy: Literal[
+        "no_shard", "optim", "optim_grads", "optim_grads_params",
+        "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "zero0", "zero1", "zero2", "zero3",
+    ] | None = None  # fmt: skip
+    """What the DP x CP ranks split: nothing (no_shard), the optimizer's state (optim, ZeRO-1), gradients too
+    (optim_grads, ZeRO-2), weights too (optim_grads_params, ZeRO-3); or torch's names, or DeepSpeed's stages. None: as
+    use_distributed_optimizer says."""
+
+    num_distributed_optimizer_instances: int = 1
+    """Groups of DP x CP ranks that each hold all shards, with gradients summed over the groups (HSDP, HYBRID_SHARD).
+    Needs optim_grads or optim_grads_params."""
 
     overlap_grad_reduce: bool = False
     """Reduce gradients while the backward pass still runs."""
@@ -108,6 +132,18 @@ class ParallelConfig:
     megatron: tuple[str, ...] = ()
     """More of mcore's DistributedDataParallelConfig, as "field=value" strings."""
 
+    @property
+    def sharding(self) -> Sharding:
+        """What the data ranks split, in Megatron's names."""
+        if self.data_parallel_sharding_strategy is not None:
+            return STRATEGIES[self.data_parallel_sharding_strategy]
+        return "optim" if self.use_distributed_optimizer else "no_shard"
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Gradients, and perhaps weights, are split: torch's fully_shard in place of Megatron's DDP."""
+        return self.sharding in ("optim_grads", "optim_grads_params")
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone; ``RunConfig.problems`` (training/config) has the rest."""
         sizes = {
@@ -120,6 +156,7 @@ class ParallelConfig:
             "num_layers_in_first_pipeline_stage": self.num_layers_in_first_pipeline_stage,
             "num_layers_in_last_pipeline_stage": self.num_layers_in_last_pipeline_stage,
             "ddp_bucket_size": self.ddp_bucket_size,
+            "num_distributed_optimizer_instances": self.num_distributed_optimizer_instances,
         }
         found = [
             f"parallel.{name} must be 1 or more, found {size}."
@@ -128,11 +165,12 @@ class ParallelConfig:
         ]
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             found.append("parallel.sequence_parallel needs parallel.tensor_model_parallel_size > 1.")
-        if self.overlap_param_gather and not (self.overlap_grad_reduce and self.use_distributed_optimizer):
+        if self.overlap_param_gather and not (self.overlap_grad_reduce and self.sharding != "no_shard"):
             found.append(
                 "parallel.overlap_param_gather needs parallel.overlap_grad_reduce and "
                 "parallel.use_distributed_optimizer."
             )
+        found += self._sharding_problems()
         if (self.virtual_pipeline_model_parallel_size or 1) > 1 and self.pipeline_model_parallel_size == 1:
             found.append(
                 "parallel.virtual_pipeline_model_parallel_size needs parallel.pipeline_model_parallel_size > 1."
@@ -140,6 +178,31 @@ class ParallelConfig:
         if self.distributed_timeout_minutes <= 0:
             found.append("parallel.distributed_timeout_minutes must be above 0.")
         return found + megatron_field_problems("parallel.megatron", self.megatron, OWNED_DDP_FIELDS)
+
+    def _sharding_problems(self) -> list[str]:
+        """What goes with one strategy alone."""
+        strategy, copies = self.data_parallel_sharding_strategy, self.num_distributed_optimizer_instances
+        if strategy == "HYBRID_SHARD" and copies == 1:
+            return [
+                'parallel.data_parallel_sharding_strategy "HYBRID_SHARD" needs '
+                "parallel.num_distributed_optimizer_instances > 1, the number of copies, found 1. Set it, or use "
+                '"FULL_SHARD".'
+            ]
+        if not self.fully_sharded:
+            if copies == 1:
+                return []
+            return [
+                f"parallel.num_distributed_optimizer_instances {copies} needs "
+                'parallel.data_parallel_sharding_strategy "optim_grads" or "optim_grads_params", found '
+                f'"{self.sharding}".'
+            ]
+        of_ddp = {"ddp_bucket_size": self.ddp_bucket_size, "nccl_ub": self.nccl_ub, "megatron": self.megatron}
+        return [
+            f"parallel.{name} is of Megatron's DDP, which parallel.data_parallel_sharding_strategy "
+            f'"{strategy}" does without. Leave it out.'
+            for name, value in of_ddp.items()
+            if value
+        ]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -81,7 +81,7 @@ def start(
     timeout_minutes: float,
     resolve_s: float = 60.0,
     facts: Mapping[str, str] | None = None,
-    nccl: ParallelConfig | None = None,
+    parallel: ParallelConfig | None = None,
     graphs: bool = False,
     console_fd: int | None = None,
 ) -> Iterator[Ranks]:
@@ -90,11 +90,11 @@ def start(
     resolve_s: seconds that MASTER_ADDR may take to resolve; UserError after them.
 
     ``facts`` must be the same on all ranks (see ``same_everywhere``); they are compared before any group is built,
-    since ranks with different layouts would wait for each other. nccl: has NCCL's options for the groups; None:
-    defaults. SharedMistake where they cannot be. graphs: random states that CUDA graphs can replay. On the CPU this
-    installs the CPU backend in this process.
+    since ranks with different layouts would wait for each other. parallel: HSDP's copies, and NCCL's options for the
+    groups; None: defaults. SharedMistake where these cannot be. graphs: random states that CUDA graphs can replay. On
+    the CPU this installs the CPU backend in this process.
     """
-    nccl, sharp = nccl or ParallelConfig(), take_sharp(os.environ)
+    parallel, sharp = parallel or ParallelConfig(), take_sharp(os.environ)
     on = _prepare_device(device, identity)
     timeout = timedelta(minutes=timeout_minutes)
     # No device_id: bound to a device, torch would make every later group a split of this one on all ranks, members or
@@ -118,11 +118,11 @@ def start(
     try:
         of_nccl = {"NCCL_COLLNET_ENABLE": sharp} if device == "cuda" else {}
         same_everywhere({**(facts or {}), **of_nccl}, identity, on)
-        if problems := nccl_problems(nccl, on.type == "cuda") or sharp_problems(nccl, identity, sharp):
+        if problems := nccl_problems(parallel, on.type == "cuda") or sharp_problems(parallel, identity, sharp):
             raise SharedMistake("\n".join(problems))
-        if problems := allocator_problems(nccl, cpp_extension.CUDA_HOME):
+        if problems := allocator_problems(parallel, cpp_extension.CUDA_HOME):
             raise UserError(problems[0])
-        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, nccl, graphs)
+        yield _join(layout, identity, on, seed, timeout_minutes, console_fd, parallel, graphs)
         # A rank that left early would abort its peers' gloo threads: all leave together.
         dist.barrier()
     finally:
@@ -142,7 +142,7 @@ def pretend(layout: Layout, identity: Identity) -> Iterator[Ranks]:
     on = _prepare_device("cpu", identity)
     dist.init_process_group("fake", rank=identity.rank, world_size=identity.world_size, store=FakeStore())
     try:
-        yield _join(layout, identity, on, 1, timeout_minutes=1.0, console_fd=None, nccl=ParallelConfig())
+        yield _join(layout, identity, on, 1, timeout_minutes=1.0, console_fd=None, parallel=ParallelConfig())
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
@@ -155,11 +155,11 @@ def _join(
     seed: int,
     timeout_minutes: float,
     console_fd: int | None,
-    nccl: ParallelConfig,
+    parallel: ParallelConfig,
     graphs: bool = False,
 ) -> Ranks:
     """Megatron's groups and RNG tracker, once torch.distributed runs."""
-    with _without_gtp() if nccl.use_sharp else contextlib.nullcontext():
+    with _without_gtp() if parallel.use_sharp else contextlib.nullcontext():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tp,
             pipeline_model_parallel_size=layout.pp,
@@ -168,9 +168,10 @@ def _join(
             expert_model_parallel_size=layout.ep,
             expert_tensor_parallel_size=layout.etp,
             distributed_timeout_minutes=timeout_minutes,
+            num_distributed_optimizer_instances=parallel.num_distributed_optimizer_instances,
             create_gloo_process_groups=False,
-            use_sharp=nccl.use_sharp,
-            high_priority_stream_groups=list(nccl.high_priority_stream_groups),
+            use_sharp=parallel.use_sharp,
+            high_priority_stream_groups=list(parallel.high_priority_stream_groups),
         )
     at = layout.coordinates(identity.rank)
     drawn_from = dropout_seed(seed, layout, at)

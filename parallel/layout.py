@@ -110,7 +110,19 @@ def world_problems(parallel: ParallelConfig, world_size: int) -> list[str]:
             f"{experts} ranks. Change parallel.expert_model_parallel_size or .expert_tensor_parallel_size: their "
             f"product must be one of {', '.join(map(str, fits))}."
         ]
-    return []
+    return _copies_problems(parallel, stage // parallel.tensor_model_parallel_size, stage // experts)
+
+
+def _copies_problems(parallel: ParallelConfig, ranks: int, expert_ranks: int) -> list[str]:
+    """Whether the ranks that share weights, and those that share experts, can be split into HSDP's copies."""
+    copies = parallel.num_distributed_optimizer_instances
+    if ranks % copies == 0 and expert_ranks % copies == 0:
+        return []
+    fits = [size for size in range(1, ranks + 1) if ranks % size == 0 and expert_ranks % size == 0]
+    return [
+        f"parallel.num_distributed_optimizer_instances {copies}: the {ranks} ranks of DP x CP, and the {expert_ranks} "
+        f"that hold the same experts, cannot be split into so many. Use one of {', '.join(map(str, fits))}."
+    ]
 
 
 def expert_tensor_parallel_size(parallel: ParallelConfig) -> int:

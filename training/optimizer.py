@@ -1,15 +1,15 @@
-"""AdamW through Megatron's optimizers: fp32 main weights, clipping, loss scaling, ZeRO-1."""
+"""AdamW through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
@@ -17,7 +17,7 @@ from training.config.run_config import OptimizerConfig
 
 
 def build(
-    chunks: Sequence[DistributedDataParallel],
+    chunks: Chunks,
     optimizer: OptimizerConfig,
     parallel: ParallelConfig,
     precision: PrecisionConfig,
@@ -34,17 +34,20 @@ def build(
         "adam_beta2": optimizer.adam_beta2,
         "adam_eps": optimizer.adam_eps,
         "clip_grad": optimizer.clip_grad,
-        "use_distributed_optimizer": parallel.use_distributed_optimizer,
-        "overlap_param_gather": parallel.overlap_param_gather,
+        "use_distributed_optimizer": parallel.sharding == "optim",
+        "overlap_param_gather": parallel.overlap_param_gather and parallel.sharding == "optim",
     }
-    settings |= optimizer_settings(precision) | checked(
-        "optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig
-    )
+    # Shards are fp32 already, whatever weights are gathered in.
+    stored = replace(precision, dtype="fp32") if parallel.fully_sharded else precision
+    settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
     built = get_megatron_optimizer(
         MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
     )
-    if parallel.use_distributed_optimizer:
+    if parallel.sharding == "optim":
         gather_once(built)
+    if parallel.fully_sharded:
+        for part in built.chained_optimizers:  # the ranks that together hold all shards once
+            part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
     scale_backward(chunks[0].config, built, tokens_per_microbatch)
     return built
 
@@ -69,7 +72,7 @@ def scale_backward(config: TransformerConfig, optimizer: MegatronOptimizer, toke
     shrink = float(1 << (tokens_per_microbatch.bit_length() - 1))
     finalize = config.finalize_model_grads_func
 
-    def finalize_shrunk(model: list[DistributedDataParallel], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    def finalize_shrunk(model: list[Chunk], num_tokens: Tensor | None = None, **kwargs: Any) -> None:
         finalize(model, None if num_tokens is None else num_tokens.float() / shrink, **kwargs)
 
     config.grad_scale_func = lambda loss: optimizer.scale_loss(loss) / shrink

@@ -11,6 +11,7 @@ import torch
 
 from data.prepared import Prepared
 from models import gpt
+from models.init import initialise_shards
 from models.kernels import described, fusions_on, kernel_problems
 from models.layers import packed
 from models.layers.fp8 import resolve_recipe
@@ -79,7 +80,7 @@ def train(
         # before the watchdog ends a rank that does not start, without knowing why
         resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
         facts=fingerprint.facts(config, prepared.fingerprint),
-        nccl=config.parallel,
+        parallel=config.parallel,
         graphs=config.kernels.graphs,
         console_fd=console_fd,
     )
@@ -172,7 +173,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend,
     )  # fmt: skip
-    chunks = ddp.wrap(model, config.parallel, precision, ranks)
+    fill = partial(initialise_shards, shape=shape, seed=config.train.seed)
+    chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)
 

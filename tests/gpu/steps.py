@@ -32,7 +32,7 @@ def measure(
     layout = config.layout(identity.world_size)
     times_s, losses = [], []
     start = groups.start(
-        layout, identity, device=device, seed=1, timeout_minutes=5, nccl=config.parallel,
+        layout, identity, device=device, seed=1, timeout_minutes=5, parallel=config.parallel,
         graphs=config.kernels.graphs,
     )  # fmt: skip
     with start as ranks, overlap_of_tp(config, shape, ranks):

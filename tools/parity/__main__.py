@@ -33,8 +33,9 @@ class Parity:
 
     layouts: tuple[str, ...] = ("tp2", "pp2", "dp2", "tp2sppp2dp2")
     """Names made of tpN cpN ppN vppN dpN epN etpN (sizes), mbsN (micro-batch), firstN lastN (layers of the end stages),
-    account (embedding and loss as layers), sp overlap zero0 allgather bucketN, and "[Et|t|tt|L]" (Megatron's letters of
-    what each stage holds), e.g. tp2sp pp2vpp2 tp2spep2etp1 "pp4[Et|t|tt|L]"."""
+    account (embedding and loss as layers), sp overlap zero0 zero2 zero3 hsdpN (copies of the shards) allgather bucketN,
+    and "[Et|t|tt|L]" (Megatron's letters of what each stage holds), e.g. tp2sp pp2vpp2 dp4zero3 tp2spep2etp1
+    "pp4[Et|t|tt|L]"."""
 
     num_layers: int = 4
     """Layers of the shrunk model; a multiple of the pipeline chunks."""

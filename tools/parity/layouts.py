@@ -23,15 +23,18 @@ SIZES = {
     "first": "num_layers_in_first_pipeline_stage",
     "last": "num_layers_in_last_pipeline_stage",
     "bucket": "ddp_bucket_size",
+    "hsdp": "num_distributed_optimizer_instances",
 }
 SWITCHES: dict[str, dict[str, object]] = {
     "sp": {"sequence_parallel": True},
     "overlap": {"overlap_grad_reduce": True, "overlap_param_gather": True},
     "zero0": {"use_distributed_optimizer": False},
+    "zero2": {"data_parallel_sharding_strategy": "optim_grads"},
+    "zero3": {"data_parallel_sharding_strategy": "optim_grads_params"},
     "allgather": {"moe_token_dispatcher_type": "allgather"},
     "account": {f"account_for_{part}_in_pipeline_split": True for part in ("embedding", "loss")},
 }
-WORD = re.compile(rf"(vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|({'|'.join(SWITCHES)})|\[([^\]]+)\]")
+WORD = re.compile(rf"({'|'.join(SWITCHES)})|(hsdp|vpp|etp|ep|tp|pp|cp|dp|mbs|first|last|bucket)(\d+)|\[([^\]]+)\]")
 
 
 def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
@@ -39,7 +42,8 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
 
     A name is made of tpN, ppN, vppN, cpN, dpN, epN, etpN, mbsN (micro-batch), firstN and lastN (layers of the first
     and last stage), bucketN (elements), sp (sequence parallel), overlap (of both gradient reduce and parameter gather),
-    zero0 (no distributed optimizer), allgather (experts' dispatcher), account (embedding and loss count as layers) and
+    zero0 (no distributed optimizer), zero2 and zero3 (gradients, and weights, in shards), hsdpN (copies of the shards),
+    allgather (experts' dispatcher), account (embedding and loss count as layers) and
     [Et|tt|tL] (pipeline_model_parallel_layout). Without dpN there is one replica, or as many as the experts need.
     Raises UserError for anything else.
     """
@@ -49,7 +53,7 @@ def with_layout(config: RunConfig, name: str) -> tuple[RunConfig, int]:
         )
     changes: dict[str, object] = {}
     dp, micro_batch_size = None, config.train.micro_batch_size
-    for size_name, number, switch, stages in WORD.findall(name):
+    for switch, size_name, number, stages in WORD.findall(name):
         if size_name == "dp":
             dp = int(number)
         elif size_name == "mbs":

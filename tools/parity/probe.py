@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import is_main_replica
 from megatron.core.distributed import DistributedDataParallel
 
 from data.loader import Batch, Packing
 from data.prepared import Prepared
-from models.init import global_tensors
 from models.names import canonical
 from models.resolve import resolve
 from parallel import groups
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunk, Chunks, held
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import checkpoint, train
@@ -60,7 +59,12 @@ def run(identity: Identity, task: ProbeTask, until: int) -> None:
     config = task.config
     shape = resolve(config.model, task.prepared.tokenizer.vocab_size)
     with groups.start(
-        config.layout(identity.world_size), identity, device="cpu", seed=config.train.seed, timeout_minutes=2
+        config.layout(identity.world_size),
+        identity,
+        device="cpu",
+        seed=config.train.seed,
+        timeout_minutes=2,
+        parallel=config.parallel,
     ) as ranks:
         chunks, optim = train.build_parts(config, shape, ranks)
         restored = checkpoint.restore(task.folder / "checkpoints", config.checkpoint, chunks, optim, ranks)
@@ -145,35 +149,26 @@ def step_gradients(
 
 
 @torch.no_grad()
-def gradient_pieces(chunk: DistributedDataParallel) -> list[tuple[str, ProbedPart]]:
-    """A chunk's reduced gradients as pieces of global tensors.
-
-    For a moment gradients stand where the weights are, so that the checkpoint's own description of the parameters
-    (a gated fc1 is two pieces) describes the gradients.
-    """
-    gradients = whole_gradients(chunk)
-    weights = {param: param.detach().clone() for param in gradients}
-    for param, gradient in gradients.items():
-        param.copy_(gradient)
+def gradient_pieces(chunk: Chunk) -> list[tuple[str, ProbedPart]]:
+    """A chunk's reduced gradients as pieces of global tensors, where the chunk holds the parameters."""
+    gradients = own_gradients(chunk) if isinstance(chunk, FullyShardedChunk) else whole_gradients(chunk)
     pieces = []
-    for entry in global_tensors(unwrap(chunk)):
-        if entry.key.endswith("expert_bias"):  # no parameter
-            continue
-        piece = ProbedPart(
-            offset=tuple(entry.global_offset),
-            global_shape=tuple(entry.global_shape),
-            main=is_main_replica(entry.replica_id),
-            data=entry.data.clone().view((1,) * entry.prepend_axis_num + tuple(entry.data.shape)),
-        )
-        pieces.append((canonical(entry.key), piece))
-    for param, weight in weights.items():
-        param.copy_(weight)
+    for one in (one for one in held(chunk) if one.tensor in gradients):
+        is_main = one.is_main and not any(one.regions[0].replica[: -1 if one.shards else None])
+        for box in one.boxes("", gradients[one.tensor], writes=is_main):
+            piece = ProbedPart(offset=box.offset, global_shape=box.global_shape, main=is_main, data=box.data.clone())
+            pieces.append((canonical(box.key), piece))
     return pieces
 
 
-def whole_gradients(chunk: DistributedDataParallel) -> dict[torch.nn.Parameter, torch.Tensor]:
+def own_gradients(chunk: FullyShardedChunk) -> dict[torch.Tensor, torch.Tensor]:
+    """Shard -> its gradient."""
+    return {one.tensor: one.tensor.main_grad for one in chunk.shards.values() if one.tensor.numel()}  # type: ignore[attr-defined]
+
+
+def whole_gradients(chunk: DistributedDataParallel) -> dict[torch.Tensor, torch.Tensor]:
     """Parameter -> its gradient. With ZeRO-1 each data rank reduced only its shard of a bucket: gather the others'."""
-    gradients = {}
+    gradients: dict[torch.Tensor, torch.Tensor] = {}
     for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
         for bucket in group.buckets:
             whole = bucket.grad_data.clone()

@@ -11,7 +11,6 @@ from models.names import canonical
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.checkpoint import fp8_state, optimizer_state, rng
-from training.checkpoint.boxes import Box
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,17 +72,17 @@ _PRESENCE: Sequence[tuple[str, str]] = (
 )
 
 
-def check(path: Path, saved: Shapes, boxes: Sequence[Box], ranks: Ranks) -> None:
-    """Raises SharedMistake, the same on every rank, unless ``saved`` has what the boxes of all ranks need.
+def check(path: Path, saved: Shapes, own: Shapes, ranks: Ranks) -> None:
+    """Raises SharedMistake, the same on every rank, unless ``saved`` has what all ranks need.
 
-    ``boxes`` may be those of the weights alone. Pipeline stages exchange their names and shapes once.
+    own: what this rank's stage needs, or its weights alone. Stages exchange their names and shapes once.
     """
-    needed = _all_stages({box.key: box.global_shape for box in boxes}, ranks)
+    needed = _all_stages(own, ranks)
     model = {key: shape for key, shape in needed.items() if not key.startswith(optimizer_state.PREFIX)}
     found = weights_in(saved)
     if problem := _difference(found, model):
-        own = f"Its own configuration is {path / 'config.toml'}."
-        raise SharedMistake(f"checkpoint {path} does not fit this model: {problem} {own}")
+        where = f"Its own configuration is {path / 'config.toml'}."
+        raise SharedMistake(f"checkpoint {path} does not fit this model: {problem} {where}")
     state = needed.keys() - model.keys()
     missing = sorted(key for key in state if saved.get(key) != needed[key])
     if missing:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
-from training.checkpoint.boxes import Box
+from parallel.regions import Box
 
 PREFIX = "fp8."
 PASSES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}

@@ -6,21 +6,21 @@ own ``fully_reshardable`` form has the same keys, but gathers the state, and get
 padded. The fp32 weights (``param``) stand for the model's own, which are their roundings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
 from models.layers.fp8_weights import forget_amax, kept_in_fp8
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunks
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
-from training.checkpoint.boxes import Box
-from training.checkpoint.model_state import is_turn_of, regions
+from parallel.regions import Box
+from training.checkpoint.model_state import enumerated, is_writer
 from training.checkpoint.state import JSON
 
 PREFIX = "optimizer.state."
@@ -29,12 +29,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Slice(NamedTuple):
-    """What this rank holds of a parameter's optimizer state: fp32 [n], of its elements [start, start + n)."""
+    """What this rank holds of a parameter's optimizer state: fp32 [n], of elements [start, start + n) of what it holds
+    of the parameter."""
 
     start: int
     tensors: Mapping[str, Tensor]
     is_shared: bool
-    """Every data rank holds the same (no ZeRO-1)."""
+    """It is of all that: every rank that holds the parameter, or the same shard, has the same (no ZeRO-1)."""
     is_main: bool
     """Not a copy that another instance of a distributed optimizer holds too."""
 
@@ -53,14 +54,29 @@ def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) 
     allocate(optimizer)
     slices = dict(held_slices(optimizer))
     found: list[Box] = []
-    for number, (param, held) in enumerate(entry for chunk in chunks for entry in regions(unwrap(chunk))):
-        if param not in slices:
+    for number, one in enumerated(chunks):
+        if one.tensor not in slices:
             continue
-        piece = slices[param]
-        for region in held:
-            turn = is_turn_of(number, param, region, ranks) if piece.is_shared else piece.is_main
-            for name, tensor in piece.tensors.items():
-                found += region.boxes(f"{PREFIX}{name}.", tensor, piece.start, region.is_original and turn)
+        piece = slices[one.tensor]
+        if piece.is_shared:
+            writes = is_writer(number, one, ranks)
+        else:
+            writes = one.regions[0].is_original and piece.is_main
+        for name, tensor in piece.tensors.items():
+            start = one.start + piece.start
+            found += [box for at in one.regions for box in at.boxes(f"{PREFIX}{name}.", tensor, start, writes)]
+    return found
+
+
+def names_and_shapes(chunks: Chunks, *, optimizer: bool) -> dict[str, tuple[int, ...]]:
+    """Every tensor of this rank's stage that a checkpoint must have, whichever of its elements the rank holds.
+
+    optimizer: with those of the optimizer's state.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for _, one in enumerated(chunks):
+        prefixes = ["", *(f"{PREFIX}{name}." for name in ("param", *MOMENTS) if optimizer and one.tensor.requires_grad)]
+        found |= {prefix + at.key: at.global_shape for at in one.regions for prefix in prefixes}
     return found
 
 
@@ -146,7 +162,7 @@ def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
             scaler.load_state_dict({**saved["grad_scaler"], "scale": scale})
 
 
-def weights_from_optimizer(chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+def weights_from_optimizer(chunks: Chunks, optimizer: MegatronOptimizer) -> None:
     """Make the model's weights those of the optimizer, rounded to the model's dtype or to fp8, on every data rank."""
     for param in (param for chunk in chunks for param in chunk.parameters() if kept_in_fp8(param)):
         forget_amax(param)
@@ -155,8 +171,8 @@ def weights_from_optimizer(chunks: Sequence[DistributedDataParallel], optimizer:
             part._copy_main_params_to_param_buffer()
         elif hasattr(part, "_copy_main_params_to_model_params"):
             part._copy_main_params_to_model_params()
-    for chunk in chunks:
-        if chunk.ddp_config.use_distributed_optimizer:
+    for chunk in chunks:  # shards of fully_shard are the optimizer's own weights
+        if not isinstance(chunk, FullyShardedChunk) and chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)
 
 

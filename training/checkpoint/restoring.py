@@ -14,9 +14,9 @@ from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.layout import Layout
+from parallel.regions import Box
 from training.checkpoint import fit, folders, fp8_state, optimizer_state, rng
 from training.checkpoint.agreement import gathered, on_first_rank
-from training.checkpoint.boxes import Box
 from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.format.verify import Damage, Depth, damages, strangers
 from training.checkpoint.model_state import model_boxes
@@ -114,7 +114,8 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
     with TensorReader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
-        fit.check(source.path, reader.shapes, weights + state, ranks)
+        needed = optimizer_state.names_and_shapes(chunks, optimizer=source.optimizer)
+        fit.check(source.path, reader.shapes, needed, ranks)
         with sound(ranks):
             if source.optimizer:
                 reader.read([box for box in weights if not box.has_master])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parallel.groups import Ranks
 from parallel.random_states import set_tracked_states, tracked_states
-from training.checkpoint.boxes import Box
+from parallel.regions import Box
 
 PREFIX = "rng."
 _TRACKER = "megatron."

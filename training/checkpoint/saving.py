@@ -10,9 +10,9 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
+from parallel.regions import Box
 from training.checkpoint import committing, folders, fp8_state, optimizer_state, rng, storage
 from training.checkpoint.agreement import on_every_rank, on_first_rank
-from training.checkpoint.boxes import Box
 from training.checkpoint.model_state import model_boxes, settled
 from training.checkpoint.state import JSON, State, encoded
 from training.progress import Progress

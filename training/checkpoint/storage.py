@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parallel.regions import Box
 from training.checkpoint import room
-from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.format.reader import FileReader as FileReader
 from training.checkpoint.format.writer import DATA, FileWriter

@@ -78,6 +78,32 @@ def graph_problems(
     ]
 
 
+def sharding_problems(
+    parallel: ParallelConfig, precision: PrecisionConfig, *, graphs: bool, userbuffers: bool
+) -> list[str]:
+    """What parallel.data_parallel_sharding_strategy cannot be with, where it leaves DDP to torch's fully_shard."""
+    if not parallel.fully_sharded:
+        return []
+    found = {
+        'precision.dtype = "fp16"': (
+            "fully_shard's fp32 shards have no loss scale. Use bf16",
+            precision.dtype == "fp16",
+        ),
+        "precision.fp8_shadow_interval": (
+            "its window needs the whole gradients of one microbatch. Leave it out",
+            precision.fp8_shadow_interval is not None,
+        ),
+        'kernels.cuda_graph_impl = "local"': ('a graph keeps the addresses of weights, which move. Use "none"', graphs),
+        "kernels.tp_comm_overlap": ("its buffers were not compared with it yet. Leave it out", userbuffers),
+    }
+    return [
+        f'parallel.data_parallel_sharding_strategy "{parallel.data_parallel_sharding_strategy}" cannot be with {what}: '
+        f'{why}, or use the strategy "optim".'
+        for what, (why, there) in found.items()
+        if there
+    ]
+
+
 def exchange_problems(shape: GPTShape, parallel: ParallelConfig, device: Literal["auto", "cpu", "cuda"]) -> list[str]:
     """What Transformer Engine's attention cannot exchange over context ranks (its attn_forward_func_with_cp)."""
     kind, cp = parallel.cp_comm_type, parallel.context_parallel_size
@@ -136,10 +162,16 @@ def param_gather_problems(parallel: ParallelConfig, precision: PrecisionConfig) 
     """
     if not precision.fp8_param_gather:
         return []
-    if not parallel.use_distributed_optimizer:
+    if parallel.sharding == "no_shard":
         return [
             "precision.fp8_param_gather needs parallel.use_distributed_optimizer = true, found false: it alone makes "
             "weights in fp8 from fp32 ones."
+        ]
+    if parallel.fully_sharded:
+        return [
+            "precision.fp8_param_gather needs the distributed optimizer "
+            '(parallel.data_parallel_sharding_strategy "optim"), found '
+            f'"{parallel.data_parallel_sharding_strategy}", whose weights are gathered in 16 bits.'
         ]
     if precision.fp8_recipe == "mxfp8" and parallel.overlap_param_gather:
         return [

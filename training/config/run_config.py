@@ -39,6 +39,7 @@ from training.config.incompatible import (
     param_gather_problems,
     recompute_problems,
     scale_problems,
+    sharding_problems,
 )
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 from training.config.ranges import range_problems
@@ -408,6 +409,9 @@ class RunConfig:
             found += context_problems(shape, self.parallel)
             found += dispatcher_problems(self.parallel, self.device)
             found += buffer_problems(shape, self.parallel)
+            found += sharding_problems(
+                self.parallel, self.precision, graphs=self.kernels.graphs, userbuffers=self.kernels.tp_comm_overlap
+            )
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             if self.kernels.graphs:

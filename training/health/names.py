@@ -1,17 +1,17 @@
 """Names that a finding carries: of parameters and the modules that hold them, and of another rank's node."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.names import canonical
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunk, Chunks, held
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
-from training.checkpoint.boxes import Region
-from training.checkpoint.model_state import regions
+from parallel.regions import Region
 
 
 def name_of(region: Region) -> str:
@@ -25,10 +25,24 @@ def name_of(region: Region) -> str:
 
 
 def parameter_names(chunks: Chunks) -> dict[Tensor, str]:
-    """Every parameter of this rank's chunks. Not cheap: mcore describes the whole model for it."""
-    return {
-        param: name_of(held[0]) for chunk in chunks for param, held in regions(unwrap(chunk)) if param.requires_grad
-    }
+    """Every parameter of this rank's chunks: what it holds of it. Not cheap: mcore describes the whole model for it."""
+    return {one.tensor: name_of(one.regions[0]) for chunk in chunks for one in held(chunk) if one.tensor.requires_grad}
+
+
+def module_parameter_names(chunk: Chunk) -> dict[Tensor, str]:
+    """The same names, of one chunk, by the parameters that its modules have between steps."""
+    if isinstance(chunk, FullyShardedChunk):
+        return {chunk.sharded[path]: name_of(one.regions[0]) for path, one in chunk.shards.items()}
+    return parameter_names([chunk])
+
+
+def gradient_leaves(chunk: Chunk) -> Iterator[tuple[str, Tensor]]:
+    """Names, and what autograd gives this rank's own gradients to. Collective where weights are sharded."""
+    names = module_parameter_names(chunk)
+    if isinstance(chunk, FullyShardedChunk):
+        yield from ((names[chunk.sharded[path]], param) for path, param in chunk.whole_parameters())
+    else:
+        yield from ((name, param) for param, name in names.items())
 
 
 def module_names(chunk: nn.Module, parameters: dict[Tensor, str]) -> dict[str, nn.Module]:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from data.loader import Batch
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunks
 from parallel.errors import SharedFault
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.launch import node_name
 from training.checkpoint import folders
@@ -112,15 +114,28 @@ class NonFinite:
         if (output := self.probe.bad_output()) is not None:
             microbatch, number = output
             evidence.forward = NonfinitePlace(microbatch, number * layout.pp + stage, 0, "the forward pass")
+        found = self._broken_gradients()
         if bad := self.probe.bad_gradients():
             depth = layout.chunks - 1 - (max(bad) * layout.pp + stage)
-            names = parameter_names(self.chunks)
-            params = [param for param in unwrap(self.chunks[max(bad)]).parameters() if param in names]
-            broken = non_finite([(names[param], param.main_grad) for param in params])
+            broken = found[max(bad)]
             evidence.backward = NonfinitePlace(
                 -1, depth, 0, f"the gradient of {(broken or ['an unknown parameter'])[-1]}"
             )
         return evidence
+
+    def _broken_gradients(self) -> list[list[str]]:
+        """By chunk, parameters whose gradient is not finite; of shards, after their reduction, on any data rank.
+
+        Collective where weights are sharded: what this rank made may lie in another one's shard.
+        """
+        named: list[list[tuple[Any, str]]] = [list(parameter_names([chunk]).items()) for chunk in self.chunks]
+        found = [non_finite([(name, param.main_grad) for param, name in chunk]) for chunk in named]
+        if not isinstance(self.chunks[0], FullyShardedChunk):
+            return found
+        everyones: list[list[list[str]]] = [found] * self.ranks.identity.world_size
+        dist.all_gather_object(everyones, found)
+        broken = {name for one in everyones for chunk in one for name in chunk}
+        return [[name for _, name in chunk if name in broken] for chunk in named]
 
     def _traced(self, trace: Trace) -> Evidence:
         """Of the second run: in which module or parameter."""

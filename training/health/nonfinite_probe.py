@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel.ddp import Chunks, unwrap
+from parallel.fsdp import FullyShardedChunk
 
 
 class NonfiniteProbe:
@@ -23,6 +24,9 @@ class NonfiniteProbe:
         self.gradients: list[list[Tensor]] = [[] for _ in chunks]
         for number, chunk in enumerate(chunks):
             unwrap(chunk).register_forward_hook(partial(self._note_output, number))
+            if isinstance(chunk, FullyShardedChunk):
+                chunk.observe_reductions(partial(self._note_reduced, number))
+                continue
             for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups):
                 group.start_grad_sync = partial(self._note_gradients, number, group, group.start_grad_sync)
 
@@ -53,3 +57,11 @@ class NonfiniteProbe:
         if group.grad_reduce_handle is None:  # else it is under way, and no longer ours alone
             self.gradients[number] += [bucket.grad_data.sum(dtype=torch.float32) for bucket in group.buckets]
         reduce(*args, **kwargs)
+
+    def _note_reduced(self, number: int, own: Tensor) -> None:
+        """Of a unit and a microbatch: one running sum, as there are many of them."""
+        total = own.sum(dtype=torch.float32)
+        if self.gradients[number]:
+            self.gradients[number][0] += total
+        else:
+            self.gradients[number].append(total)

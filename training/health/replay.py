@@ -19,7 +19,7 @@ from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.random_states import set_tracked_states, tracked_states
 from training.checkpoint import fp8_state
-from training.health.names import module_names, parameter_names
+from training.health.names import gradient_leaves, module_names, module_parameter_names
 from training.health.nonfinite_locate import NonfinitePlace
 from training.loss_scale import LossScale
 
@@ -77,21 +77,20 @@ class Trace:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Look while this is open. Not collective."""
+        """Look while this is open. Collective where weights are sharded."""
         with kernel_by_kernel(self.chunks), self._hooked():
             yield
 
     @contextlib.contextmanager
     def _hooked(self) -> Iterator[None]:
         handles: list[Any] = []
-        names = parameter_names(self.chunks)
         for number, chunk in enumerate(self.chunks):
             model = unwrap(chunk)
             handles.append(model.register_forward_pre_hook(partial(self._begin, number)))
-            for name, module in module_names(model, names).items():
+            for name, module in module_names(model, module_parameter_names(chunk)).items():
                 handles.append(module.register_forward_hook(partial(self._look_forward, number, name)))
-            for param in (param for param in model.parameters() if param in names):
-                handles.append(param.register_hook(partial(self._look_backward, number, names[param])))
+            for name, leaf in gradient_leaves(chunk):
+                handles.append(leaf.register_hook(partial(self._look_backward, number, name)))
         try:
             yield
         finally:

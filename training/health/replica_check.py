@@ -15,11 +15,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from models.layers.fp8_weights import values
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunks, held
 from parallel.errors import SharedFault
 from parallel.groups import Ranks
-from training.checkpoint.boxes import Region
-from training.checkpoint.model_state import regions
+from parallel.regions import HeldTensor, Region
 from training.health.names import host_of, name_of
 from training.progress import Progress
 
@@ -44,17 +43,19 @@ class ReplicatedTensor(NamedTuple):
 class Replicas:
     """Compares them. Which ranks hold the same tensor is known from megatron-core's description for checkpoints.
 
-    One reduction, of four numbers for each (stage, TP rank), (stage), (stage, expert rank) and TP rank, tells every
-    rank whether something differs; only then do more details travel, of two ranks.
+    One reduction, of four numbers for each (stage, TP rank), (stage), (stage, expert rank) and TP rank, and of each
+    shard, tells every rank whether something differs; only then do more details travel, of two ranks. Of a shard there
+    are replicas where TP ranks, HSDP's instances, or stages with tied embeddings hold the same weights.
     """
 
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
         self.optimizer, self.ranks = optimizer, ranks
-        self.rows = ComparisonRows(ranks)
+        own = [one for chunk in chunks for one in held(chunk)]
+        self.rows = ComparisonRows(ranks, max((one.shards or 1 for one in own), default=1))
         self.held = [
-            ReplicatedTensor(self.rows.row_of(param, found[0]), name_of(found[0]), param)
-            for chunk in chunks
-            for param, found in regions(unwrap(chunk))
+            ReplicatedTensor(self.rows.row_of(one), name_of(one.regions[0]), one.tensor)
+            for one in own
+            if one.tensor.numel()
         ]
 
     def check(self, progress: Progress) -> None:
@@ -146,19 +147,28 @@ STOPPED = (
 class ComparisonRows:
     """Numbers of the rows: which ranks a tensor is compared over."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, shards: int = 1) -> None:
+        """shards: the most that any parameter is cut into; each has rows of its own."""
         at, layout = ranks.at, ranks.layout
         experts = layout.ep * layout.etp
         own = ranks.pgs.ep.rank() * layout.etp + ranks.pgs.expt_tp.rank() if experts > 1 else 0
         sizes = [layout.pp * layout.tp, layout.pp, layout.pp * experts, layout.tp]
         first = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+        self.shards = shards
         self.tp = layout.tp
         self.sharded, self.whole = first[0] + at.pp * layout.tp + at.tp, first[1] + at.pp
         self.experts, self.tied = first[2] + at.pp * experts + own, first[3] + at.tp
-        self.everywhere, self.random, self.number = first[4], first[4] + 1, first[4] + 2
+        self.buffers = first[4] * shards + at.pp
+        self.everywhere = first[4] * shards + layout.pp
+        self.random, self.number = self.everywhere + 1, self.everywhere + 2
 
-    def row_of(self, param: Tensor, region: Region) -> int:
+    def row_of(self, one: HeldTensor) -> int:
         """Megatron marks experts, and embeddings that two stages share; what is whole is the same for all TP ranks."""
+        if self.shards > 1 and one.shards is None:
+            return self.buffers  # all data ranks have them, whole
+        return self._kind(one.tensor, one.regions[0]) * self.shards + one.shard
+
+    def _kind(self, param: Tensor, region: Region) -> int:
         if not getattr(param, "allreduce", True):
             return self.experts
         if getattr(param, "shared_embedding", False):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from parallel.ddp import Chunks, unwrap
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 
 
@@ -24,7 +25,7 @@ class Stopwatch:
         layout = ranks.layout
         self.cuda = ranks.device.type == "cuda"
         apart = layout.tp == layout.ep == layout.cp == 1
-        gathers = any(chunk.ddp_config.overlap_param_gather for chunk in chunks)
+        gathers = any(isinstance(one, FullyShardedChunk) or one.ddp_config.overlap_param_gather for one in chunks)
         self.whole_stage = apart and not gathers and layout.dp > 1
         """Else one attention takes as long on every rank, whatever its stage; a chunk, on ranks of its stage."""
         graphed = any(chunk.config.cuda_graph_impl != "none" for chunk in chunks)  # no hook runs within a layer

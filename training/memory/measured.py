@@ -13,7 +13,8 @@ from torch import Tensor
 from models.layers.fp8_weights import stored
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
-from parallel.ddp import Chunks
+from parallel.ddp import Chunks, held
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
 from training.config.run_config import RunConfig
@@ -191,6 +192,13 @@ class Counted(NamedTuple):
 def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     """From the tensors themselves; views of one storage count once, and as what they are first in this order."""
     parameters = [tensor for chunk in chunks for parameter in chunk.parameters() for tensor in stored(parameter)]
+    if all(isinstance(chunk, FullyShardedChunk) for chunk in chunks):
+        shards = [one.tensor for chunk in chunks for one in held(chunk) if one.shards is not None]
+        return Counted(
+            weights=sum(shard.nbytes for shard in shards),
+            gradients=sum(shard.nbytes for shard in shards if shard.requires_grad),  # fp32, from backward to the next
+            optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards}),
+        )
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
     shared = {_storage(buffer.grad_data) for buffer in buffers}  # weights in mxfp8 are gathered in gradients' memory

@@ -12,12 +12,12 @@ import torch
 import runs
 from data.prepared import Prepared
 from parallel.launch import Identity
+from parallel.regions import Box
 from ranks import run_ranks
 from training.checkpoint import folders
 from training.checkpoint.background import saver
 from training.checkpoint.background.messages import Commit, Outcome
 from training.checkpoint.background.saver import BackgroundWriter
-from training.checkpoint.boxes import Box
 from training.checkpoint.format.verify import damages
 from training.checkpoint.storage import TensorReader, file_name
 from training.run_lock.lock import acquire

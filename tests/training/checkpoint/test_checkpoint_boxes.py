@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from training.checkpoint.boxes import flat_boxes
+from parallel.regions import flat_boxes
 
 SHAPES = [(7,), (5, 4), (1, 6), (6, 1), (3, 4, 5), (4, 1, 3), (2, 3, 2, 3), (1, 1, 5)]
 

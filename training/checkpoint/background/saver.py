@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from parallel import host_memory
+from parallel.regions import Box
 from training.checkpoint.background.copying import HostCopy, flat_bytes, pin, unpin
 from training.checkpoint.background.messages import Commit, MessageSocket, Outcome, PieceInMemory, Write
 from training.checkpoint.background.process import NOT_FOR_US
-from training.checkpoint.boxes import Box
 from training.checkpoint.format.pieces import TensorGroup
 from training.checkpoint.optimizer_state import PREFIX as UNTIL_UPDATE
 from training.checkpoint.storage import file_name, grouped
