@@ -51,26 +51,39 @@ def model(name: str, layouts: str, *, num_layers: int = 2, **rest: Any) -> Model
     return Model(name=name, layouts=tuple(layouts.split()), num_layers=num_layers, overrides=overrides, **fields)
 
 
+def both(layouts: str) -> str:
+    """Each with gradients in shards, and with weights in shards."""
+    return " ".join(f"{layout}{zero}" for layout in layouts.split() for zero in ("zero2", "zero3"))
+
+
 MODELS = [
     model(
         "Llama: RMSNorm, SwiGLU, RoPE, 2 query groups",
         "tp2 tp4 tp2sp pp2 pp4 pp2vpp2 dp2 dp4overlapbucket20000 dp2zero0 tp2sppp2dp2 tp2pp2vpp2dp2 cp2 cp4 "
-        "cp2tp2sppp2 mbs2 mbs4 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL]",
+        "cp2tp2sppp2 mbs2 mbs4 pp4[Et|tt|t|L] pp2vpp2[Et|t|t|tL] "
+        + both("dp2 dp4 tp2spdp2 pp2dp2 pp2vpp2dp2 cp2dp2 dp4hsdp2 tp2spdp4hsdp2"),
         num_layers=4,
         global_batch_size=4,
     ),
     model("Qwen3: norms of queries and keys", "tp2sp dp2", shape="qwen3_tiny"),
     model("Qwen2: biases of queries, keys and values", "tp2 pp2", shape="qwen2_tiny"),
     model("Llama of 6 layers: uneven stages", "pp4first1last1 pp4account", num_layers=6),
-    model("GPT-2: LayerNorm, biases, learned positions, tied", "tp2 pp2 cp2 tp2sppp2dp2", shape="gpt2_tiny"),
+    model("Llama: shards of unequal size", both("dp3"), global_batch_size=3),
+    model("MoE: a shard of the router without an element", both("dp3"), global_batch_size=3, **MOE),
+    model(
+        "GPT-2: LayerNorm, biases, learned positions, tied",
+        "tp2 pp2 cp2 tp2sppp2dp2 " + both("dp2 pp2dp2 tp2spdp2"),
+        shape="gpt2_tiny",
+    ),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
-    model("packed documents", "tp2sp pp2 cp2", documents_apart=True),
+    model("packed documents", "tp2sp pp2 cp2 dp2zero3", documents_apart=True),
     model("packed documents and a window", "cp2tp2", documents_apart=True, window_size=(10, 0)),
     model("no RoPE in every other block", "pp2", no_rope_freq="2"),
     model("MoE: all-gather dispatcher", "dp2ep2allgather tp2spep2etp2allgather", **MOE),
     model(
         "MoE: balancing and z loss, shared expert",
-        "dp2 cp2 ep2 ep4 tp2spep2etp1 tp2spep2etp2 dp2ep2pp2 ep2pp2vpp2 dp4ep2overlap",
+        "dp2 cp2 ep2 ep4 tp2spep2etp1 tp2spep2etp2 dp2ep2pp2 ep2pp2vpp2 dp4ep2overlap "
+        + both("dp4ep2 dp4ep2hsdp2 tp2spep2etp1 ep2pp2"),
         num_layers=4,
         global_batch_size=4,
         **MOE,
@@ -136,12 +149,13 @@ MODELS = [
         num_query_groups=4,
         moe_layer_freq="[0,1]",
     ),
-    model("MTP, one depth", "tp2 tp2sp pp2 cp2 dp2", mtp_num_layers=1),
+    model("MTP, one depth", "tp2 tp2sp pp2 cp2 dp2 " + both("dp2"), mtp_num_layers=1),
     model("MTP, two depths", "pp2vpp2", num_layers=4, mtp_num_layers=2),
-    model("MTP, tied embeddings", "pp2", mtp_num_layers=1, untie_embeddings_and_output_weights=False),
+    model("MTP, tied embeddings", "pp2 " + both("pp2dp2"), mtp_num_layers=1, untie_embeddings_and_output_weights=False),
     model(
         "DeepSeek-V3: MLA, sigmoid router with bias, shared expert, dense first, MTP",
-        "tp2spetp1ep2pp2 cp2ep2",
+        "tp2spetp1ep2pp2 cp2ep2 " + both("dp4ep2"),
+        global_batch_size=4,
         **MLA | MOE,
         q_lora_rank=32,
         qk_layernorm=True,
