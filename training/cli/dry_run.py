@@ -197,7 +197,7 @@ def _products(precision: PrecisionConfig) -> str:
 def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
     """What the bytes of a rank are made of."""
     each = bytes_per_parameter(config, layout.world_size, sum(len(chunk) for stage in found for chunk in stage.layers))
-    split = config.parallel.use_distributed_optimizer
+    split = config.parallel.sharding != "no_shard"
     shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
     experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
     more = product_copies(config.precision)

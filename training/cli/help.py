@@ -16,7 +16,8 @@ from training.config.run_config import RunConfig
 RARE = {
     "parallel": "expert_tensor_parallel_size moe_token_dispatcher_type cp_comm_type ddp_bucket_size "
     "distributed_timeout_minutes pipeline_model_parallel_layout account_for_embedding_in_pipeline_split "
-    "account_for_loss_in_pipeline_split high_priority_stream_groups use_sharp nccl_ub",
+    "account_for_loss_in_pipeline_split high_priority_stream_groups use_sharp nccl_ub "
+    "use_distributed_optimizer num_distributed_optimizer_instances",
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",

@@ -113,7 +113,11 @@ def _batch(config: RunConfig, layout: Layout) -> Iterator[str]:
             f"tiny batch: each replica computes {tokens:,} tokens between two reductions of all gradients, "
             "which take longer than that. Raise train.global_batch_size, or use fewer GPUs."
         )
-    if layout.dp > 1 and layout.world_size > GPUS_PER_NODE and not config.parallel.overlap_grad_reduce:
+    if (
+        layout.dp > 1
+        and layout.world_size > GPUS_PER_NODE
+        and not (config.parallel.overlap_grad_reduce or config.parallel.fully_sharded)
+    ):
         yield "parallel.overlap_grad_reduce is off: every rank waits while gradients cross the network."
 
 
@@ -128,7 +132,7 @@ def _learning_rate(optimizer: OptimizerConfig, checkpoint: CheckpointConfig) -> 
 def _memory(config: RunConfig, shape: GPTShape, held: Predicted) -> Iterator[str]:
     states = held.weights + held.gradients + held.optimizer
     if states > H100_BYTES:
-        split = "" if config.parallel.use_distributed_optimizer else ", or parallel.use_distributed_optimizer"
+        split = "" if config.parallel.fully_sharded else ", or parallel.data_parallel_sharding_strategy"
         yield (
             f"weights, gradients and optimizer take {states / 2**30:.0f} GiB on a rank, before activations; "
             f"an H100 has 80 GB. Raise parallel.tensor_model_parallel_size or .pipeline_model_parallel_size{split}"

@@ -29,6 +29,8 @@ class Candidate:
     """What the backward pass computes a second time."""
     zero: Zero = 1
     """0: all replicated; 1: optimizer state split over DP x CP; 2: gradients too; 3: weights too (FSDP)."""
+    copies: int = 1
+    """HSDP: groups of DP x CP ranks that each hold all shards."""
     overlap: bool = True
     """Gradients are reduced, and weights gathered, while others compute."""
     sequence_parallel: bool = True
@@ -55,6 +57,7 @@ class Candidate:
         words += [layout_string(self.chunk_layers)] if self.split == "layout" else []
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += [f"ZeRO-{self.zero}"] if self.zero != 1 else []
+        words += [f"{self.copies} copies of the shards"] if self.copies > 1 else []
         words += [] if self.overlap or self.dp * self.cp == 1 else ["no overlap"]
         words += [] if self.sequence_parallel or self.tp == 1 else ["no sequence parallelism"]
         words += [] if self.precision in ("bf16", "fp16") else [self.precision]

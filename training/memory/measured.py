@@ -194,10 +194,13 @@ def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     parameters = [tensor for chunk in chunks for parameter in chunk.parameters() for tensor in stored(parameter)]
     if all(isinstance(chunk, FullyShardedChunk) for chunk in chunks):
         shards = [one.tensor for chunk in chunks for one in held(chunk) if one.shards is not None]
+        held_bytes = sum(shard.nbytes for shard in shards)
+        is_main = chunks[0].config.params_dtype != torch.float32  # as ZeRO-1's fp32 weights beside those of 16 bits
         return Counted(
-            weights=sum(shard.nbytes for shard in shards),
-            gradients=sum(shard.nbytes for shard in shards if shard.requires_grad),  # fp32, from backward to the next
-            optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards}),
+            weights=0 if is_main else held_bytes,
+            gradients=held_bytes,
+            optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards})
+            + held_bytes * is_main,
         )
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]

@@ -183,9 +183,12 @@ def _flops(config: RunConfig, shape: GPTShape) -> float:
 
 def _states(asked: Planned) -> list[Change]:
     layout, parallel = asked.config.layout(asked.world_size), asked.config.parallel
-    if parallel.use_distributed_optimizer or layout.dp * layout.cp == 1:
+    if parallel.sharding != "no_shard" or layout.dp * layout.cp == 1:
         return []
-    return [Change(axis="states", fields={"parallel.use_distributed_optimizer": True}, slower=SLOWER["states"])]
+    fields: dict[str, Value] = {"parallel.use_distributed_optimizer": True}
+    if parallel.data_parallel_sharding_strategy is not None:  # which goes before the other
+        fields = {"parallel.data_parallel_sharding_strategy": "optim"}
+    return [Change(axis="states", fields=fields, slower=SLOWER["states"])]
 
 
 def _tensor(config: RunConfig, ranks_per_node: int) -> list[Change]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from models.shapes import GPTShape
 from models.sizes import sizes
-from parallel.config import PrecisionConfig
+from parallel.config import PrecisionConfig, Sharding
 from parallel.stages import layers_per_chunk
 from training.config.run_config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Column, MemoryCase, MemoryColumns
-from training.memory.layouts import Candidate, Recompute
+from training.memory.layouts import Candidate, Recompute, Zero
 from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
 from training.memory.stage_parameters import product_copies
@@ -157,7 +157,12 @@ def program(config: RunConfig, modules: Modules) -> Software:
         transformer_engine=modules.transformer_engine,
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
+        # Shards are fp32, which the optimizer's are then; whole in 16 bits while a unit computes.
+        main_weight_bytes=0 if config.parallel.sharding == "optim_grads_params" else OURS.main_weight_bytes,
     )
+
+
+ZERO: dict[Sharding, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
@@ -175,7 +180,8 @@ def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
         mbs=train.micro_batch_size,
         microbatches=max(1, batch // (train.micro_batch_size * layout.dp)),
         recompute=_recompute(train),
-        zero=1 if parallel.use_distributed_optimizer else 0,
+        zero=ZERO[parallel.sharding],
+        copies=parallel.num_distributed_optimizer_instances,
         overlap=parallel.overlap_grad_reduce,
         sequence_parallel=parallel.sequence_parallel,
         precision=planned_precision(config.precision),

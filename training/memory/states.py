@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.shapes import GPTShape
@@ -9,6 +9,9 @@ from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_string
 from training.memory.layouts import Candidate
 from training.memory.stage_parameters import local_size
+
+FULLY_SHARDED: dict[int, Literal["optim_grads", "optim_grads_params"]] = {2: "optim_grads", 3: "optim_grads_params"}
+"""parallel.data_parallel_sharding_strategy of ZeRO's stages; below, use_distributed_optimizer says it."""
 
 
 class Blocks(NamedTuple):
@@ -55,6 +58,8 @@ def parallel_config(layout: Candidate, *, experts: bool = False) -> ParallelConf
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.etp if experts else None,
         use_distributed_optimizer=layout.zero >= 1,
+        data_parallel_sharding_strategy=FULLY_SHARDED.get(layout.zero),
+        num_distributed_optimizer_instances=layout.copies,
         overlap_grad_reduce=layout.overlap and layout.dp * layout.cp > 1,
         overlap_param_gather=layout.overlap and layout.dp * layout.cp > 1 and layout.zero >= 1,
     )
@@ -172,8 +177,7 @@ def states(
 
     copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
 
-    ZeRO-2 and -3, which today's program does not run,
-    shard gradients, and weights, as well (arXiv:1910.02054, section 5).
+    ZeRO-2 and -3 shard gradients, and weights, as well (arXiv:1910.02054, section 5); of HSDP, each copy.
     """
     return States(*state_bytes(own, layout, layout.precision == "fp32", gradient_bytes, copies, weight_bytes))
 
@@ -181,7 +185,7 @@ def states(
 def state_bytes(own: Any, layout: Any, fp32: Any, gradient_bytes: Any, copies: Any, weight_bytes: Any) -> list[Any]:
     """``states`` of one case, or of many: all may be columns over the cases (training/memory/cases.py), so that there
     are no branches."""
-    everywhere = layout.dp * layout.cp
+    everywhere = layout.dp * layout.cp // layout.copies
     apart = layout.tp * everywhere // (layout.ep * layout.etp)
     apart = apart + (apart < 1)
     weight = 4 * fp32 + weight_bytes * (1 - fp32)
