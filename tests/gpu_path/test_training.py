@@ -38,6 +38,8 @@ def compare(run_dir: Path, reference: Path) -> None:
         ("cp2", "debug", "late"),
         ("ep2", "mixtral_tiny", "late"),
         ("tp2sp", "deepseek_v3_tiny", "late"),
+        ("dp2zero3", "debug", "late"),
+        ("dp4zero3hsdp2", "debug", "late"),
         *(pytest.param(layout, shape, "random", marks=pytest.mark.campaign)
           for layout, shape in [("", "debug"), ("ep2", "mixtral_tiny"), ("tp2sp", "deepseek_v3_tiny")]),
     ],
@@ -51,7 +53,7 @@ def test_a_gpu_trains_as_a_cpu_does(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("order", ["random", "late"])
-@pytest.mark.parametrize("layout", ["tp2sp", "pp2", "pp2vpp2", "tp2sppp2", "cp2", "dp2zero0", "pp2dp2overlap"])
+@pytest.mark.parametrize("layout", ["tp2sp", "pp2", "pp2vpp2", "tp2sppp2", "cp2", "dp2zero0", "pp2dp2overlap", "dp2zero3", "dp2zero2"])
 def test_layouts_train_whenever_streams_run(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order
 ) -> None:

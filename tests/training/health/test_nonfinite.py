@@ -22,6 +22,7 @@ from training import train
 from training.checkpoint import folders
 from training.config.run_config import RunConfig
 from training.health import nonfinite, update_policy
+from training.health.names import gradient_leaves
 from training.health.nonfinite_locate import Evidence, NonfinitePlace, locate
 from training.loss_scale import LossScale
 from training.metrics.jsonl import read_jsonl
@@ -77,8 +78,9 @@ class Gradient(Rank):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.calls, self.left = 0, self.times
+        leaves = dict(gradient_leaves(self.chunks[0]))  # by all ranks together
         if self.ranks.rank == 1:
-            self.parameter(self.name).register_hook(self.spoil)
+            leaves[self.name].register_hook(self.spoil)
 
     def spoil(self, gradient: Tensor) -> Tensor:
         self.calls += 1
@@ -101,6 +103,8 @@ def found_json(run_dir: Path) -> dict[str, Any]:
     [
         (2, ("--parallel.overlap_grad_reduce", "True", "--parallel.overlap_param_gather", "True",
              "--model.hidden_dropout", "0.1"), Gradient,
+         "the gradient of layers.3.mlp.linear_fc2.weight, on rank 1"),
+        (2, ("--parallel.data_parallel_sharding_strategy", "zero3", "--precision.dtype", "bf16"), Gradient,
          "the gradient of layers.3.mlp.linear_fc2.weight, on rank 1"),
         (2, (*PIPELINE, "--precision.dtype", "bf16"), Output, "the forward pass, microbatch 1, on rank 1"),
     ],
