@@ -53,7 +53,9 @@ def test_a_gpu_trains_as_a_cpu_does(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("order", ["random", "late"])
-@pytest.mark.parametrize("layout", ["tp2sp", "pp2", "pp2vpp2", "tp2sppp2", "cp2", "dp2zero0", "pp2dp2overlap", "dp2zero3", "dp2zero2"])
+@pytest.mark.parametrize(
+    "layout", ["tp2sp", "pp2", "pp2vpp2", "tp2sppp2", "cp2", "dp2zero0", "pp2dp2overlap", "dp2zero3", "dp2zero2"]
+)
 def test_layouts_train_whenever_streams_run(
     device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order
 ) -> None:

@@ -339,9 +339,7 @@ def test_its_modules_compute_what_ours_do() -> None:
 
 
 @pytest.mark.parametrize("field, recipe", [("fp8_recipe", "mxfp8"), ("fp4_recipe", "nvfp4")])
-def test_a_card_that_cannot_do_a_recipe_says_so(
-    te_device: WarmDevice, tmp_path: Path, field: str, recipe: str
-) -> None:
+def test_a_card_that_cannot_do_a_recipe_says_so(te_device: WarmDevice, tmp_path: Path, field: str, recipe: str) -> None:
     with pytest.raises(TrainingError) as failed:
         te_device.train(Training(), tmp_path, Emulation(), (*BF16, *WIDE, *fp8(recipe)))
     card = "emulated device (no GPU) (compute capability 9.0)"

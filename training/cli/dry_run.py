@@ -21,7 +21,7 @@ from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
-from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
+from training.memory.predicted import ZERO, bytes_per_parameter, of_stages, planned_modules
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 
 MOST_ROWS = 16
@@ -197,16 +197,20 @@ def _products(precision: PrecisionConfig) -> str:
 def _each(found: Sequence[StageParameters], config: RunConfig, layout: Layout) -> str:
     """What the bytes of a rank are made of."""
     each = bytes_per_parameter(config, layout.world_size, sum(len(chunk) for stage in found for chunk in stage.layers))
-    split = config.parallel.sharding != "no_shard"
-    shards, expert_shards = (layout.dp * layout.cp, layout.edp) if split else (1, 1)
-    experts = f" (/ {expert_shards} for those of experts)" if any(s.expert_parameters_per_rank for s in found) else ""
+    parallel, copies = config.parallel, config.parallel.num_distributed_optimizer_instances
+    shards, expert_shards = layout.dp * layout.cp // copies, layout.edp // copies
+    apart = shards != expert_shards and any(s.expert_parameters_per_rank for s in found)
+
+    def part(size: float, zero: int) -> str:
+        """zero: the stage of ZeRO from which on it is split."""
+        if ZERO[parallel.sharding] < zero or shards == expert_shards == 1:
+            return f"{size:g}"
+        return f"{size:g} / {shards}" + (f" (/ {expert_shards} for those of experts)" if apart else "")
+
     more = product_copies(config.precision)
-    copies = f" ({more:g} of them Transformer Engine's copies in {config.precision.products})" if more else ""
-    return (
-        f"for each parameter {each.weights:g}{copies} + {each.gradients:g} bytes and the optimizer's {each.optimizer:g}"
-        + (f" / {shards}" if shards > 1 else "")
-        + (experts if shards != expert_shards else "")
-    )
+    casts = f" ({more:g} of them Transformer Engine's copies in {config.precision.products})" if more else ""
+    weights, gradients, optimizer = part(each.weights, 3), part(each.gradients, 2), part(each.optimizer, 1)
+    return f"for each parameter {weights}{casts} + {gradients} bytes and the optimizer's {optimizer}"
 
 
 def batches(config: RunConfig, layout: Layout) -> list[str]:

@@ -74,7 +74,9 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
 
     def run(identity: Identity) -> None:
         layout = config.layout(world_size)
-        with groups.start(layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1) as ranks:
+        with groups.start(
+            layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1, parallel=config.parallel
+        ) as ranks:
             chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
             check(Parts(ranks, chunks, optimizer), *args)
 
@@ -86,10 +88,8 @@ def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *ar
 
 def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
     """(name, global shape, offset, data) of each piece of weights, as mcore has them, and of their state."""
-    for chunk in parts.chunks:
-        for entry in global_tensors(unwrap(chunk)):
-            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))  # an expert is a row of all
-            yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), box
+    for box in model_boxes(parts.chunks, parts.ranks):
+        yield canonical(box.key), box.global_shape, box.offset, box.data
     for box in optimizer_state.optimizer_boxes(parts.chunks, parts.optimizer, parts.ranks):
         state, key = box.key.removeprefix(optimizer_state.PREFIX).split(".", 1)
         yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data
@@ -163,6 +163,9 @@ TARGETS: dict[str, tuple[int, ParallelConfig]] = {
     "PP2 VPP2 DP2": (4, sizes(pp=2, vpp=2)),
     "DP2 without ZeRO-1": (2, sizes(use_distributed_optimizer=False)),
     "TP2 PP2, uneven": (4, sizes(tp=2, pp=2, num_layers_in_first_pipeline_stage=3)),
+    "ZeRO-3 DP4": (4, sizes(data_parallel_sharding_strategy="zero3")),
+    "ZeRO-2 TP2 DP2": (4, sizes(tp=2, data_parallel_sharding_strategy="zero2")),
+    "HSDP": (4, sizes(data_parallel_sharding_strategy="HYBRID_SHARD", num_distributed_optimizer_instances=2)),
 }
 
 
@@ -199,6 +202,7 @@ EXPERT_TARGETS: dict[str, tuple[int, ParallelConfig]] = {
     "EP4": (4, sizes(expert_model_parallel_size=4, overlap_grad_reduce=True, ddp_bucket_size=7000)),
     "TP2 EP2 ETP2": (4, sizes(tp=2, sequence_parallel=True, expert_model_parallel_size=2)),
     "EP2 PP2 VPP2": (4, sizes(pp=2, vpp=2, expert_model_parallel_size=2)),
+    "EP2 ZeRO-3": (4, sizes(expert_model_parallel_size=2, data_parallel_sharding_strategy="zero3")),
 }
 
 
@@ -207,6 +211,31 @@ def test_experts_move_with_their_moments_to_any_layout(name: str, deepseek: Path
     """Moments included: megatron-core 0.19.2 cannot load those of its own checkpoint at another EP size."""
     world_size, parallel = EXPERT_TARGETS[name]
     on_ranks(world_size, deepseek_on(parallel), restore_and_compare, deepseek, tmp_path, 1e-5)
+
+
+SHARDED: dict[str, tuple[int, ParallelConfig]] = {
+    "ZeRO-3 DP4": TARGETS["ZeRO-3 DP4"],
+    "HSDP x TP2": (
+        8, sizes(tp=2, data_parallel_sharding_strategy="zero3", num_distributed_optimizer_instances=2)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SHARDED)
+def test_shards_restore_on_any_layout(source: str, tmp_path: Path) -> None:
+    world_size, parallel = SHARDED[source]
+    on_ranks(world_size, configuration(parallel), save_and_go_on, tmp_path)
+    for target in ("one rank", "TP2 PP2, uneven", "ZeRO-2 TP2 DP2"):
+        world_size, parallel = TARGETS[target]
+        on_ranks(world_size, configuration(parallel), restore_and_compare, tmp_path, tmp_path / target, 1e-5)
+
+
+def test_shards_of_experts_restore_on_any_layout(tmp_path: Path) -> None:
+    world_size, parallel = EXPERT_TARGETS["EP2 ZeRO-3"]
+    on_ranks(world_size, deepseek_on(parallel), save_and_go_on, tmp_path)
+    for target in ("one rank", "EP2 PP2 VPP2"):
+        world_size, parallel = EXPERT_TARGETS[target]
+        on_ranks(world_size, deepseek_on(parallel), restore_and_compare, tmp_path, tmp_path / target, 1e-5)
 
 
 def test_experts_saved_by_one_rank_restore_on_many(tmp_path: Path) -> None:
