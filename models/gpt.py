@@ -282,6 +282,8 @@ def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]
         # Once sent, only its grad_fn is needed. Interleaved, mcore then waits for a forward send at once; those of
         # gradients, and all receives, still overlap. Megatron-LM does the same.
         "deallocate_pipeline_outputs": True,
+        # Transformer Engine would keep a whole copy in fp8 of weights that are whole only while they are needed.
+        "disable_parameter_transpose_cache": parallel.fully_sharded,
         "calculate_per_token_loss": True,
     }
 

@@ -70,6 +70,9 @@ def train_and_compare(
         ("pp2vpp2", "debug", "eager"),
         ("ep2", "mixtral_tiny", "late"),
         ("tp2sp", "deepseek_v3_tiny", "eager"),
+        ("tp2spdp2zero3", "debug", "late"),
+        pytest.param("dp4ep2zero3", "mixtral_tiny", "late", marks=pytest.mark.campaign),
+        pytest.param("dp2zero3", "deepseek_v3_tiny", "random", marks=pytest.mark.campaign),
     ],
 )
 def test_it_trains_as_our_modules_do(
@@ -108,7 +111,11 @@ def test_its_attention_runs_over_context_ranks(
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("layout, shape", [("tp2sp", "debug"), ("ep2", "mixtral_tiny"), ("tp2sp", "deepseek_v3_tiny")])
+@pytest.mark.parametrize(
+    "layout, shape",
+    [("tp2sp", "debug"), ("ep2", "mixtral_tiny"), ("tp2sp", "deepseek_v3_tiny"), ("dp2zero3", "debug"),
+     ("dp2zero2", "debug")],
+)  # fmt: skip
 def test_16_bits_train_as_our_modules_do(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str
 ) -> None:
@@ -130,6 +137,8 @@ def test_16_bits_train_as_our_modules_do(
                                 ("", "deepseek_v3_tiny")]),
         pytest.param("nvfp4", "tp2sp", "debug", marks=pytest.mark.campaign),
         pytest.param("nvfp4", "ep2", "mixtral_tiny", marks=pytest.mark.campaign),
+        *(pytest.param(recipe, "dp2zero3", "debug", marks=pytest.mark.campaign)
+          for recipe in ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")),
     ],
 )  # fmt: skip
 def test_fp8_trains_near_16_bits(
