@@ -118,6 +118,24 @@ def test_fp4() -> None:
     assert any("--fp4-param-gather" in line and "products stay in fp4" in line for line in own)
 
 
+def test_fully_sharded_runs_keep_their_strategy() -> None:
+    megatron, name = "--use-megatron-fsdp", "parallel.data_parallel_sharding_strategy"
+    for flags, strategy, copies in [
+        ("--use-torch-fsdp2", "optim_grads_params", 1),
+        ("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward", "optim_grads", 1),
+        (f"{megatron} --data-parallel-sharding-strategy optim_grads", "optim_grads", 1),
+        (
+            f"{megatron} --data-parallel-sharding-strategy optim_grads_params --num-distributed-optimizer-instances 2",
+            "optim_grads_params",
+            2,
+        ),
+        (megatron, "no_shard", 1),
+    ]:
+        values = drafted(f"{SMALLEST} {flags}").values
+        assert values[name] == strategy, flags
+        assert values.get("parallel.num_distributed_optimizer_instances", 1) == copies
+
+
 def test_weights_in_fp8_are_kept_where_they_can_be() -> None:
     """The reason is said where they are not."""
     flag, distributed = "--fp8-param-gather", "--use-distributed-optimizer"

@@ -90,6 +90,12 @@ SHOWS: dict[str, tuple[str, str]] = {
     "mtp-loss-scaling-factor": ("--mtp-num-layers 1", "7"),
     "cp-comm-type": ("", "a2a"),
     "high-priority-stream-groups": ("", "dp_cp"),
+    "data-parallel-sharding-strategy": ("--use-megatron-fsdp", "optim_grads"),
+    "torch-fsdp2-no-reshard-after-forward": ("--use-torch-fsdp2", ""),
+    "num-distributed-optimizer-instances": (
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+        "2",
+    ),
     "sequence-parallel": ("--tensor-model-parallel-size 2", ""),
     "num-layers-per-virtual-pipeline-stage": ("--pipeline-model-parallel-size 2", "1"),
     "pipeline-model-parallel-layout": ("--pipeline-model-parallel-size 2", "Et|t|t|tL"),

@@ -161,7 +161,8 @@ RULES = """
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1
     sequence-parallel num-layers-per-virtual-pipeline-stage=1 num-virtual-stages-per-pipeline-rank=1 cp-comm-type=+
-    high-priority-stream-groups=+
+    high-priority-stream-groups=+ use-megatron-fsdp use-custom-fsdp use-torch-fsdp2
+    torch-fsdp2-no-reshard-after-forward data-parallel-sharding-strategy=1 num-distributed-optimizer-instances=1
     bf16 fp16 fp8-recipe=1 fp8-param-gather fp4-recipe=1 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32
     train-iters=1 train-samples=1 global-batch-size=1 rampup-batch-size=3 step-batch-size-schedule=1
     lr-decay-iters=1 lr-decay-samples=1 lr-warmup-iters=1 lr-warmup-samples=1 lr-warmup-fraction=1

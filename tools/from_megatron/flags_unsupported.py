@@ -58,14 +58,12 @@ UNSUPPORTED: dict[str, str] = {
     "iterations that are left out of training": """
         iterations-to-skip=+
     """,
-    "full sharding and its settings: use parallel.use_distributed_optimizer": """
-        use-megatron-fsdp use-custom-fsdp use-torch-fsdp2 data-parallel-sharding-strategy=1 outer-dp-sharding-strategy=1
-        fsdp-manual-registration fsdp-double-buffer suggested-communication-unit-size=1 keep-fp8-transpose-cache
-        keep-fp8-transpose-cache-when-using-custom-fsdp enable-full-sharding-in-hsdp
-        torch-fsdp2-no-reshard-after-forward megatron-fsdp-main-params-dtype=1 megatron-fsdp-main-grads-dtype=1
-        megatron-fsdp-grad-comm-dtype=1 megatron-fsdp-enable-fine-grained-param-gather
-        megatron-fsdp-max-pool-double-buffer megatron-fsdp-version=1 fsdp-db-use-persist-buf-on-alloc-fail
-        num-distributed-optimizer-instances=1|1
+    "settings of Megatron-FSDP that torch's fully_shard, which Triplane shards with, does not have": """
+        outer-dp-sharding-strategy=1 fsdp-manual-registration fsdp-double-buffer suggested-communication-unit-size=1
+        keep-fp8-transpose-cache keep-fp8-transpose-cache-when-using-custom-fsdp enable-full-sharding-in-hsdp
+        megatron-fsdp-main-params-dtype=1 megatron-fsdp-main-grads-dtype=1 megatron-fsdp-grad-comm-dtype=1
+        megatron-fsdp-enable-fine-grained-param-gather megatron-fsdp-max-pool-double-buffer megatron-fsdp-version=1
+        fsdp-db-use-persist-buf-on-alloc-fail
     """,
     'other CUDA graphs than Triplane has: kernels.cuda_graph_impl = "local" makes them of attention and dense MLPs': """
         external-cuda-graph cuda-graph-scope=+ cuda-graph-modules=+

@@ -6,6 +6,8 @@ from parallel.config import StreamGroup
 from parallel.stages import layout_chunks
 from tools.from_megatron.draft import DEFAULT, Draft
 
+COPIES = "num-distributed-optimizer-instances"
+
 
 def parallel(draft: Draft) -> None:
     """What is more than one flag's value of how the ranks are divided."""
@@ -17,6 +19,7 @@ def parallel(draft: Draft) -> None:
     _virtual_stages(draft)
     _context(draft)
     _streams(draft)
+    _sharding(draft)
 
 
 def _virtual_stages(draft: Draft) -> None:
@@ -54,6 +57,33 @@ def _streams(draft: Draft) -> None:
         draft.irrelevant.append(f"{flag} {' '.join(others)}: Triplane has no such group")
     if own := [name for name in groups if name in known]:
         draft.put("parallel.high_priority_stream_groups", own, flag)
+
+
+def _sharding(draft: Draft) -> None:
+    """Either of Megatron-LM's FSDPs, whose defaults differ: Megatron-FSDP's shards nothing, torch's everything."""
+    arguments, name = draft.arguments, "parallel.data_parallel_sharding_strategy"
+    asked, copies = arguments.text("data-parallel-sharding-strategy"), arguments.whole(COPIES, 1) or 1
+    kept = arguments.switch("torch-fsdp2-no-reshard-after-forward")
+    if arguments.switch("use-torch-fsdp2"):
+        strategy, source = "optim_grads" if kept else "optim_grads_params", "--use-torch-fsdp2"
+    elif arguments.switch("use-megatron-fsdp") or arguments.switch("use-custom-fsdp"):
+        strategy = asked or "no_shard"
+        source = "--data-parallel-sharding-strategy" if asked else "--use-megatron-fsdp without a strategy"
+    else:
+        if asked:
+            draft.irrelevant.append("--data-parallel-sharding-strategy: has no effect without --use-megatron-fsdp")
+        strategy, source = "", ""
+    if strategy:
+        draft.put(name, strategy, source)
+    if copies == 1:
+        return
+    if strategy in ("optim_grads", "optim_grads_params"):
+        draft.put("parallel.num_distributed_optimizer_instances", copies, f"--{COPIES}")
+    else:
+        draft.unsupported.append(
+            f"--{COPIES} {copies}: Triplane has copies of shards with the strategies optim_grads and "
+            "optim_grads_params (--use-megatron-fsdp); the optimizer's state alone is split over all data ranks."
+        )
 
 
 def precision(draft: Draft) -> None:
