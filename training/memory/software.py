@@ -86,4 +86,4 @@ class Software:
 
 
 OURS = Software(balanced_experts=False, reduces_every_microbatch=True)
-"""pretrain_gpt.py with Transformer Engine; sharded weights, which it does not have yet, as Megatron-FSDP's."""
+"""pretrain_gpt.py with Transformer Engine."""

@@ -48,7 +48,7 @@ def table(plans: Sequence[PricedLayout]) -> list[str]:
         ))  # fmt: skip
     lines = columns(rows, left=(1, len(head) - 1))
     if not all(plan.runs_today for plan in plans):
-        lines.append("  * today's program does not run it (ZeRO-2 and -3); no recipe is written")
+        lines.append("  * no recipe is written yet (ZeRO-2, -3): set parallel.data_parallel_sharding_strategy in one")
     return lines
 
 
@@ -95,7 +95,7 @@ def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]
     for words, other, accepted in others:
         share, size = other.step_s / plan.step_s - 1, other.total_bytes / 2**30
         found = [] if other.fits else ["does not fit"]
-        found += [] if other.runs_today else ["not run today"]
+        found += [] if other.runs_today else ["no recipe yet"]
         found += [] if accepted or not other.runs_today else ["refused"]
         rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
     return ["the same with one switch the other way:", *columns(rows, left=(0, 4))]
@@ -110,5 +110,5 @@ def verdict(plan: PricedLayout) -> list[str]:
             f"{plan.memory_bytes / 2**30:.0f} GiB; above that published runs ran out of memory."
         )
     if not plan.runs_today:
-        found.append("planned only: today's program does not shard weights or gradients (ZeRO-2 and -3).")
+        found.append("planned only: no recipe is written for ZeRO-2 and -3 yet.")
     return found

@@ -102,11 +102,11 @@ class Length:
 def write(
     path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None
 ) -> str:
-    """Writes the recipe; the sbatch line. Raises UserError where today's program would not run it."""
+    """Writes the recipe; the sbatch line. Raises UserError for ZeRO-2 and -3."""
     if not plan.runs_today:
         raise UserError(
-            f"{plan.layout}: today's program does not shard weights (ZeRO-{plan.layout.zero}), so no recipe is "
-            "written. Fix another layout, for example with --zero 1."
+            f"{plan.layout}: no recipe is written for ZeRO-{plan.layout.zero} yet. Set "
+            "parallel.data_parallel_sharding_strategy in one of another layout, or take --zero 1."
         )
     config = lasting(configuration(question, plan.layout, base), length)
     if refused := config.problems(question.num_gpus):

@@ -76,8 +76,8 @@ def _that_runs_today(question: PlanRequest) -> PlanRequest:
     zero = int(question.fixed.get("zero", 1))
     if zero > 1:
         raise UserError(
-            f"--zero {zero}: today's program does not shard weights or gradients, and what runs today is all that "
-            "size looks for. Leave it out, or take --zero 1."
+            f"--zero {zero}: size looks for layouts that a recipe is written for, which are none of ZeRO-2 and -3 yet. "
+            "Leave it out, or take --zero 1."
         )
     return dataclasses.replace(question, fixed=question.fixed | {"zero": zero})
 
