@@ -2,7 +2,7 @@
 too, are in shards."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.transformer import TransformerConfig
@@ -16,7 +16,7 @@ from parallel.megatron_fields import checked
 from parallel.precision import param_gather_settings
 from parallel.regions import HeldTensor, regions
 
-Chunk: TypeAlias = DistributedDataParallel | FullyShardedChunk
+type Chunk = DistributedDataParallel | FullyShardedChunk
 Chunks = Sequence[Chunk]
 """A rank's model chunks, one for each virtual pipeline stage, within data parallelism."""
 REPLAYED = "_cudagraph_wgrad_ready_event"
@@ -131,7 +131,9 @@ class GradientCoverage:
 
 def unwrap(chunk: MegatronModule) -> MegatronModule:
     """The model chunk inside data parallelism and precision wrappers; checkpoint keys and names come from it."""
-    while not isinstance(chunk, MegatronModule) or isinstance(chunk, Chunk | Float16Module):
+    while not isinstance(chunk, MegatronModule) or isinstance(
+        chunk, DistributedDataParallel | FullyShardedChunk | Float16Module
+    ):
         chunk = chunk.module
     return chunk
 

@@ -1,7 +1,7 @@
 """Fully sharded data parallelism: torch's fully_shard (FSDP2) around a model chunk, as Megatron's schedules want it.
 
 A unit's weights are gathered, and its gradients reduced, together: a block, experts that EP splits, the embedding, the
-output layer, a depth of multi-token prediction; the root has what is left (the last norm, tied embeddings).
+output layer, a depth of multi-token prediction; the root has the rest (the last norm, tied embeddings).
 
     optim_grads_params (ZeRO-3)  A unit is whole while it computes: it is gathered before its forward pass, and again
                                  before its backward pass, for each microbatch. Not twice: the root, the output layer

@@ -255,7 +255,7 @@ def test_a_chunk_shows_the_optimizer_plain_shards_in_fp32() -> None:
 
 def _views(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
     config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, dtype="bf16"))
-    (chunk,), optimizer = train.build_parts(config, shape, ranks)
+    (chunk,), _ = train.build_parts(config, shape, ranks)
     assert isinstance(chunk, FullyShardedChunk)
     assert {type(param) for param in chunk.parameters()} == {torch.nn.Parameter}
     assert {param.dtype for param in chunk.parameters()} == {torch.float32}
