@@ -6,6 +6,7 @@ That losses and gradients are those of one rank is in tests/test_layouts.py.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,30 @@ def _count(config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int],
     assert (counts["all"], counts["reduce"]) == (gathers[ranks.at.pp], reductions[ranks.at.pp]), counts
     (chunk,) = chunks
     assert all(param.to_local().numel() < param.numel() for param in chunk.sharded.values())  # nothing stays whole
+
+
+def test_the_next_unit_is_gathered_while_one_computes() -> None:
+    on_ranks("dp2zero3", _ahead)
+
+
+def _ahead(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
+    """Root, embedding, two blocks and output layer are 5 gathers; a backward pass, from the last block on, 2 more."""
+    chunks, _ = train.build_parts(config, shape, ranks)
+    one_pass(config, chunks, ranks, 1)
+    (chunk,), counts, seen = chunks, Counter[str](), dict[str, int]()
+
+    def note(name: str, *_: Any) -> None:
+        seen[name] = counts["all"]
+
+    for block in range(2):
+        mlp = f"decoder.layers.{2 * block + 1}.mlp.linear_fc2"
+        chunk.module.get_submodule(mlp).register_forward_hook(partial(note, f"forward {block}"))
+    for path, leaf in chunk.whole_parameters():
+        if path.endswith("mlp.linear_fc2.weight"):
+            leaf.register_hook(partial(note, f"backward {path.split('.')[2]}"))
+    dist.all_gather_single = _counted(dist.all_gather_single, "all", counts)
+    one_pass(config, chunks, ranks, 1)
+    assert seen == {"forward 0": 4, "forward 1": 5, "backward 3": 7, "backward 1": 7}
 
 
 def _counted(call: Callable[..., Any], name: str, counts: Counter[str]) -> Callable[..., Any]:
