@@ -24,16 +24,21 @@ REPLAYED = "_cudagraph_wgrad_ready_event"
 
 
 def wrap(
-    chunks: Sequence[MegatronModule], parallel: ParallelConfig, precision: PrecisionConfig, ranks: Ranks, fill: Fill
+    chunks: Sequence[MegatronModule],
+    parallel: ParallelConfig,
+    precision: PrecisionConfig,
+    ranks: Ranks,
+    fill: Fill | None = None,
 ) -> Chunks:
     """Each chunk with its gradients reduced over its replicas, and with what parallel.sharding says cut over them.
 
     fill: gives the shards of ``optim_grads`` and ``optim_grads_params`` their initial values; their chunks were built
-    without memory for parameters.
+    without memory for parameters. Not needed without them.
     """
     wrapped: list[Chunk] = []
     for number, chunk in enumerate(chunks):
         if parallel.fully_sharded:
+            assert fill is not None
             wrapped.append(FullyShardedChunk(chunk, parallel, precision, ranks, fill))
         else:
             wrapped.append(_wrap_whole(chunk, parallel, precision, ranks, is_first=number == 0))
