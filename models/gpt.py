@@ -23,6 +23,7 @@ from models.init import initialise, parameters_without_memory
 from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
 from models.layers.attention import SDPAttention, check_supported
 from models.layers.fp8 import resolve_recipe
+from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec
 from models.rope import attention_factor, inv_freq
 from models.shapes import GPTShape
@@ -38,6 +39,7 @@ from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import transformer_settings
+from parallel.regions import whole_tensors
 from parallel.stages import layers_per_chunk
 
 
@@ -101,7 +103,8 @@ def build(
         routing.let_go_after_use(chunk)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
-            initialise(chunk, shape, seed)
+            with plain_weights(chunk):  # what will be in fp8 is filled in 16 bits
+                initialise(whole_tensors(chunk), shape, seed)
         chunks.append(chunk)
     return chunks
 

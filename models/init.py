@@ -10,14 +10,11 @@ import math
 from collections.abc import Iterable, Iterator
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory, apply_factories
 from torch import Tensor, nn
 
-from models.layers.fp8_weights import plain_weights
 from models.names import canonical
 from models.shapes import GPTShape
-from parallel.regions import HeldTensor
+from parallel.regions import HeldTensor, boxes_of
 
 BLOCK = 1 << 20  # elements per pass: bounds the memory of int64 and fp32 temporaries to about 40 MB
 
@@ -26,33 +23,15 @@ GAMMA, MIX_1, MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF5
 
 
 @torch.no_grad()
-def initialise(chunk: nn.Module, shape: GPTShape, seed: int) -> None:
-    """Fill every parameter of one unwrapped model chunk, in place, in its own dtype; in 16 bits what will be in fp8."""
-    with plain_weights(chunk):
-        for entry in global_tensors(chunk):
-            # An expert is a row of one global tensor of all experts.
-            box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
-            fill(box, entry.key, tuple(entry.global_shape), tuple(entry.global_offset), shape, seed)
-
-
-@torch.no_grad()
-def initialise_shards(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
-    """Fill what a rank holds of parameters and buffers, of which it may hold any elements."""
-    for one in held:
-        for box in one.boxes("", one.tensor.detach(), writes=False):
-            fill(box.data, box.key, box.global_shape, box.offset, shape, seed)
-
-
-def fill(
-    box: Tensor, key: str, global_shape: tuple[int, ...], offset: tuple[int, ...], shape: GPTShape, seed: int
-) -> None:
-    """Give the box at ``offset`` of mcore's tensor ``key`` its initial values, in place."""
-    name = canonical(key)
-    std = std_of(name, shape)
-    if std is None:
-        box.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
-    else:
-        fill_normal(box, seed, name, global_shape, offset, std)
+def initialise(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
+    """Fill what a rank holds of parameters and buffers, whole or shards, in place, in its own dtype."""
+    for box in boxes_of(held):  # an expert is a row of one global tensor of all experts
+        name = canonical(box.key)
+        std = std_of(name, shape)
+        if std is None:
+            box.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
+        else:
+            fill_normal(box.data, seed, name, box.global_shape, box.offset, std)
 
 
 @contextlib.contextmanager
@@ -77,17 +56,6 @@ def parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def global_tensors(chunk: nn.Module) -> Iterator[ShardedTensor]:
-    """Every parameter of a chunk as (key, global shape, offset, local view). A gated fc1 comes as gate and up part."""
-    entries = chunk.sharded_state_dict()  # type: ignore[operator]
-    apply_factories(entries)
-    for entry in nested_values(entries):
-        if isinstance(entry, ShardedTensorFactory):
-            raise TypeError(f"{entry.key}: a factory that apply_factories left")
-        if isinstance(entry, ShardedTensor) and entry.data is not None:
-            yield entry
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:

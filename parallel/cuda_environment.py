@@ -24,13 +24,19 @@ def variables(
     """What is best for this layout on cards of this compute capability, but for what the user has set.
 
     With one connection kernels start in the order of their launches, so that a collective of TP or CP gets its turn
-    before the product that hides it (Megatron's rule; Blackwell needs it no more). Expandable segments grow in place
-    of being fragmented; beside the pool that nccl_ub registers with NCCL they are not tried. graphs: layers run as CUDA
-    graphs, whose buffers NCCL must not register where segments expand: illegal accesses (Megatron's rule).
+    before the product that hides it (Megatron's rule; Blackwell needs it no more). It would hold up gathers of shards:
+    Megatron refuses both together. Expandable segments grow in place of being fragmented; beside the pool that nccl_ub
+    registers with NCCL they are not tried. graphs: layers run as CUDA graphs, whose buffers NCCL must not register
+    where segments expand: illegal accesses (Megatron's rule).
     """
     found = {}
     exchanges = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
-    if exchanges and capability < BLACKWELL and "CUDA_DEVICE_MAX_CONNECTIONS" not in environ:
+    if (
+        exchanges
+        and not parallel.fully_sharded
+        and capability < BLACKWELL
+        and "CUDA_DEVICE_MAX_CONNECTIONS" not in environ
+    ):
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     if not parallel.nccl_ub and not any(name in environ for name in ALLOCATOR):
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

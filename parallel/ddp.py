@@ -14,7 +14,7 @@ from parallel.fsdp import Fill, FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import param_gather_settings
-from parallel.regions import HeldTensor, regions
+from parallel.regions import HeldTensor, whole_tensors
 
 type Chunk = DistributedDataParallel | FullyShardedChunk
 Chunks = Sequence[Chunk]
@@ -147,4 +147,4 @@ def held(chunk: Chunk) -> Iterator[HeldTensor]:
     """What this rank holds of every parameter and buffer of a chunk, in the same order on all data ranks."""
     if isinstance(chunk, FullyShardedChunk):
         return chunk.held()
-    return (HeldTensor(tensor, found) for tensor, found in regions(unwrap(chunk)))
+    return whole_tensors(unwrap(chunk))

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.fsdp_units import ShardRanks, shard, sharded_over
 from parallel.groups import Ranks
-from parallel.regions import HeldTensor, Region, regions
+from parallel.regions import HeldTensor, Region, whole_tensors
 
 Fill = Callable[[Sequence[HeldTensor]], None]
 """Gives tensors their initial values."""
@@ -57,9 +57,9 @@ class FullyShardedChunk(_BaseDataParallel):
         self.note_reduction: Callable[[Tensor], None] | None = None
         over = sharded_over(ranks, parallel.num_distributed_optimizer_instances)
         paths = {param: path for path, param in chunk.named_parameters()}
-        described = list(regions(chunk))
-        held = {paths[tensor]: found for tensor, found in described if tensor in paths}
-        self.buffers_held = [HeldTensor(tensor, found) for tensor, found in described if tensor not in paths]
+        whole = list(whole_tensors(chunk))
+        held = {paths[one.tensor]: one.regions for one in whole if one.tensor in paths}
+        self.buffers_held = [one for one in whole if one.tensor not in paths]
         marks = {path: dict(vars(param)) for param, path in paths.items()}
         module._apply(lambda tensor: tensor.float() if tensor.is_meta else tensor)  # buffers stay as they are
         self.units = shard(module, chunk, parallel, precision, over)
@@ -131,9 +131,6 @@ class FullyShardedChunk(_BaseDataParallel):
         for path, param in self.sharded.items():
             param.grad = param.main_grad = None
             self.views[path].main_grad = None
-
-    def start_param_sync(self, *unused: Any, **kwargs: Any) -> None:
-        """Weights are gathered when they are needed."""
 
     def whole_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each parameter, by its path, as the forward pass uses it, one unit at a time. Collective."""

@@ -289,7 +289,23 @@ def _sharp_group() -> bool:
     )
 
 
+def _sharded_gradients() -> bool:
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.optimizer.optimizer import FP32Optimizer, MegatronOptimizer
+
+    module = inspect.getmodule(finalize_model_grads)
+    assert module is not None
+    source = inspect.getsource(module)
+    return (
+        "weight, grad_attr, _reshard_if_dtensor(grad, orig_grad)" in source
+        and 'hasattr(param, "main_grad")' in source
+        and "param.grad = param.main_grad" in inspect.getsource(FP32Optimizer.prepare_grads)
+        and "self.grad_stats_parallel_group" in inspect.getsource(MegatronOptimizer.get_grad_stats_parallel_group)
+    )
+
+
 PROBES = {
+    "main_grad and grad_stats_parallel_group, by which parallel/fsdp.py shows shards": _sharded_gradients,
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,

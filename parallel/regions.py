@@ -7,7 +7,7 @@ asking anybody, and any layout can read it.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -124,7 +124,13 @@ class HeldTensor(NamedTuple):
         return [box for one in self.regions for box in one.boxes(prefix, flat, self.start, writes, has_master)]
 
 
-def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
+def boxes_of(held: Iterable[HeldTensor]) -> Iterator[Box]:
+    """The tensors themselves, as boxes: to be read, or written in place."""
+    for one in held:
+        yield from one.boxes("", one.tensor.detach(), writes=False)
+
+
+def whole_tensors(chunk: MegatronModule) -> Iterator[HeldTensor]:
     """Every parameter and buffer of an unwrapped chunk, with the rectangles of global tensors it holds.
 
     mcore describes them. Transformer Engine's ``_extra_state`` objects, which are pickles, are left out: what they
@@ -132,9 +138,9 @@ def regions(chunk: MegatronModule) -> Iterator[tuple[Tensor, list[Region]]]:
     """
     for entry in nested_values(chunk.sharded_state_dict()):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
-            yield entry.data, [_region(entry, start=0)]
+            yield HeldTensor(entry.data, [_region(entry, start=0)])
         elif isinstance(entry, ShardedTensorFactory):
-            yield entry.data, _pieces(entry)
+            yield HeldTensor(entry.data, _pieces(entry))
 
 
 def _pieces(factory: ShardedTensorFactory) -> list[Region]:

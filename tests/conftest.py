@@ -17,6 +17,7 @@ from parallel.launch import count_gpus
 
 LONGEST = (
     "test_layouts.py", "training/test_runs.py", "plan/test_trace.py", "test_checkpoint_ranks.py",
+    "test_checkpoint_layouts.py",
     "slurm/test_jobs.py", "test_supervise_runs.py", "test_calibrate.py", "test_requeue.py",
     "test_preprocess_hub.py", "gpu_path/test_training.py", "test_hostile.py", "test_run_lock.py", "test_watchdog.py",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
-from layout_cases import GPU_ONLY, MODELS, REFUSED, Model, Refused
+from layout_cases import GPU_ONLY, MODELS, REFUSED, Model, Refused, drawn
 from tools.parity.compare import Observed, compare, observe
 from training.cli import parse
 
@@ -43,6 +43,18 @@ def test_layout_trains_as_one_rank(
     verdict = compare(model.config(), prepared, layout, references(model), tmp_path)
     proven[model.name, layout] = "; ".join(verdict.problems) or "proven"
     assert not verdict.problems, verdict
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(6, 300))]
+)
+def test_a_random_layout_trains_as_one_rank(
+    seed: int, prepared: Prepared, references: functools.cache, tmp_path: Path
+) -> None:  # type: ignore[type-arg]
+    """Of four ranks, with every sharding strategy."""
+    chosen, layout = drawn(seed)
+    verdict = compare(chosen.config(), prepared, layout, references(chosen), tmp_path)
+    assert not verdict.problems, (chosen.name, verdict)
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=[case.what for case in REFUSED])

@@ -11,7 +11,7 @@ import torch
 
 from data.prepared import Prepared
 from models import gpt
-from models.init import initialise_shards
+from models.init import initialise
 from models.kernels import described, fusions_on, kernel_problems
 from models.layers import packed
 from models.layers.fp8 import resolve_recipe
@@ -173,7 +173,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend,
     )  # fmt: skip
-    fill = partial(initialise_shards, shape=shape, seed=config.train.seed)
+    fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
     tokens = config.train.micro_batch_size * config.model.seq_length // ranks.layout.cp
     return chunks, optimizer.build(chunks, config.optimizer, config.parallel, precision, ranks, tokens)

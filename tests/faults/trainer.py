@@ -12,16 +12,16 @@ import torch.distributed as dist
 
 from data.loader import Batch, to_batch
 from models.config import ModelConfig
-from models.init import global_tensors
 from models.names import canonical
 from models.resolve import resolve
 from parallel import groups, launch, local_ranks, output
 from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.ddp import Chunks, unwrap
+from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import checkpoint, train
 from training.checkpoint import optimizer_state
+from training.checkpoint.model_state import model_boxes
 from training.config.run_config import RunConfig, TrainConfig
 from training.progress import Progress
 from training.step import StepRequests, train_step
@@ -123,10 +123,8 @@ Held = tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]
 
 def held(trainer: FaultTrainer) -> Iterator[Held]:
     """(name, global shape, offset, data) of every piece of weights, and of the optimizer's three states."""
-    for chunk in trainer.chunks:
-        for entry in global_tensors(unwrap(chunk)):
-            data = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))  # an expert: a row of all
-            yield canonical(entry.key), tuple(entry.global_shape), tuple(entry.global_offset), data
+    for box in model_boxes(trainer.chunks, trainer.ranks):
+        yield canonical(box.key), box.global_shape, box.offset, box.data
     for box in optimizer_state.optimizer_boxes(trainer.chunks, trainer.optimizer, trainer.ranks):
         state, key = box.key.removeprefix(optimizer_state.PREFIX).split(".", 1)
         yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from models import gpt
 from models.config import ModelConfig
 from models.families import TINY
-from models.init import global_tensors
 from models.layers.spec import PortableProvider, provider
 from models.names import canonical
 from models.resolve import resolve
@@ -18,6 +17,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.layout import layout_of
+from parallel.regions import boxes_of, whole_tensors
 
 Outputs = dict[str, Tensor]
 """Logits and gradients by name, fp32, on the host."""
@@ -72,9 +72,7 @@ def gradients(chunk: nn.Module) -> Outputs:
     for param in chunk.parameters():
         assert param.grad is not None
         param.copy_(param.grad)
-    return {
-        f"{canonical(entry.key)} at {entry.global_offset}": entry.data.float().cpu() for entry in global_tensors(chunk)
-    }
+    return {f"{canonical(box.key)} at {box.offset}": box.data.float().cpu() for box in boxes_of(whole_tensors(chunk))}
 
 
 def differences(theirs: Outputs, ours: Outputs) -> dict[str, Any]:

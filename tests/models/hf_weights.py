@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from models.hf.shapes import write_config
 from models.hf.tables import entries
-from models.init import global_tensors
 from models.names import canonical
 from models.shapes import GPTShape
+from parallel.regions import boxes_of, whole_tensors
 
 State = dict[str, Tensor]
 
@@ -124,16 +124,15 @@ def copy_into(chunk: nn.Module, weights: State) -> None:
     for param in chunk.parameters():
         param.fill_(torch.nan)
     unused = set(weights)
-    for entry in global_tensors(chunk):
-        name = canonical(entry.key)
+    for box in boxes_of(whole_tensors(chunk)):
+        name = canonical(box.key)
         source = weights[name]
         unused.discard(name)
         if name in ("word_embeddings.weight", "output_layer.weight"):
-            source = nn.functional.pad(source, (0, 0, 0, entry.global_shape[0] - source.shape[0]), value=3.0)
-        assert tuple(source.shape) == tuple(entry.global_shape), f"{name}: {source.shape}, not {entry.global_shape}"
-        box = entry.data.view((1,) * entry.prepend_axis_num + tuple(entry.data.shape))
-        offsets = zip(entry.global_offset, box.shape, strict=True)
-        box.copy_(source[tuple(slice(start, start + size) for start, size in offsets)])
+            source = nn.functional.pad(source, (0, 0, 0, box.global_shape[0] - source.shape[0]), value=3.0)
+        assert tuple(source.shape) == box.global_shape, f"{name}: {source.shape}, not {box.global_shape}"
+        offsets = zip(box.offset, box.data.shape, strict=True)
+        box.data.copy_(source[tuple(slice(start, start + size) for start, size in offsets)])
     assert not unused, f"this chunk has no {', '.join(sorted(unused))}"
     unset = [name for name, param in chunk.named_parameters() if param.isnan().any()]
     assert not unset, f"nothing set {', '.join(unset)}"

@@ -9,7 +9,7 @@ import torch
 
 from models.config import ModelConfig
 from models.families import SHAPES
-from models.init import fill_normal, global_tensors, std_of
+from models.init import fill_normal, std_of
 from models.names import canonical
 from models.parameters import parameters
 from models.resolve import resolve
@@ -17,6 +17,7 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import UserError
 from parallel.launch import Identity
 from parallel.layout import layout_of
+from parallel.regions import boxes_of, whole_tensors
 from ranks import run_ranks
 
 FP32 = PrecisionConfig(dtype="fp32")
@@ -50,9 +51,9 @@ def _names(ranks: Any, parallel: ParallelConfig, shape: str) -> None:
     model = ModelConfig(shape=shape, seq_length=64)
     (chunk,) = build(ranks, model, parallel)
     found: dict[str, int] = {}
-    for entry in global_tensors(chunk):
-        name = canonical(entry.key)
-        found[name] = found.get(name, 0) + entry.data.numel()
+    for box in boxes_of(whole_tensors(chunk)):
+        name = canonical(box.key)
+        found[name] = found.get(name, 0) + box.data.numel()
     listed = resolve(model, 257)
     biases = {name for name in found if name.endswith("router.expert_bias")}  # state that no gradient moves
     assert len(biases) == (sum(listed.moe_blocks) + listed.mtp_num_layers) * listed.moe_router_enable_expert_bias
@@ -92,17 +93,14 @@ def _experts_differ(ranks: Any, parallel: ParallelConfig) -> None:
     experts = shape.num_moe_experts
     (chunk,) = build(ranks, model, parallel)
     name = "layers.1.mlp.experts.linear_fc2.weight"
-    held = [entry for entry in global_tensors(chunk) if canonical(entry.key) == name]
+    held = [box for box in boxes_of(whole_tensors(chunk)) if canonical(box.key) == name]
     assert len(held) == experts // parallel.expert_model_parallel_size
-    for entry in held:
-        expected = torch.empty(1, *entry.data.shape)
-        offset = (int(entry.global_offset[0]), 0, 0)
-        fill_normal(expected, 1, name, (experts, *entry.data.shape), offset, std_of(name, shape) or 0.0)
-        assert torch.equal(entry.data, expected[0])
-    assert len({entry.global_offset[0] for entry in held}) == len(held)
-    assert all(
-        entry.global_offset[0] // len(held) == ranks.rank % parallel.expert_model_parallel_size for entry in held
-    )
+    for box in held:
+        expected = torch.empty_like(box.data)
+        fill_normal(expected, 1, name, (experts, *box.data.shape[1:]), box.offset, std_of(name, shape) or 0.0)
+        assert torch.equal(box.data, expected)
+    assert len({box.offset[0] for box in held}) == len(held)
+    assert all(box.offset[0] // len(held) == ranks.rank % parallel.expert_model_parallel_size for box in held)
 
 
 @pytest.mark.parametrize("ep", [1, 2])

@@ -208,7 +208,7 @@ def _compare_with_megatrons(config: RunConfig, shape: GPTShape, ranks: Ranks) ->
     ("layout", "shape"),
     [
         ("dp4zero3hsdp2", "debug"), ("tp2spdp2zero3", "debug"), ("pp2dp2zero2", "gpt2_tiny"),
-        ("dp4ep2zero3hsdp2", "mixtral_tiny"),
+        ("dp4ep2zero3hsdp2", "mixtral_tiny"), ("tp4sppp2ep2etp1zero3", "deepseek_v3_tiny"),
     ],
 )  # fmt: skip
 def test_replicas_of_shards_are_compared(layout: str, shape: str) -> None:

@@ -1,11 +1,12 @@
 """Which models are tried on which layouts, what is refused, and what only a GPU can show: docs/layouts.md as data."""
 
 import dataclasses
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.parity.layouts import shrink
+from tools.parity.layouts import shrink, with_layout
 from training.cli import parse
 from training.config.run_config import RunConfig
 
@@ -168,6 +169,35 @@ MODELS = [
         mtp_num_layers=1,
     ),
 ]
+
+
+DRAWN_RANKS = 4
+DRAWN_MODELS = [
+    model("dense", "", num_layers=4, global_batch_size=4),
+    model("tied, biases, learned positions", "", num_layers=4, global_batch_size=4, shape="gpt2_tiny"),
+    model("experts", "", num_layers=4, global_batch_size=4, **MOE),
+    model("depths of prediction", "", num_layers=4, global_batch_size=4, mtp_num_layers=1),
+]
+
+
+def drawn(seed: int) -> tuple[Model, str]:
+    """A model and a layout of four ranks that RunConfig.problems accepts."""
+    draw = random.Random(seed)
+    while True:
+        chosen = draw.choice(DRAWN_MODELS)
+        sizes = {name: draw.choice((1, 1, 2, 4)) for name in ("tp", "pp", "cp", "dp")}
+        if sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp"] != DRAWN_RANKS:
+            continue
+        words = [f"{name}{size}" for name, size in sizes.items() if size > 1]
+        words += ["sp"] if sizes["tp"] > 1 and draw.random() < 0.7 else []
+        words += ["vpp2"] if sizes["pp"] == 2 and draw.random() < 0.5 else []
+        words += [draw.choice(("ep2", "ep4", "ep2etp1"))] if chosen.name == "experts" and draw.random() < 0.8 else []
+        words += [draw.choice(("zero0", "zero2", "zero3", "zero3", "zero3", "overlap"))]
+        words += ["hsdp2"] if words[-1] in ("zero2", "zero3") and draw.random() < 0.3 else []
+        layout = "".join(words)
+        config, world_size = with_layout(chosen.config(), layout)
+        if world_size == DRAWN_RANKS and not config.problems(DRAWN_RANKS):
+            return chosen, layout
 
 
 @dataclass(frozen=True)

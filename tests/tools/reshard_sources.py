@@ -12,12 +12,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
 from torch.distributed.checkpoint import FileSystemReader, load
 
+from checkpoint_parts import Parts
 from models.gpt import Recompute, transformer_config
 from models.resolve import resolve
 from parallel import ddp, groups
 from parallel.ddp import unwrap
 from ranks import run_ranks
-from tests.training.checkpoint.test_checkpoint_ranks import Parts
 from training import optimizer
 from training.checkpoint import optimizer_state
 from training.config.run_config import RunConfig

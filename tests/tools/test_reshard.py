@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from ranks import run_ranks  # noqa: F401  (torch and megatron, before anything forks)
-from tests.training.checkpoint.test_checkpoint_ranks import Parts, configuration, on_ranks, sizes
 from tools.convert.dtypes import cast
 from tools.reshard.__main__ import main
 from training.checkpoint.folders import STATE

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoint_parts import Parts, assembled, configuration, on_ranks, sizes
 from models.names import canonical
 from parallel.config import ParallelConfig
 from tests.tools.reshard_sources import gpt_on_ranks, save
 from tests.tools.test_reshard_megatron import refused, with_recipe
-from tests.training.checkpoint.test_checkpoint_ranks import Parts, assembled, configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
 from tools.reshard.megatron.files import TorchDist
 from training.checkpoint import optimizer_state

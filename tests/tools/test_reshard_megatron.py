@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from checkpoint_parts import configuration, on_ranks, sizes
 from models.names import checkpoint_key
 from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, train_and_save
-from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
 from training.checkpoint.format.reader import FileReader
 from training.config import recipe

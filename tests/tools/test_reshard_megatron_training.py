@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.resolve import resolve
-from models.sublayers import hybrid_layer_pattern
-from parallel.config import ParallelConfig
-from parallel.stages import layers_per_chunk
-from tests.tools.test_reshard_to_megatron import train_and_save
-from tests.training.checkpoint.test_checkpoint_ranks import (
+from checkpoint_parts import (
     GLOBAL_BATCH_SIZE,
     SEQ_LENGTH,
     VOCABULARY,
@@ -23,6 +18,11 @@ from tests.training.checkpoint.test_checkpoint_ranks import (
     on_ranks,
     sizes,
 )
+from models.resolve import resolve
+from models.sublayers import hybrid_layer_pattern
+from parallel.config import ParallelConfig
+from parallel.stages import layers_per_chunk
+from tests.tools.test_reshard_to_megatron import train_and_save
 from tools.reshard.__main__ import main
 from training.config import recipe
 from training.config.run_config import RunConfig, learning_schedule

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from checkpoint_parts import configuration, on_ranks, sizes
 from models.resolve import resolve
 from parallel.config import ParallelConfig
 from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks
 from tests.tools.test_reshard import same, tensors
 from tests.tools.test_reshard_to_megatron import load_and_go_on, load_gpt, train_and_save
-from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
 from tools.reshard.megatron.buckets import chunk_sites
 from tools.reshard.megatron.job import MegatronJob

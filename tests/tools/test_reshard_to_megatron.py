@@ -8,10 +8,7 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing
 
-from parallel.config import ParallelConfig
-from parallel.ddp import unwrap
-from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks, optimizer_states, states
-from tests.training.checkpoint.test_checkpoint_ranks import (
+from checkpoint_parts import (
     Parts,
     assembled,
     configuration,
@@ -19,6 +16,9 @@ from tests.training.checkpoint.test_checkpoint_ranks import (
     on_ranks,
     sizes,
 )
+from parallel.config import ParallelConfig
+from parallel.ddp import unwrap
+from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks, optimizer_states, states
 from tools.reshard.__main__ import main
 from training.checkpoint import optimizer_state
 from training.checkpoint.state import read_state

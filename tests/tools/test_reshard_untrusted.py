@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint import default_planner, filesystem
 
+from checkpoint_parts import configuration, on_ranks, sizes
 from tests.tools.reshard_sources import train_and_save
-from tests.training.checkpoint.test_checkpoint_ranks import configuration, on_ranks, sizes
 from tools.reshard.__main__ import main
 from training.config import recipe
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from models.layers.fp8_weights import forget_amax, kept_in_fp8
 from parallel.ddp import Chunks
-from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import Box
 from training.checkpoint.model_state import enumerated, is_writer
@@ -171,8 +170,8 @@ def weights_from_optimizer(chunks: Chunks, optimizer: MegatronOptimizer) -> None
             part._copy_main_params_to_param_buffer()
         elif hasattr(part, "_copy_main_params_to_model_params"):
             part._copy_main_params_to_model_params()
-    for chunk in chunks:  # shards of fully_shard are the optimizer's own weights
-        if not isinstance(chunk, FullyShardedChunk) and chunk.ddp_config.use_distributed_optimizer:
+    for chunk in chunks:
+        if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)
 
 

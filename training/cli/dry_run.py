@@ -21,7 +21,8 @@ from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
-from training.memory.predicted import ZERO, bytes_per_parameter, of_stages, planned_modules
+from training.memory.layouts import ZERO
+from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
 
 MOST_ROWS = 16

@@ -17,6 +17,7 @@ from torch import Tensor
 from models.layers.fp8_weights import values
 from parallel.ddp import Chunks, held
 from parallel.errors import SharedFault
+from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.regions import HeldTensor, Region
 from training.health.names import host_of, name_of
@@ -51,7 +52,10 @@ class Replicas:
     def __init__(self, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> None:
         self.optimizer, self.ranks = optimizer, ranks
         own = [one for chunk in chunks for one in held(chunk)]
-        self.rows = ComparisonRows(ranks, max((one.shards or 1 for one in own), default=1))
+        # The same on every rank: stages without experts have the rows of those with.
+        sharded = isinstance(chunks[0], FullyShardedChunk)
+        shards = max(ranks.pgs.intra_dp_cp.size(), ranks.pgs.intra_expt_dp.size()) if sharded else 1
+        self.rows = ComparisonRows(ranks, shards)
         self.held = [
             ReplicatedTensor(self.rows.row_of(one), name_of(one.regions[0]), one.tensor)
             for one in own

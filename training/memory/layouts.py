@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from parallel.config import Sharding
 from parallel.stages import layout_string
 
 Recompute = Literal["none", "core_attn", "mlp", "operators", "moe", "full"]
 """Megatron's recompute_modules one at a time, or whole layers. operators: every second product and what is cheap, as
 torchtitan's "selective op" does; Triplane does not."""
 Zero = Literal[0, 1, 2, 3]
+ZERO: dict[Sharding, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""The stage of a parallel.data_parallel_sharding_strategy."""
 Split = Literal["even", "embedding_and_loss", "loss", "ends", "layout"]
 
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from models.shapes import GPTShape
 from models.sizes import sizes
-from parallel.config import PrecisionConfig, Sharding
+from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
 from training.config.run_config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Column, MemoryCase, MemoryColumns
-from training.memory.layouts import Candidate, Recompute, Zero
+from training.memory.layouts import ZERO, Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory
 from training.memory.software import OURS, Software
 from training.memory.stage_parameters import product_copies
@@ -160,9 +160,6 @@ def program(config: RunConfig, modules: Modules) -> Software:
         # Shards are fp32, which the optimizer's are then; whole in 16 bits while a unit computes.
         main_weight_bytes=0 if config.parallel.sharding == "optim_grads_params" else OURS.main_weight_bytes,
     )
-
-
-ZERO: dict[Sharding, Zero] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:

@@ -1,17 +1,17 @@
 """Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
 
 import itertools
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_string
-from training.memory.layouts import Candidate
+from training.memory.layouts import ZERO, Candidate
 from training.memory.stage_parameters import local_size
 
-FULLY_SHARDED: dict[int, Literal["optim_grads", "optim_grads_params"]] = {2: "optim_grads", 3: "optim_grads_params"}
-"""parallel.data_parallel_sharding_strategy of ZeRO's stages; below, use_distributed_optimizer says it."""
+FULLY_SHARDED = {zero: name for name, zero in ZERO.items() if zero > 1}
+"""Below, use_distributed_optimizer says it."""
 
 
 class Blocks(NamedTuple):

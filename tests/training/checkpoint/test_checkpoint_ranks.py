@@ -1,288 +1,36 @@
-"""Checkpoints on ranks: what one layout saves, every other one restores bit for bit."""
+"""Checkpoints on ranks: precisions, what is loaded of them, what does not fit, and saves that do not end."""
 
 import dataclasses
 import json
-import math
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from models.config import ModelConfig
-from models.init import global_tensors
+from checkpoint_parts import (
+    OWN,
+    SAVED_AT,
+    Parts,
+    assembled,
+    configuration,
+    differing,
+    on_ranks,
+    save_and_go_on,
+    sizes,
+)  # fmt: skip
 from models.names import canonical
-from models.resolve import resolve
-from parallel import groups
-from parallel.config import ParallelConfig, PrecisionConfig
-from parallel.ddp import unwrap
+from parallel.ddp import held
 from parallel.errors import UserError
-from parallel.launch import Identity
 from parallel.layout import Layout
-from ranks import run_ranks
-from tests.faults.trainer import GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEQ_LENGTH, VOCABULARY, FaultTrainer
-from training import checkpoint, train
+from parallel.regions import boxes_of
+from training import checkpoint
 from training.checkpoint import folders, optimizer_state, saving, storage
 from training.checkpoint.format.tables import IncompleteError
 from training.checkpoint.model_state import model_boxes
-from training.config.run_config import CheckpointConfig, RunConfig, TrainConfig
-from training.progress import Progress
-
-SAVED_AT, UNTIL = 2, 4
-OWN = CheckpointConfig()
-
-
-def configuration(parallel: ParallelConfig, dtype: str = "fp32", **model: Any) -> RunConfig:
-    return RunConfig(
-        parallel=parallel,
-        model=ModelConfig(**{"seq_length": SEQ_LENGTH, "vocab_size": VOCABULARY, **model}),
-        precision=PrecisionConfig(dtype=dtype),  # type: ignore[arg-type]
-        train=TrainConfig(global_batch_size=GLOBAL_BATCH_SIZE, micro_batch_size=MICRO_BATCH_SIZE, seed=7),
-    )
-
-
-def sizes(tp: int = 1, pp: int = 1, vpp: int | None = None, **more: Any) -> ParallelConfig:
-    return ParallelConfig(
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        virtual_pipeline_model_parallel_size=vpp,
-        **more,
-    )
-
-
-@dataclasses.dataclass
-class Parts(FaultTrainer):
-    """A rank's model and optimizer, and how far they have come."""
-
-    def keep(self, root: Path, **more: Any) -> Path:
-        """A checkpoint of this moment; of all, three are kept."""
-        return self.save(root, checkpoint.Contents(**{"keep": 3, **more}))
-
-    def restore(self, root: Path, config: CheckpointConfig = OWN) -> checkpoint.Restored:
-        restored = checkpoint.restore(root, config, self.chunks, self.optimizer, self.ranks)
-        assert restored is not None
-        self.progress = restored.progress
-        return restored
-
-
-def on_ranks(world_size: int, config: RunConfig, check: Callable[..., None], *args: Any) -> None:
-    """Call ``check(parts, *args)`` on every rank of a layout."""
-
-    def run(identity: Identity) -> None:
-        layout = config.layout(world_size)
-        with groups.start(
-            layout, identity, device="cpu", seed=config.train.seed, timeout_minutes=1, parallel=config.parallel
-        ) as ranks:
-            chunks, optimizer = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
-            check(Parts(ranks, chunks, optimizer), *args)
-
-    run_ranks(world_size, run)
-
-
-# ---- global tensors, put together from what the ranks hold
-
-
-def held(parts: Parts) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...], torch.Tensor]]:
-    """(name, global shape, offset, data) of each piece of weights, as mcore has them, and of their state."""
-    for box in model_boxes(parts.chunks, parts.ranks):
-        yield canonical(box.key), box.global_shape, box.offset, box.data
-    for box in optimizer_state.optimizer_boxes(parts.chunks, parts.optimizer, parts.ranks):
-        state, key = box.key.removeprefix(optimizer_state.PREFIX).split(".", 1)
-        yield f"{state} of {canonical(key)}", box.global_shape, box.offset, box.data
-
-
-def assembled(parts: Parts, folder: Path) -> dict[str, torch.Tensor] | None:
-    """On rank 0: every global tensor. Copies must agree bit for bit, and each element is some rank's."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with checkpoint.settled(parts.chunks):
-        pieces = [(name, shape, offset, data.detach().clone()) for name, shape, offset, data in held(parts)]
-    torch.save(pieces, folder / f"{parts.ranks.rank}.pt")
-    dist.barrier()
-    if parts.ranks.rank:
-        return None
-    whole: dict[str, torch.Tensor] = {}
-    for path in folder.glob("*.pt"):
-        for name, shape, offset, data in torch.load(path):
-            tensor = whole.setdefault(name, torch.full(shape, math.nan, dtype=data.dtype))
-            view = tensor[tuple(slice(at, at + size) for at, size in zip(offset, data.shape, strict=True))]
-            assert bool((view.isnan() | (view == data)).all()), f"copies of {name} differ"
-            view.copy_(data)
-    assert not [name for name, tensor in whole.items() if bool(tensor.isnan().any())]
-    return whole
-
-
-def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
-    assert first.keys() == second.keys()
-    return [name for name in first if not torch.equal(first[name], second[name])]
-
-
-# ---- save in one layout, restore in every other
-
-
-def save_and_go_on(parts: Parts, folder: Path) -> None:
-    """Leave a checkpoint of iteration ``SAVED_AT``, the global tensors in it, and the losses that follow."""
-    parts.train(SAVED_AT)
-    parts.keep(folder / "checkpoints", entries={"note": [1, None, 0.1]}, texts={"config.toml": "x = 1\n"})
-    whole = assembled(parts, folder / "source")
-    losses = parts.train(UNTIL)
-    if whole is not None:
-        torch.save(whole, folder / "global.pt")
-        (folder / "losses.json").write_text(json.dumps(losses))
-
-
-def restore_and_compare(parts: Parts, folder: Path, pieces: Path, tolerance: float) -> None:
-    restored = parts.restore(folder / "checkpoints")
-    assert restored.progress == Progress(iteration=SAVED_AT, consumed_samples=SAVED_AT * GLOBAL_BATCH_SIZE)
-    assert restored.optimizer_restored
-    assert restored.rng_restored == (restored.layout_before == parts.ranks.layout)
-    assert restored.entries == {"note": [1, None, 0.1]}
-    whole = assembled(parts, pieces)
-    if whole is not None:
-        assert differing(whole, torch.load(folder / "global.pt")) == []
-    assert parts.train(UNTIL) == pytest.approx(json.loads((folder / "losses.json").read_text()), rel=tolerance)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TP2 PP2 DP2, with sequence parallelism, several buckets, and parameters that are gathered late."""
-    folder = tmp_path_factory.mktemp("llama")
-    overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 20000}
-    on_ranks(8, configuration(sizes(tp=2, pp=2, sequence_parallel=True, **overlap)), save_and_go_on, folder)
-    return folder
-
-
-TARGETS: dict[str, tuple[int, ParallelConfig]] = {
-    "one rank": (1, sizes()),
-    "TP4": (4, sizes(tp=4)),
-    "PP4": (4, sizes(pp=4)),
-    "DP4": (4, sizes(ddp_bucket_size=7000, overlap_grad_reduce=True, overlap_param_gather=True)),
-    "PP2 VPP2 DP2": (4, sizes(pp=2, vpp=2)),
-    "DP2 without ZeRO-1": (2, sizes(use_distributed_optimizer=False)),
-    "TP2 PP2, uneven": (4, sizes(tp=2, pp=2, num_layers_in_first_pipeline_stage=3)),
-    "ZeRO-3 DP4": (4, sizes(data_parallel_sharding_strategy="zero3")),
-    "ZeRO-2 TP2 DP2": (4, sizes(tp=2, data_parallel_sharding_strategy="zero2")),
-    "HSDP": (4, sizes(data_parallel_sharding_strategy="HYBRID_SHARD", num_distributed_optimizer_instances=2)),
-}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_any_layout_restores_every_bit(name: str, llama: Path, tmp_path: Path) -> None:
-    world_size, parallel = TARGETS[name]
-    on_ranks(world_size, configuration(parallel), restore_and_compare, llama, tmp_path, 1e-5)
-
-
-def test_threads_restore_every_bit_too(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many of them as a machine with cores to spare would have, and every box a large one."""
-    monkeypatch.setattr(storage, "LARGE_BYTES", 1)
-    monkeypatch.setattr(storage, "MOST_THREADS", 3)
-    monkeypatch.setattr(storage.os, "cpu_count", lambda: 16)
-    on_ranks(2, configuration(sizes(tp=2)), restore_and_compare, llama, tmp_path, 1e-5)
-
-
-def deepseek_on(parallel: ParallelConfig) -> RunConfig:
-    """Latent attention, experts with a bias that no gradient moves, shared experts, multi-token prediction."""
-    return configuration(parallel, shape="deepseek_v3_tiny")
-
-
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half of the experts on each rank of a stage, whose attention is split over TP: experts and the rest differ."""
-    folder = tmp_path_factory.mktemp("deepseek")
-    parallel = sizes(tp=2, pp=2, sequence_parallel=True, expert_model_parallel_size=2, expert_tensor_parallel_size=1)
-    on_ranks(4, deepseek_on(parallel), save_and_go_on, folder)
-    return folder
-
-
-EXPERT_TARGETS: dict[str, tuple[int, ParallelConfig]] = {
-    "one rank": (1, sizes()),
-    "EP4": (4, sizes(expert_model_parallel_size=4, overlap_grad_reduce=True, ddp_bucket_size=7000)),
-    "TP2 EP2 ETP2": (4, sizes(tp=2, sequence_parallel=True, expert_model_parallel_size=2)),
-    "EP2 PP2 VPP2": (4, sizes(pp=2, vpp=2, expert_model_parallel_size=2)),
-    "EP2 ZeRO-3": (4, sizes(expert_model_parallel_size=2, data_parallel_sharding_strategy="zero3")),
-}
-
-
-@pytest.mark.parametrize("name", EXPERT_TARGETS)
-def test_experts_move_with_their_moments_to_any_layout(name: str, deepseek: Path, tmp_path: Path) -> None:
-    """Moments included: megatron-core 0.19.2 cannot load those of its own checkpoint at another EP size."""
-    world_size, parallel = EXPERT_TARGETS[name]
-    on_ranks(world_size, deepseek_on(parallel), restore_and_compare, deepseek, tmp_path, 1e-5)
-
-
-SHARDED: dict[str, tuple[int, ParallelConfig]] = {
-    "ZeRO-3 DP4": TARGETS["ZeRO-3 DP4"],
-    "HSDP x TP2": (
-        8, sizes(tp=2, data_parallel_sharding_strategy="zero3", num_distributed_optimizer_instances=2)
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("source", SHARDED)
-def test_shards_restore_on_any_layout(source: str, tmp_path: Path) -> None:
-    world_size, parallel = SHARDED[source]
-    on_ranks(world_size, configuration(parallel), save_and_go_on, tmp_path)
-    for target in ("one rank", "TP2 PP2, uneven", "ZeRO-2 TP2 DP2"):
-        world_size, parallel = TARGETS[target]
-        on_ranks(world_size, configuration(parallel), restore_and_compare, tmp_path, tmp_path / target, 1e-5)
-
-
-def test_shards_of_experts_restore_on_any_layout(tmp_path: Path) -> None:
-    world_size, parallel = EXPERT_TARGETS["EP2 ZeRO-3"]
-    on_ranks(world_size, deepseek_on(parallel), save_and_go_on, tmp_path)
-    for target in ("one rank", "EP2 PP2 VPP2"):
-        world_size, parallel = EXPERT_TARGETS[target]
-        on_ranks(world_size, deepseek_on(parallel), restore_and_compare, tmp_path, tmp_path / target, 1e-5)
-
-
-def test_experts_saved_by_one_rank_restore_on_many(tmp_path: Path) -> None:
-    on_ranks(1, deepseek_on(sizes()), save_and_go_on, tmp_path)
-    world_size, parallel = EXPERT_TARGETS["EP2 PP2 VPP2"]
-    on_ranks(world_size, deepseek_on(parallel), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
-
-
-def test_state_that_was_not_cut_restores_where_it_is(tmp_path: Path) -> None:
-    parallel = sizes(tp=2, use_distributed_optimizer=False)
-    on_ranks(4, configuration(parallel), save_and_go_on, tmp_path)
-    on_ranks(2, configuration(sizes()), restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
-
-
-def with_padded_buckets(parts: Parts, folder: Path) -> None:
-    """A bucket that ends in padding before another one: there mcore's fully_reshardable form goes wrong."""
-    buckets = [bucket for chunk in parts.chunks for buffer in chunk.buffers for bucket in buffer.buckets[:-1]]
-    if parts.ranks.is_first_stage:
-        assert any(bucket.numel_unpadded < bucket.grad_data.numel() for bucket in buckets)
-    save_and_go_on(parts, folder)
-
-
-def test_tied_embeddings_in_padded_buckets_restore_on_one_rank(tmp_path: Path) -> None:
-    parallel = sizes(pp=2, overlap_grad_reduce=True, ddp_bucket_size=20000)
-    config = configuration(parallel, shape="gpt2_tiny")
-    on_ranks(4, config, with_padded_buckets, tmp_path)
-    alone = configuration(sizes(), shape="gpt2_tiny")
-    on_ranks(1, alone, restore_and_compare, tmp_path, tmp_path / "pieces", 1e-5)
-
-
-# ---- resume in the same layout
-
-
-def perturb_and_compare(parts: Parts, folder: Path) -> None:
-    torch.manual_seed(1000 + parts.ranks.rank)
-    restored = parts.restore(folder / "checkpoints")
-    assert restored.rng_restored
-    assert parts.train(UNTIL) == json.loads((folder / "losses.json").read_text())
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_same_layout_resumes_the_same_curve_with_dropout(dtype: str, tmp_path: Path) -> None:
-    parallel = sizes(tp=2, sequence_parallel=True)
-    config = configuration(parallel, dtype=dtype, hidden_dropout=0.1, attention_dropout=0.1)
-    on_ranks(4, config, save_and_go_on, tmp_path)
-    on_ranks(4, config, perturb_and_compare, tmp_path)
-
+from training.config.run_config import CheckpointConfig
 
 # ---- precisions
 
@@ -298,10 +46,9 @@ def restore_in_another_dtype(parts: Parts, folder: Path, dtype: torch.dtype) -> 
     """The weights come from the optimizer's fp32 ones, not from the rounded ones of the bf16 model."""
     parts.restore(folder / "checkpoints")
     saved = torch.load(folder / "global.pt")
-    for entry in global_tensors(unwrap(parts.chunks[0])):
-        name = canonical(entry.key)
-        place = tuple(slice(at, at + size) for at, size in zip(entry.global_offset, entry.data.shape, strict=True))
-        assert torch.equal(entry.data, saved[f"param of {name}"][place].to(dtype))
+    for box in boxes_of(held(parts.chunks[0])):
+        place = tuple(slice(at, at + size) for at, size in zip(box.offset, box.data.shape, strict=True))
+        assert torch.equal(box.data, saved[f"param of {canonical(box.key)}"][place].to(dtype))
 
 
 @pytest.mark.parametrize("zero", [True, False])
@@ -571,7 +318,7 @@ def look_inside(parts: Parts, folder: Path) -> None:
     with storage.TensorReader(folder / "checkpoints/iter_0000002") as reader:
         shapes = reader.shapes
     (chunk,) = parts.chunks
-    weights = {entry.key for entry in global_tensors(unwrap(chunk))}
+    weights = {box.key for box in boxes_of(held(chunk))}
     assert not weights & shapes.keys()  # they are the optimizer's, rounded
     assert {key for key in shapes if key.startswith("optimizer.")} == {
         f"optimizer.state.{state}.{key}" for state in ("param", "exp_avg", "exp_avg_sq") for key in weights

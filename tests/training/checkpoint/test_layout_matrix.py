@@ -14,7 +14,7 @@ SAMPLE = (
     "experts: PP2 VPP2 -> TP2 EP2",
     "experts: PP2 VPP2 -> one rank",
 )
-"""Experts, which move furthest. The dense ones are in test_checkpoint_ranks.py, with more layouts."""
+"""Experts, which move furthest. The dense ones are in test_checkpoint_layouts.py, with more layouts."""
 
 
 def test_every_layout_s_checkpoint_is_every_other_s(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import torch
 
 import runs
 from data.prepared import Prepared
-from models.init import global_tensors
 from models.names import canonical
 from models.resolve import resolve
 from parallel import groups
-from parallel.ddp import unwrap
+from parallel.ddp import held
 from parallel.launch import Identity
+from parallel.regions import boxes_of
 from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
@@ -124,10 +124,10 @@ class Trial:
     def prefer(self, experts: dict[str, Sequence[int]]) -> None:
         """Send all tokens of a block, by its canonical name, to these of its experts."""
         for chunk in self.chunks:
-            for entry in global_tensors(unwrap(chunk)):
-                if entry.key.endswith("expert_bias"):
-                    block = canonical(entry.key).removesuffix(".mlp.router.expert_bias")
-                    entry.data[list(experts[block])] += 10.0
+            for box in boxes_of(held(chunk)):
+                if box.key.endswith("expert_bias"):
+                    block = canonical(box.key).removesuffix(".mlp.router.expert_bias")
+                    box.data[list(experts[block])] += 10.0
 
 
 def with_trial(identity: Identity, config: RunConfig, prepared: Prepared, check: Any, *args: Any) -> None:
