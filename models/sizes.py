@@ -66,6 +66,8 @@ class ModelSizes:
     """Experts' products have biases, as no model has that is trained here."""
     shared_ffn: int
     vocab: int
+    tied: bool
+    """One table is embedding and output layer."""
     extra_heads: int
     """Depths of multi-token prediction: a block and logits each."""
     parameters: int
@@ -104,6 +106,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         expert_biases=shape.add_bias_linear and shape.num_moe_experts > 0,
         shared_ffn=shape.moe_shared_expert_intermediate_size,
         vocab=shape.padded_vocab_size,
+        tied=shape.tied,
         extra_heads=shape.mtp_num_layers,
         parameters=num_parameters(shape),
         active=active_parameters(shape),

@@ -10,7 +10,8 @@ output layer, a depth of multi-token prediction; the root has the rest (the last
     both                         Gradients are reduced into shards by the backward pass of each microbatch. Between
                                  steps weights, gradients and the optimizer's state are shards.
 
-So a step of m microbatches gathers a unit 2 m times, or once, and reduces it m times; ZeRO-1 does each once.
+So a step of m microbatches gathers a unit 2 m times, or once, and reduces it m times; ZeRO-1 does each once. HSDP's
+copies add their gradients up once a step, after the last microbatch.
 
 megatron-core's TorchFullyShardedDataParallel is not used: it averages gradients over ranks, and its scale_gradients
 does nothing, so that with a loss per token they are wrong by a factor (tests/parallel/test_fsdp.py).
@@ -96,7 +97,8 @@ class FullyShardedChunk(_BaseDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within, more microbatches follow: no wait for reductions and, with optim_grads, no weight is freed."""
+        """Within, more microbatches follow: no wait for reductions, no sum over HSDP's copies and, with optim_grads, no
+        weight is freed."""
         self._end_backward(is_last=False)
         try:
             yield
@@ -105,6 +107,7 @@ class FullyShardedChunk(_BaseDataParallel):
 
     def _end_backward(self, *, is_last: bool) -> None:
         self.units[0].set_is_last_backward(is_last)
+        self.units[0].set_requires_all_reduce(is_last)
         if self.keeps_weights:
             self.units[0].set_reshard_after_backward(is_last)
 

@@ -75,26 +75,37 @@ def one_pass(config: RunConfig, chunks: Any, ranks: Ranks, count: int = MICROBAT
 # A model of two blocks: embedding, two blocks, output layer; the root has the last norm. ZeRO-3 gathers each once for a
 # forward and once for a backward pass, but the root, the embedding and, without a pipeline, the output layer once.
 @pytest.mark.parametrize(
-    ("layout", "gathers", "reductions"),
+    ("layout", "gathers", "reductions", "sums_of_copies"),
     [
-        ("dp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5]),
-        ("dp2zero2", [5], [MICROBATCHES * 5]),
-        ("pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)], [MICROBATCHES * 2, MICROBATCHES * 3]),
-        ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3]),
+        ("dp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], 0),
+        ("dp2zero2", [5], [MICROBATCHES * 5], 0),
+        ("pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)], [MICROBATCHES * 2, MICROBATCHES * 3], 0),
+        ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3], 0),
+        ("dp4hsdp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], 5),
     ],
 )
-def test_so_many_collectives_are_in_a_step(layout: str, gathers: list[int], reductions: list[int]) -> None:
-    on_ranks(layout, _count, "debug", gathers, reductions)
+def test_so_many_collectives_are_in_a_step(
+    layout: str, gathers: list[int], reductions: list[int], sums_of_copies: int
+) -> None:
+    on_ranks(layout, _count, "debug", gathers, reductions, sums_of_copies)
 
 
-def _count(config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int], reductions: list[int]) -> None:
+def _count(
+    config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int], reductions: list[int], sums_of_copies: int
+) -> None:
     chunks, _ = train.build_parts(config, shape, ranks)
     one_pass(config, chunks, ranks)  # the first one also finds its root
     counts = Counter[str]()
     for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
         setattr(dist, name, _counted(getattr(dist, name), name.split("_")[0], counts))
+    all_reduce = dist.all_reduce
+    summed = _counted(all_reduce, "copies", counts)
+    dist.all_reduce = lambda *args, **kwargs: (
+        summed if kwargs.get("group") is ranks.pgs.inter_dist_opt else all_reduce
+    )(*args, **kwargs)
     one_pass(config, chunks, ranks)
     assert (counts["all"], counts["reduce"]) == (gathers[ranks.at.pp], reductions[ranks.at.pp]), counts
+    assert counts["copies"] == sums_of_copies
     (chunk,) = chunks
     assert all(param.to_local().numel() < param.numel() for param in chunk.sharded.values())  # nothing stays whole
 

@@ -66,8 +66,12 @@ class RequestFlags:
     """none, mlp, moe or full."""
 
     zero: int | None = None
-    """0: no distributed optimizer; 1: with it; 2 and 3: gradients, and weights, sharded too, which this program does
-    not run yet. None: 1 and 3, and 2 where 1 does not fit."""
+    """0: no distributed optimizer; 1: with it; 2 and 3: gradients, and weights, sharded too. None: 1 and 3, and 2 where
+    1 does not fit."""
+
+    copies: int | None = None
+    """num_distributed_optimizer_instances: groups of ranks that each hold all shards (HSDP); with ZeRO-2 and -3. None:
+    1, and as many as keep each within a domain of the scale-up links."""
 
     sequence_parallel: bool | None = None
     """False: plan without sequence parallelism. None: with it wherever TP is above 1."""

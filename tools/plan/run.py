@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.ranking import distinct
 from tools.plan.search.request import AXES, SWITCHES, PlanRequest
-from tools.plan.search.selection import fitting, offered
+from tools.plan.search.selection import fitting
 from tools.plan.search.switches import switched
 from training.config.divisibility import sequence_problems
 from training.config.recipe import load
@@ -46,7 +45,7 @@ def search(flags: SearchFlags) -> None:
     base, question = _request(flags)
     _writable(flags.report, flags.write)
     plans, rows = planned(question, flags.top, base)
-    chosen = offered(plans)
+    chosen = plans[0]
     print("\n".join(report.details(chosen)))
     _finish(flags, question, question, plans, rows, chosen, base)
 
@@ -80,7 +79,12 @@ def trace(flags: TraceFlags) -> None:
 
     base, question = _request(flags)
     plans, _ = planned(question, flags.layouts, base)
-    command.trace(question, [plan for plan in distinct(plans) if plan.runs_today][: flags.layouts], base)
+    whole = [plan for plan in distinct(plans) if plan.layout.zero <= 1]
+    if not whole:
+        raise UserError(
+            "trace runs layouts of ZeRO-0 and ZeRO-1 alone, and all of these are of ZeRO-2 and -3. Use --zero 1."
+        )
+    command.trace(question, whole[: flags.layouts], base)
 
 
 def compare(flags: CompareFlags) -> None:
@@ -245,20 +249,9 @@ def planned(
     if not plans:
         raise rejections.nothing_fits(question, price(question, layouts))
     print("\n".join(report.heading(question, len(layouts), seconds)))
-    rows = shown(distinct(plans), top)
+    rows = distinct(plans)[:top]
     print("\n".join(report.table(rows)))
     return plans, rows
-
-
-def shown(plans: Sequence[PricedLayout], top: int) -> list[PricedLayout]:
-    """The best of all, of which at least half are such that today's program runs them; of others none that is slower
-    than these."""
-    today = [plan for plan in plans if plan.runs_today][:top]
-    slowest = max((plan.step_s for plan in today), default=math.inf)
-    faster = [plan for plan in plans if not plan.runs_today and (len(today) < top or plan.step_s <= slowest)]
-    others = faster[: max(top // 2, top - len(today))]
-    kept = {id(plan) for plan in (*others, *today[: top - len(others)])}
-    return [plan for plan in plans if id(plan) in kept]
 
 
 def _narrowed(question: PlanRequest, sizes: str) -> PlanRequest:
@@ -279,8 +272,8 @@ def explained(
             "\n".join([f"{sizes} is not possible:", *refused] if refused else [str(rejections.no_layout(narrowed))])
         )
     fit = fitting(narrowed, layouts, base)
-    chosen = offered(fit) if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
+    chosen = fit[0] if fit else min(price(narrowed, layouts), key=lambda plan: plan.total_bytes)
     lines = [f"{sizes}: {len(layouts):,} layouts; the best of them, {chosen.layout}:", *report.verdict(chosen)]
-    lines += [*report.against(chosen, offered(plans)), *report.details(chosen)]
+    lines += [*report.against(chosen, plans[0]), *report.details(chosen)]
     print("\n".join([*lines, *report.switches(chosen, switched(narrowed, chosen, base))]))
     return chosen

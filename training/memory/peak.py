@@ -19,6 +19,7 @@ from training.memory.activations import (
     stream_bytes,
 )
 from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
+from training.memory.gathered import gathered_bytes
 from training.memory.layouts import Candidate
 from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 from training.memory.states import BlockStack, state_bytes
@@ -89,9 +90,8 @@ def stage_memory(
         crowded[case] = _crowding(*looked_at[case], int(depths[case]))
     plain, mixtures = plain + depths * (mixtures == 0), mixtures + depths * (mixtures > 0)
     weights, gradients, optimizer = state_bytes(
-        (dense, expert), layout, columns.format == FORMATS.index("fp32"), software.main_gradient_bytes,
-        software.keeps_fp32_gradients, software.main_weight_bytes,
-    )  # fmt: skip
+        (dense, expert), layout, columns.format == FORMATS.index("fp32"), software
+    )
     small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3)
     # beside the 16-bit weights, or in their stead
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
@@ -101,7 +101,7 @@ def stage_memory(
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(columns, number, plain, mixtures, crowded)
-        + _gathered(columns, dense + expert, plain + mixtures),
+        + gathered_bytes(columns, number, dense + expert, plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
     )
@@ -170,15 +170,6 @@ def _activations(columns: MemoryColumns, stage: Column, plain: Column, mixtures:
     lookup = np.where(stage == 0, at_the_start * kept + lookup_bytes(columns), 0.0)
     found = np.maximum(most * kept + working, at_the_end * kept + np.maximum(working, loss))
     return np.maximum(found, lookup) + passing
-
-
-def _gathered(columns: MemoryColumns, parameters: Column, blocks: Column) -> Column:
-    """ZeRO-3: the whole weights, and gradients, of the two blocks at work; or of all blocks, where weights stay.
-    ZeRO-2: the gradients of these two."""
-    two = 2 * parameters / np.maximum(1, blocks)
-    held = np.where(columns.software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
-    gradients = columns.software.gradient_bytes * two
-    return np.select([columns.layout.zero >= 3, columns.layout.zero == 2], [4 * two + held, gradients], 0.0)
 
 
 def _fuller(one: PeakBytes, other: PeakBytes) -> PeakBytes:

@@ -17,7 +17,7 @@ from training.config.run_config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import ZERO, Candidate, Recompute
 from training.memory.peak import PeakBytes, memory, stage_memory
-from training.memory.software import OURS, Software
+from training.memory.software import OURS, Software, sharded
 from training.memory.stage_parameters import product_copies
 from training.memory.states import BlockStack, HeldParameters, States, states
 
@@ -103,7 +103,7 @@ def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> 
     for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps.
     """
     layout, software = candidate(config, world_size, num_layers), program(config, planned_modules(config))
-    own = states(HeldParameters(1, 0), replace(layout, zero=0), software.main_gradient_bytes)
+    own = states(HeldParameters(1, 0), replace(layout, zero=0), software)
     return own._replace(weights=own.weights + product_copies(config.precision))
 
 
@@ -152,14 +152,13 @@ def _kept_share(planned: Planned, shape: GPTShape) -> float:
 def program(config: RunConfig, modules: Modules) -> Software:
     """What memory depends on, of pretrain_gpt.py with these settings."""
     wide = config.precision.dtype == "fp32" or config.precision.grad_reduce_in_fp32
-    return replace(
+    own = replace(
         OURS,
         transformer_engine=modules.transformer_engine,
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
-        # Shards are fp32, which the optimizer's are then; whole in 16 bits while a unit computes.
-        main_weight_bytes=0 if config.parallel.sharding == "optim_grads_params" else OURS.main_weight_bytes,
     )
+    return sharded(own, ZERO[config.parallel.sharding])
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:

@@ -1,7 +1,7 @@
 """What the training program does, as far as memory or time depends on it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -38,8 +38,12 @@ class Software:
     """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
     fp8_weights: bool = False
     """Weights are held in fp8 alone, not beside 16-bit ones."""
+    gathers_fp8: bool = True
+    """Weights that products take in fp8 are gathered in it; False: in 16 bits."""
+    by_unit: bool = False
+    """FSDP2, unit by unit: each has collectives of its own, in buffers beside its weights and gradients."""
     reduces_every_microbatch: bool = False
-    """FSDP without no_sync: gradients are reduced after each microbatch, not once a step. ZeRO-2 always does so."""
+    """FSDP without no_sync: gradients are reduced after each microbatch, not once a step."""
     gathers_once: bool = False
     """FSDP whose weights, once gathered for a forward pass, stay until the backward pass has used them."""
     stops_early: bool = False
@@ -85,5 +89,20 @@ class Software:
     """A benchmark that forces every expert to get as many tokens."""
 
 
-OURS = Software(balanced_experts=False, reduces_every_microbatch=True)
+OURS = Software(balanced_experts=False)
 """pretrain_gpt.py with Transformer Engine."""
+
+
+def sharded(own: Software, zero: int) -> Software:
+    """pretrain_gpt.py under a ZeRO stage; of stages 2 and 3, what parallel/fsdp.py does: shards are fp32, the
+    optimizer's own, and so are their gradients; weights are gathered in 16 bits."""
+    if zero < 2:
+        return own
+    return replace(
+        own,
+        main_gradient_bytes=4,
+        main_weight_bytes=0 if zero == 3 else own.main_weight_bytes,
+        gathers_fp8=False,
+        reduces_every_microbatch=True,
+        by_unit=True,
+    )

@@ -8,6 +8,7 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.stages import layers_per_chunk, layout_string
 from training.memory.layouts import ZERO, Candidate
+from training.memory.software import OURS, Software, sharded
 from training.memory.stage_parameters import local_size
 
 FULLY_SHARDED = {zero: name for name, zero in ZERO.items() if zero > 1}
@@ -170,27 +171,28 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _ShardSizes:
     )
 
 
-def states(
-    own: HeldParameters, layout: Candidate, gradient_bytes: int = 4, copies: bool = True, weight_bytes: int = 2
-) -> States:
+def states(own: HeldParameters, layout: Candidate, software: Software | None = None) -> States:
     """Bytes of a stage's rank; sharded parts are split over DP x CP, those of experts over what EP x ETP leaves.
 
-    copies: 16-bit gradients have fp32 ones beside them while the optimizer steps.
-
     ZeRO-2 and -3 shard gradients, and weights, as well (arXiv:1910.02054, section 5); of HSDP, each copy.
+
+    software: None: pretrain_gpt.py, with gradients in fp32.
     """
-    return States(*state_bytes(own, layout, layout.precision == "fp32", gradient_bytes, copies, weight_bytes))
+    program = sharded(OURS, layout.zero) if software is None else software
+    return States(*state_bytes(own, layout, layout.precision == "fp32", program))
 
 
-def state_bytes(own: Any, layout: Any, fp32: Any, gradient_bytes: Any, copies: Any, weight_bytes: Any) -> list[Any]:
+def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
     """``states`` of one case, or of many: all may be columns over the cases (training/memory/cases.py), so that there
     are no branches."""
+    gradient_bytes = software.main_gradient_bytes
     everywhere = layout.dp * layout.cp // layout.copies
     apart = layout.tp * everywhere // (layout.ep * layout.etp)
     apart = apart + (apart < 1)
-    weight = 4 * fp32 + weight_bytes * (1 - fp32)
+    weight = 4 * fp32 + software.main_weight_bytes * (1 - fp32)
     gradient = 4 * fp32 + gradient_bytes * (1 - fp32)
-    rest = 4 * (1 - fp32) + 4 * (gradient < 4) * copies + 8
+    shards = (1 - fp32) + fp32 * (layout.zero == 2)  # fp32 weights are stepped as they are, where they are not whole
+    rest = 4 * shards + 4 * (gradient < 4) * software.keeps_fp32_gradients + 8
 
     shared = list(zip(own, (everywhere, apart), strict=True))
     return [

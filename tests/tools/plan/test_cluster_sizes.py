@@ -63,12 +63,12 @@ def test_the_leanest_layouts_tell_whether_any_fits() -> None:
         model, seq = chosen.choice([("llama3_70b", 8192), ("mixtral_8x7b", 4096), ("gpt3_175b", 2048)])
         axes: dict[str, list[int | str]] = {
             "tp": [1, 2, 8], "pp": [1, 4, 6], "mbs": [1, 2], "recompute": ["none", "full"], "vpp": [1, 2],
-            "zero": [0, 1],
+            "zero": [0, 1, 3],
         }  # fmt: skip
         fixed = {name: chosen.choice(values) for name, values in axes.items() if chosen.random() < 0.2}
         cluster, gpus = chosen.choice(["h100_ib", "a100_40_ib", "gb300"]), chosen.choice([8, 16, 24, 32, 40, 64])
         asked = question(model, cluster, gpus, chosen.choice([64, 120]), seq, **fixed)
-        answers.append(any(plan.fits and plan.runs_today for plan in price(asked, candidates(asked))))
+        answers.append(any(plan.fits for plan in price(asked, candidates(asked))))
         assert fits(asked) == answers[-1], asked
     assert 10 < sum(answers) < 30
 
@@ -99,8 +99,8 @@ def test_constraints_under_which_nothing_ever_fits_are_named(capsys: pytest.Capt
     asked = ("--num_gpus", gpus, "--global_batch_size", "64", "--pp", "1", "--zero", "1")
     text = refused(capsys, *asked, "--tp", "1")
     most = f"{64 * int(gpus):,}"
-    assert f"No number of GPUs up to {most} would do with --tp 1, --pp 1 and --zero 1. Lift --pp: then 64 GPUs" in text
-    assert main([*LLAMA, *"--num_gpus 64 --global_batch_size 64 --tp 1 --zero 1".split()]) == 0
+    assert f"No number of GPUs up to {most} would do with --tp 1, --pp 1 and --zero 1. Lift --zero: then " in text
+    assert main([*LLAMA, *"--num_gpus 32 --global_batch_size 64 --tp 1 --pp 1".split()]) == 0
 
 
 def test_more_samples_are_asked_for_only_where_they_must(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +139,3 @@ def test_money_that_buys_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "--cluster", "t4_ethernet", "--num_gpus", "64", "--global_batch_size", "1024", "--show", "clusters"
     )  # fmt: skip
     assert "fits on nothing that" in text and "64 GPUs of t4_ethernet" in text and "size --show smallest" in text
-    for figure in ("clusters", "smallest"):
-        text = refused(capsys, "--num_gpus", "64", "--global_batch_size", "1024", "--zero", "3", "--show", figure)
-        assert "--zero 3" in text and "--zero 1" in text

@@ -82,14 +82,22 @@ def test_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_attention_heads" in refused(
         capsys, "explain", "TP=3", *ASKED, "--num_gpus", "66", "--global_batch_size", "66"
     )
-    assert "planned only" in printed(capsys, "explain", "zero=3", *ASKED)
     assert '"PQ=3" is not one of' in refused(capsys, "explain", "PQ=3", *ASKED)
 
 
-def test_what_is_not_run_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("sizes", "strategy"), [("zero=3,copies=8", "optim_grads_params"), ("zero=2", "optim_grads")])
+def test_shards_are_written_as_a_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str, strategy: str
+) -> None:
     path = tmp_path / "sharded.toml"
-    assert "ZeRO-3" in refused(capsys, "explain", "zero=3", *ASKED, "--write", str(path))
-    assert not path.exists()
+    assert "trace runs" not in printed(capsys, "explain", f"{sizes},tp=1,pp=1", *ASKED, "--write", str(path))
+    config = load(path)
+    assert config.parallel.data_parallel_sharding_strategy == strategy and config.problems(64) == []
+    assert config.parallel.num_distributed_optimizer_instances == (8 if "copies" in sizes else 1)
+
+
+def test_shards_are_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Use --zero 1" in refused(capsys, "trace", *ASKED, "--zero", "3")
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ from tests.tools.plan.test_layouts import question
 from tests.tools.plan.test_plan import printed, refused
 from tools.plan.__main__ import main
 from tools.plan.report.page import scaled
-from tools.plan.run import shown
 from tools.plan.search import sizing
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.ranking import CLOSE, complexity, distinct, ranked
 from tools.plan.search.recipe import problems, write
 from tools.plan.search.request import PlanRequest
-from tools.plan.search.selection import best, fitting, offered
+from tools.plan.search.selection import best, fitting
 from training.config.recipe import load
 from training.config.run_config import RunConfig, TrainConfig
 from training.memory.layouts import Candidate
@@ -39,11 +38,9 @@ def plan() -> PricedLayout:
     return price(asked, candidates(asked))[0]
 
 
-def test_plans_that_do_not_run_leave_the_order_of_the_others(plan: PricedLayout) -> None:
+def test_of_plans_as_fast_the_simplest_comes_first(plan: PricedLayout) -> None:
     involved, simple = like(plan, 1.0, pp=4, vpp=10), like(plan, 1 + CLOSE / 2, pp=4)
-    sharded = like(plan, 1 - CLOSE / 2, zero=3), like(plan, 1 + CLOSE, zero=3)
     assert ranked([involved, simple]) == [simple, involved]
-    assert ranked([sharded[1], involved, simple, sharded[0]]) == [sharded[0], simple, involved, sharded[1]]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +53,8 @@ def test_plans_that_do_not_run_leave_the_order_of_the_others(plan: PricedLayout)
         ({"pp": 4}, {"pp": 4, "split": "ends"}),
         ({"recompute": "none"}, {"recompute": "full"}),
         ({"precision": "bf16"}, {"precision": "fp8"}),
+        ({"zero": 1}, {"zero": 3}),
+        ({"zero": 3}, {"zero": 3, "copies": 4}),
     ],
     ids=str,
 )
@@ -66,15 +65,14 @@ def test_complexity_grows_with_the_sizes(
 
 
 def test_every_way_of_asking_gets_the_same_layout(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = question("llama3_70b", gpus=64, batch=256, seq=8192)
+    asked = question("llama3_8b", gpus=64, batch=256, seq=8192)
     own = best(asked)
-    assert own is not None and own == offered(fitting(asked, candidates(asked)))
-    assert own == best(dataclasses.replace(asked, fixed={"zero": 1}))
-    runnable = [plan for plan in price(asked, candidates(asked), keep=100) if plan.fits and plan.runs_today]
+    assert own is not None and own == fitting(asked, candidates(asked))[0]
+    runnable = [plan for plan in price(asked, candidates(asked), keep=100) if plan.fits]
     fastest = min(runnable, key=lambda plan: plan.step_s)
     close = [plan for plan in runnable if plan.step_s <= fastest.step_s * (1 + CLOSE)]
-    assert len(close) > 2 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
-    flags = "--model llama3_70b --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
+    assert len(close) > 1 and own.layout == min(close, key=lambda plan: (complexity(plan), plan.step_s)).layout
+    flags = "--model llama3_8b --num_gpus 64 --global_batch_size 256 --seq_length 8192".split()
     sized = printed(capsys, "size", *flags, "--show", "clusters").splitlines()
     sizing = next(line for line in sized if " h100_ib " in line)
     assert sizing.endswith(str(own.layout))
@@ -133,14 +131,6 @@ def test_slower_layouts_are_looked_at_where_the_recipe_forbids_all_fast_ones(mon
     monkeypatch.setattr("tools.plan.search.selection.KEPT", 1)
     slower = best(asked, RAMPED)
     assert slower is not None and slower.step_s > fastest[0].step_s
-
-
-def test_what_does_not_run_is_shown_where_it_is_faster(plan: PricedLayout) -> None:
-    today = [like(plan, 1.0 + number / 10, pp=1 + number) for number in range(4)]
-    fast, slow = like(plan, 0.9, zero=3), like(plan, 1.45, zero=3)
-    assert shown([fast, *today, slow], 3) == [fast, *today[:2]]
-    assert shown([*today, slow], 4) == today
-    assert shown([today[0], slow], 4) == [today[0], slow]  # there is room
 
 
 def test_other_clusters_and_sizes_go_with_the_rest_of_the_recipe_too() -> None:

@@ -57,4 +57,4 @@ def test_sharding_more_holds_less() -> None:
     held = BlockStack(named("llama3_8b")).held(Candidate(dp=8), 0)
     totals = [states(held, Candidate(dp=8, zero=zero)).total for zero in (0, 1, 2, 3)]  # type: ignore[arg-type]
     assert all(more > less for more, less in itertools.pairwise(totals))
-    assert totals[3] == pytest.approx(18 * held.dense / 8)
+    assert totals[3] == pytest.approx(16 * held.dense / 8)  # fp32: shards, their gradients, two moments

@@ -42,10 +42,17 @@ def latency(columns: PricedColumns, constants: Constants, size: Column, stride: 
     return np.where(size > 1, constants.collective_s + hops, 0.0)
 
 
-def gather_s(columns: PricedColumns, constants: Constants, whole_bytes: Column, size: Column, stride: Column) -> Column:
-    """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank."""
+def gather_s(
+    columns: PricedColumns,
+    constants: Constants,
+    whole_bytes: Column,
+    size: Column,
+    stride: Column,
+    calls: Column | float = 1.0,
+) -> Column:
+    """All-gather to, or reduce-scatter from, ``whole_bytes`` on every rank, in so many collectives."""
     moved = whole_bytes * (size - 1) / size
-    seconds = moved / bandwidth(columns, constants, size, stride) + latency(columns, constants, size, stride)
+    seconds = moved / bandwidth(columns, constants, size, stride) + calls * latency(columns, constants, size, stride)
     return np.where(size > 1, seconds, 0.0)
 
 

@@ -43,7 +43,7 @@ def _bars(
     whiskers: bool = False,
     card: float | None = None,
 ) -> str:
-    drawing, labels = Drawing(WIDTH, 30 * len(plans) + 90), [_label(plan) for plan in plans]
+    drawing, labels = Drawing(WIDTH, 30 * len(plans) + 90), [str(plan.layout) for plan in plans]
     left = 12 + LETTER * max(map(len, labels))
     scale, bottom = (WIDTH - left - 40) / top, 30 * len(plans) + 10
     for tick in ticks(0, top):
@@ -69,10 +69,6 @@ def _bars(
     return drawing.render()
 
 
-def _label(plan: PricedLayout) -> str:
-    return f"{plan.layout}{'' if plan.runs_today else ' *'}"
-
-
 def pareto(plans: Sequence[PricedLayout], chosen: PricedLayout) -> str:
     """Time against memory of all plans that fit, and the chosen one; the line joins what nothing beats in both."""
     drawing = Drawing(WIDTH, 420)
@@ -94,7 +90,7 @@ def pareto(plans: Sequence[PricedLayout], chosen: PricedLayout) -> str:
         drawing.text(x(tick), bottom + 18, f"{tick:g} s", "middle")
     shown = [plan for plan in plans if plan.step_s <= most]
     for plan in shown:
-        colour = "#4f772d" if plan.runs_today else "#86bbd8"
+        colour = "#86bbd8" if plan.layout.zero > 1 else "#4f772d"
         drawing.dot(x(plan.step_s), y(plan.total_bytes), 3, colour, str(plan.layout))
     drawing.path([(x(plan.step_s), y(plan.total_bytes)) for plan in frontier(shown)], "#33658a")
     drawing.dot(x(chosen.step_s), y(chosen.total_bytes), 7, "#e4572e", f"chosen: {chosen.layout}")

@@ -42,14 +42,11 @@ def table(plans: Sequence[PricedLayout]) -> list[str]:
     rows = [tuple(name.upper() if name in EXPOSED else name for name in head)]
     for number, plan in enumerate(plans, start=1):
         rows.append((
-            f"{number}", f"{plan.layout}{'' if plan.runs_today else ' *'}", f"{plan.step_s:.3g}", _span(plan),
+            f"{number}", f"{plan.layout}", f"{plan.step_s:.3g}", _span(plan),
             f"{plan.tokens_per_s_per_gpu:,.0f}", f"{plan.mfu:.1%}", f"{plan.total_bytes / 2**30:.0f}",
             f"{plan.bubble:.1%}", *(f"{plan.spent_s[name] / plan.step_s:.1%}" for name in EXPOSED), plan.limit,
         ))  # fmt: skip
-    lines = columns(rows, left=(1, len(head) - 1))
-    if not all(plan.runs_today for plan in plans):
-        lines.append("  * no recipe is written yet (ZeRO-2, -3): set parallel.data_parallel_sharding_strategy in one")
-    return lines
+    return columns(rows, left=(1, len(head) - 1))
 
 
 def _span(plan: PricedLayout) -> str:
@@ -95,8 +92,7 @@ def switches(plan: PricedLayout, others: Sequence[tuple[str, PricedLayout, bool]
     for words, other, accepted in others:
         share, size = other.step_s / plan.step_s - 1, other.total_bytes / 2**30
         found = [] if other.fits else ["does not fit"]
-        found += [] if other.runs_today else ["no recipe yet"]
-        found += [] if accepted or not other.runs_today else ["refused"]
+        found += [] if accepted else ["refused"]
         rows.append((words, f"{other.step_s:.4g} s", f"{share:+.1%}", f"{size:.1f} GiB", ", ".join(found)))
     return ["the same with one switch the other way:", *columns(rows, left=(0, 4))]
 
@@ -109,6 +105,4 @@ def verdict(plan: PricedLayout) -> list[str]:
             f"rejected: {plan.total_bytes / 2**30:.1f} GiB are more than 80 % of the card's "
             f"{plan.memory_bytes / 2**30:.0f} GiB; above that published runs ran out of memory."
         )
-    if not plan.runs_today:
-        found.append("planned only: no recipe is written for ZeRO-2 and -3 yet.")
     return found

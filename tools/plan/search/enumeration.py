@@ -41,13 +41,24 @@ def _candidates(question: PlanRequest) -> Iterator[Candidate]:
     sharded = cast(list[Zero], question.choices("zero", [1, 3]))
     for grid in _grids(question):
         kept = again if _may_fit(question, grid, STREAMS) or "mbs" in question.fixed else again[-1:]
-        alone = grid.dp * grid.cp == 1  # no rank to share gradients and weights with
         sizes: dict[str, Any] = {name: getattr(grid, name) for name in Candidate.__slots__}  # twice as fast as replace
-        rest = itertools.product(kept, [zero for zero in sharded if zero <= 1 or not alone], formats)
-        for (ep, etp), (recompute, zero, precision) in itertools.product(_expert_axes(question, grid), rest):
-            yield Candidate(
-                **sizes | {"ep": ep, "etp": etp, "recompute": recompute, "zero": zero, "precision": precision}
-            )
+        for (ep, etp), zero in itertools.product(_expert_axes(question, grid), sharded):
+            own = sizes | {"ep": ep, "etp": etp, "zero": zero}
+            all_copies = copies_of_shards(question, Candidate(**own))
+            for recompute, copies, precision in itertools.product(kept, all_copies, formats):
+                layout = Candidate(**own | {"recompute": recompute, "copies": copies, "precision": precision})
+                if zero <= 1 or question.can_shard(layout):
+                    yield layout
+
+
+def copies_of_shards(question: PlanRequest, layout: Candidate) -> list[int]:
+    """HSDP: one copy; and as many as keep each within a domain of the scale-up links, where gathers are fast."""
+    ranks, domain = layout.dp * layout.cp, question.cluster.fabric.scale_up_domain
+    near = max((size for size in _divisors(ranks) if size * layout.tp <= domain), default=1)
+    tried = sorted({1, ranks // near if near > 1 else 1}) if layout.zero > 1 else [1]
+    experts = layout.tp * ranks // (layout.ep * layout.etp)
+    asked = question.choices("copies", tried)
+    return [copies for copies in asked if ranks % copies == experts % copies == 0 and (layout.zero > 1 or copies == 1)]
 
 
 def _formats(question: PlanRequest) -> list[str]:

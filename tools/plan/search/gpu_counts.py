@@ -34,7 +34,7 @@ def gpu_counts(cluster: Cluster) -> Iterator[int]:
 
 
 def fewest(question: PlanRequest) -> int | None:
-    """GPUs on which some layout that runs today fits; none of fewer GPUs does."""
+    """GPUs on which some layout fits; none of fewer GPUs does."""
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     least = STATE_BYTES * num_parameters(question.shape) / room
     counts = (count for count in gpu_counts(question.cluster) if count >= least)
@@ -42,13 +42,10 @@ def fewest(question: PlanRequest) -> int | None:
 
 
 def fits(question: PlanRequest) -> bool:
-    """Whether some layout that runs today does, or one of the sharding that was asked for.
-
-    Asked of the leanest, which hold no more than others of their sizes: micro-batches of one, full recomputation, one
-    chunk a stage, the distributed optimizer, 16-bit weights alone.
-    """
+    """Whether some layout does. Asked of the leanest, which hold no more than others of their sizes: micro-batches of
+    one, full recomputation, one chunk a stage, one copy of shards, 16-bit weights alone."""
     leanest: dict[str, int | str] = {
-        "mbs": 1, "vpp": 1, "recompute": "full", "zero": 1, "precision": precisions(question.cluster)[0],
+        "mbs": 1, "vpp": 1, "recompute": "full", "copies": 1, "precision": precisions(question.cluster)[0],
     }  # fmt: skip
     lean = dataclasses.replace(question, fixed=leanest | question.fixed)
     return any(plan.fits for plan in price(lean, candidates(lean), keep=1))

@@ -18,7 +18,7 @@ from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
 from training.memory.peak import SAFE_SHARE, PeakBytes, memory
-from training.memory.software import OURS, Software
+from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
 
 SPENT = StepTimes.__slots__
@@ -52,11 +52,6 @@ class PricedLayout:
         return self.total_bytes <= SAFE_SHARE * self.memory_bytes
 
     @property
-    def runs_today(self) -> bool:
-        """Whether pretrain_gpt.py has what the layout needs; ZeRO-2 and -3 are planned only."""
-        return self.layout.zero <= 1
-
-    @property
     def bubble(self) -> float:
         return self.spent_s["bubble"] / self.step_s
 
@@ -76,8 +71,8 @@ class PricedLayout:
 def price(question: PlanRequest, layouts: Sequence[Candidate], keep: int | None = None) -> list[PricedLayout]:
     """All layouts at once: well below a millisecond each.
 
-    keep: of those that fit, no more than the fastest so many, and as many that run today; and, unless --zero decides
-    it, with ZeRO-2 those that do not fit with ZeRO-1, which is hardly ever slower. None: all, in the order given.
+    keep: of those that fit, no more than the fastest so many; and, unless --zero decides it, with ZeRO-2 those that do
+    not fit with ZeRO-1, which is hardly ever slower. None: all, in the order given.
     """
     if keep is not None:
         layouts = holdable(question, layouts)
@@ -94,16 +89,14 @@ def price(question: PlanRequest, layouts: Sequence[Candidate], keep: int | None 
     plans = [_plan(question, cases[number], times, number, held, place, flops) for place, number in enumerate(chosen)]
     if not split:
         return plans
-    both = sorted(plans + split, key=lambda plan: plan.step_s)
-    kept = {id(plan) for plan in (*both[:keep], *[plan for plan in both if plan.runs_today][:keep])}
-    return [plan for plan in both if id(plan) in kept]
+    return sorted(plans + split, key=lambda plan: plan.step_s)[:keep]
 
 
 def _with_split_gradients(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candidate]:
-    """The same with ZeRO-2, of those with ZeRO-1 and more than one rank to split gradients over."""
-    if "zero" in question.fixed:
+    """The same with ZeRO-2, of those with ZeRO-1 that can be sharded."""
+    if "zero" in question.fixed or question.fixed.get("copies", 1) != 1:
         return []
-    return [replace(layout, zero=2) for layout in layouts if layout.zero == 1 and layout.dp * layout.cp > 1]
+    return [replace(layout, zero=2) for layout in layouts if layout.zero == 1 and question.can_shard(layout)]
 
 
 def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[PricedCase]:
@@ -111,20 +104,24 @@ def planned_cases(question: PlanRequest, layouts: Sequence[Candidate]) -> list[P
     model = sizes(question.shape, question.seq_length)
     machines = {name: machine(question.cluster, name) for name in {layout.precision for layout in layouts}}
     programs = {  # fp32 weights have fp32 gradients, whatever the recipe says of others
-        name: program(
-            question.cluster,
-            grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32",
-            cuda_graphs=question.cuda_graphs,
+        (name, zero): sharded(
+            program(
+                question.cluster,
+                grad_reduce_in_fp32=question.grad_reduce_in_fp32 or name == "fp32",
+                cuda_graphs=question.cuda_graphs,
+            ),
+            zero,
         )
         for name in machines
+        for zero in range(4)
     }
     return [
-        PricedCase(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision])
+        PricedCase(model=model, layout=own, machine=machines[own.precision], software=programs[own.precision, own.zero])
         for own in layouts
     ]
 
 
-HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "precision")
+HOLDS = attrgetter("tp", "pp", "ep", "etp", "dp", "cp", "copies", "precision")
 """What decides how many parameters a rank has, near enough, and what it holds of them."""
 
 
@@ -137,14 +134,14 @@ def holdable(question: PlanRequest, layouts: Sequence[Candidate]) -> list[Candid
     whole = BlockStack(question.shape).held(Candidate(), 0)
     room = SAFE_SHARE * question.cluster.gpu.memory_gib * 2**30
     fits: dict[tuple[object, ...], bool] = {}
-    narrow = 4 if question.grad_reduce_in_fp32 else 2
+    own = program(question.cluster, grad_reduce_in_fp32=question.grad_reduce_in_fp32)
 
     def fit(layout: Candidate, zero: Zero) -> bool:
         key = HOLDS(layout), zero
         if key not in fits:
             ranks = layout.tp * layout.pp, layout.ep * layout.etp * layout.pp
             share = HeldParameters(whole.dense // ranks[0], whole.expert // ranks[1])
-            fits[key] = 0.9 * states(share, replace(layout, zero=zero), narrow).total <= room
+            fits[key] = 0.9 * states(share, replace(layout, zero=zero), sharded(own, zero)).total <= room
         return fits[key]
 
     found, leaner = [], []
@@ -206,7 +203,7 @@ def _fastest(
 ) -> tuple[list[int], list[Candidate]]:
     """Those that fit; and of as fast ones those that would with gradients split. Memory is worked out for the fastest
     first, until enough of them fit: it takes as long as time does."""
-    order, fitting, runnable, leaner = np.argsort(total_s), [], [], []
+    order, fitting, leaner = np.argsort(total_s), [], []
     for start in range(0, len(order), BLOCK):
         block = [int(number) for number in order[start : start + BLOCK]]
         held = _memory(question, [cases[number] for number in block])
@@ -216,11 +213,9 @@ def _fastest(
                 leaner += [cases[number].layout] if size - gradients <= room else []
                 continue
             fitting.append(number)
-            if cases[number].layout.zero <= 1:
-                runnable.append(number)
-        if len(runnable) >= keep:
+        if len(fitting) >= keep:
             break
-    return sorted({*fitting[:keep], *runnable[:keep]}), _with_split_gradients(question, leaner)
+    return sorted(fitting[:keep]), _with_split_gradients(question, leaner)
 
 
 def _plan(

@@ -14,22 +14,7 @@ READ = 300
 
 
 def ranked(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
-    """Fastest first; among those within 2 % of the fastest that is left, the simplest first.
-
-    Plans that today's program does not run have no say in the order of the others: each comes in front of the first
-    that is slower.
-    """
-    today = _in_bands([plan for plan in plans if plan.runs_today])
-    later = _in_bands([plan for plan in plans if not plan.runs_today])
-    found: list[PricedLayout] = []
-    for plan in today:
-        while later and later[0].step_s < plan.step_s:
-            found.append(later.pop(0))
-        found.append(plan)
-    return found + later
-
-
-def _in_bands(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
+    """Fastest first; among those within 2 % of the fastest that is left, the simplest first."""
     left = sorted(plans, key=lambda plan: plan.step_s)
     found: list[PricedLayout] = []
     while left and len(found) < READ:
@@ -41,10 +26,11 @@ def _in_bands(plans: Sequence[PricedLayout]) -> list[PricedLayout]:
 
 
 def complexity(plan: PricedLayout) -> float:
-    """What has to be understood, and can break: every doubling of an axis, twice for stages; uneven ones,
-    recomputation, number formats."""
+    """What has to be understood, and can break: every doubling of an axis, twice for stages; uneven ones, shards,
+    copies of them, recomputation, number formats."""
     layout = plan.layout
     axes = math.log2(layout.tp * layout.vpp * layout.cp * layout.ep * layout.etp) + 2 * math.log2(layout.pp)
+    axes += (layout.zero > 1) + (layout.copies > 1)
     return axes + (layout.split != "even") + (layout.recompute != "none") + (layout.precision in ("fp8", "nvfp4"))
 
 

@@ -46,7 +46,7 @@ def _parallel(base: RunConfig, layout: Candidate, shape: GPTShape) -> ParallelCo
         planned,
         moe_token_dispatcher_type=kept.moe_token_dispatcher_type,
         cp_comm_type=_exchange(planned, shape, kept.cp_comm_type),
-        ddp_bucket_size=kept.ddp_bucket_size,
+        ddp_bucket_size=kept.ddp_bucket_size if layout.zero <= 1 else None,  # DDP's, which shards do without
         distributed_timeout_minutes=kept.distributed_timeout_minutes,
         megatron=kept.megatron,
     )
@@ -102,12 +102,7 @@ class Length:
 def write(
     path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None
 ) -> str:
-    """Writes the recipe; the sbatch line. Raises UserError for ZeRO-2 and -3."""
-    if not plan.runs_today:
-        raise UserError(
-            f"{plan.layout}: no recipe is written for ZeRO-{plan.layout.zero} yet. Set "
-            "parallel.data_parallel_sharding_strategy in one of another layout, or take --zero 1."
-        )
+    """Writes the recipe; the sbatch line. Raises UserError where pretrain_gpt.py would refuse it."""
     config = lasting(configuration(question, plan.layout, base), length)
     if refused := config.problems(question.num_gpus):
         raise UserError(

@@ -90,7 +90,7 @@ def _own_words(question: PlanRequest) -> str:
 
 def refusals(question: PlanRequest) -> list[str]:
     """What pretrain_gpt.py says of the fixed axes, the others at 1."""
-    others = (*WORDS, *SWITCHES, "dp", "zero")
+    others = (*WORDS, *SWITCHES, "dp", "zero", "copies")
     sizes = {name: int(value) for name, value in question.fixed.items() if name not in others}
     whole = math.prod(sizes.get(name, 1) for name in ("tp", "cp", "pp"))
     dp = question.num_gpus // whole
@@ -165,7 +165,7 @@ def _named(question: PlanRequest, names: tuple[str, ...]) -> str:
 
 
 def gpus_that_fit(question: PlanRequest) -> PlanRequest | None:
-    """The question on the fewest GPUs, above its own, on which some layout that runs today fits; None: on none.
+    """The question on the fewest GPUs, above its own, on which some layout fits; None: on none.
 
     With a larger batch only where no number of GPUs would do for this one.
     """

@@ -13,7 +13,7 @@ from training.memory.layouts import Candidate
 SWITCHES = ("sequence_parallel", "overlap")
 """On wherever there is something to switch; off makes nothing smaller, and nothing faster but where the host's launches
 set the pace (a test holds that), and is planned for whoever asks."""
-AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "precision", *SWITCHES)
+AXES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "mbs", "recompute", "zero", "copies", "precision", *SWITCHES)
 """Fields of a candidate that can be fixed."""
 
 
@@ -56,6 +56,11 @@ class PlanRequest:
     def overlaps(self, ranks: int) -> bool:
         """Whether layouts with so many ranks to reduce gradients over, DP x CP, do so beside computation."""
         return ranks > 1 and bool(self.fixed.get("overlap", True))
+
+    def can_shard(self, layout: Candidate) -> bool:
+        """Whether pretrain_gpt.py splits gradients, and weights, of this layout (ZeRO-2, ZeRO-3)."""
+        alone = layout.dp * layout.cp == 1  # no rank to split them over
+        return not alone and layout.overlap and layout.precision != "fp16" and not self.cuda_graphs
 
     def choices(self, name: str, otherwise: list[int]) -> list[int]:
         """Values of an axis to try."""

@@ -1,6 +1,5 @@
 """Which layouts are offered, in which order: one answer for the table, recipes, sizing and pictures."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from parallel.errors import UserError
@@ -17,15 +16,9 @@ KEPT = 300
 
 
 def best(question: PlanRequest, base: RunConfig | None = None) -> PricedLayout | None:
-    """The plan that is offered; None where nothing fits that today's program runs, with the rest of a recipe."""
-    today = dataclasses.replace(question, fixed={"zero": 1, **question.fixed})  # others have no say
-    _, accepted = _fitting(today, candidates(today), base)
-    return next((plan for plan in accepted if plan.runs_today), None)
-
-
-def offered(plans: Sequence[PricedLayout]) -> PricedLayout:
-    """Of ranked plans: the best that today's program runs; without one, the best."""
-    return next((plan for plan in plans if plan.runs_today), plans[0])
+    """The plan that is offered; None where nothing fits that goes with the rest of a recipe."""
+    _, accepted = _fitting(question, candidates(question), base)
+    return accepted[0] if accepted else None
 
 
 def fitting(question: PlanRequest, layouts: Sequence[Candidate], base: RunConfig | None = None) -> list[PricedLayout]:
@@ -36,7 +29,7 @@ def fitting(question: PlanRequest, layouts: Sequence[Candidate], base: RunConfig
     plans, accepted = _fitting(question, layouts, base)
     if base is None or accepted or not plans:
         return accepted
-    first = offered(ranked(plans))
+    first = ranked(plans)[0]
     raise UserError(
         f"the recipe forbids every layout that fits. Of the fastest, {first.layout}, pretrain_gpt.py says:\n  "
         + "\n  ".join(problems(question, first.layout, base))
@@ -52,7 +45,7 @@ def _fitting(
     if base is None or not plans:
         return plans, ranked(plans)
     accepted = _accepted(question, plans, base)
-    if not any(plan.runs_today for plan in accepted):  # slower ones, then
+    if not accepted:  # slower ones, then
         accepted = _accepted(question, [plan for plan in price(question, layouts) if plan.fits], base)
     return plans, ranked(accepted)
 
@@ -63,7 +56,7 @@ def _accepted(question: PlanRequest, plans: Sequence[PricedLayout], base: RunCon
     found = []
     for plan in plans:
         at = plan.layout
-        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs)
+        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs, at.zero, at.copies)
         if sizes not in known:
             known[sizes] = not problems(question, at, base)
         if known[sizes]:

@@ -23,12 +23,10 @@ NEAR = 3
 
 
 def smallest(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
-    """The fewest GPUs of every cluster on which some layout that runs today fits, and how fast that is.
+    """The fewest GPUs of every cluster on which some layout fits, and how fast that is.
 
-    base: a recipe whose rest the layout has to go with. Raises UserError for a sharding that today's program does not
-    run.
+    base: a recipe whose rest the layout has to go with.
     """
-    question = _that_runs_today(question)
     rows = [("cluster", "GPUs", "layout", "step s", "tok/s/GPU", "GiB of")]
     for cluster in _clusters(question):
         own = dataclasses.replace(question, cluster=cluster)
@@ -50,10 +48,8 @@ def smallest(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
 def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
     """The question as it was asked, and the same batch on every other cluster for no more money per hour.
 
-    base: a recipe whose rest the layouts have to go with. Raises UserError where nothing fits anywhere, and for a
-    sharding that today's program does not run.
+    base: a recipe whose rest the layouts have to go with. Raises UserError where nothing fits anywhere.
     """
-    question = _that_runs_today(question)
     asked = f"{question.num_gpus:,} GPUs of {question.cluster.name}"
     budget = _hourly(question.cluster, question.num_gpus)
     offers = [_fastest(question, question.cluster, [question.num_gpus], base)]
@@ -70,16 +66,6 @@ def sizing(question: PlanRequest, base: RunConfig | None = None) -> list[str]:
     )
     names = ("cluster", "GPUs", "USD/hour", "step s", "M tokens per USD", "layout")
     return [head, *columns([names, *rows], left=(0, 5)), *_remarks(offers)]
-
-
-def _that_runs_today(question: PlanRequest) -> PlanRequest:
-    zero = int(question.fixed.get("zero", 1))
-    if zero > 1:
-        raise UserError(
-            f"--zero {zero}: size looks for layouts that a recipe is written for, which are none of ZeRO-2 and -3 yet. "
-            "Leave it out, or take --zero 1."
-        )
-    return dataclasses.replace(question, fixed=question.fixed | {"zero": zero})
 
 
 class Offer(NamedTuple):

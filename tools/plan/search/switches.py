@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.plan.cost.hardware import computable
+from tools.plan.search.enumeration import copies_of_shards
 from tools.plan.search.pricing import PricedLayout, price
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import PlanRequest
@@ -34,10 +35,19 @@ def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Can
     if layout.tp > 1:
         yield _without("sequence parallelism", layout, "sequence_parallel")
     if ranks > 1:
-        yield _without("overlap of reductions and gathers", layout, "overlap")
+        if layout.zero <= 1:  # shards always overlap
+            yield _without("overlap of reductions and gathers", layout, "overlap")
         for zero in (0, 1, 2, 3):
-            if zero != layout.zero:
-                yield f"ZeRO-{zero}", dataclasses.replace(layout, zero=zero)
+            other = dataclasses.replace(layout, zero=zero, copies=layout.copies if zero > 1 else 1)
+            if zero != layout.zero and (zero <= 1 or question.can_shard(other)):
+                yield f"ZeRO-{zero}", other
+        if layout.zero > 1:
+            for copies in copies_of_shards(question, layout):
+                if copies != layout.copies:
+                    yield (
+                        f"{copies} copies of the shards" if copies > 1 else "one copy of the shards",
+                        (dataclasses.replace(layout, copies=copies)),
+                    )
     for again in ("none", "full"):
         if again != layout.recompute:
             yield f"recompute {again}", dataclasses.replace(layout, recompute=again)
