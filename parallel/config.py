@@ -124,7 +124,7 @@ class ParallelConfig:
 
     elastic: bool = False
     """Where the ranks that were started do not fit these sizes (a node is gone), take the nearest DP that does, else
-    another PP, then a smaller TP, and say so. Global batch and data order stay."""
+    fewer copies of shards, another PP, then a smaller TP, and say so. Global batch and data order stay."""
 
     distributed_timeout_minutes: float = 10.0
     """Minutes until a collective that some rank never joined raises."""

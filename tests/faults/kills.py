@@ -40,7 +40,8 @@ LIMIT_S = 60.0
 
 OLD = (f"{folders.TEMPORARY}removed", f"{folders.TEMPORARY}replaced")
 """Endings of committed checkpoints that are being deleted."""
-LAYOUTS = ((), ("--parallel.tensor_model_parallel_size", "2"))
+SHARDS = ("--parallel.data_parallel_sharding_strategy", "optim_grads_params")
+LAYOUTS = ((), ("--parallel.tensor_model_parallel_size", "2"), SHARDS)
 STAGES = ("", DATA, TABLE, INDEX, MANIFEST)
 """What must be there of a save when the moment of the kill is drawn, by its ending; "": its folder. In the background
 nothing else is there for as long as the copy is made, and the rest takes milliseconds."""
@@ -49,7 +50,7 @@ WRITERS = ("writer 0", "writer 1")
 
 
 def cases(count: int) -> list[str]:
-    """``count`` kills in chains: in the background and while training waits, data-parallel and tensor-parallel."""
+    """``count`` kills in chains: in the background and while training waits, with DP, TP and weights in shards."""
     return [f"chain {number // CHAIN}, kill {number % CHAIN}" for number in range(count)]
 
 
@@ -100,8 +101,8 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
             run_dir=run_dir,
             cache_dir=cache_dir,
             background=number % 2 == 0,
-            layout=LAYOUTS[number // 2 % 2],
-            undisturbed=undisturbed[number // 2 % 2],
+            layout=LAYOUTS[number // 2 % 3],
+            undisturbed=undisturbed[number // 2 % 3],
             draw=Random(f"{store.seed} {mine[0]}"),
         )
         for result in killed(chain, mine):

@@ -26,7 +26,8 @@ class ElasticLayout:
 
 
 def elastic_layout(config: RunConfig, world_size: int) -> ElasticLayout:
-    """The nearest workable DP for the sizes that were asked for; where there is none, another PP, then another TP.
+    """The nearest workable DP for the sizes that were asked for; where there is none, fewer copies of the shards
+    (HSDP), then another PP, then another TP.
 
     Of the layouts that change as little, the one that uses most ranks. Where no layout helps, or without
     ``parallel.elastic``, everything stays, for ``RunConfig.problems`` to say what is wrong. Memory is not considered: a
@@ -53,10 +54,13 @@ def _changes(config: RunConfig) -> Iterator[list[tuple[RunConfig, float]]]:
     tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
     others = [size for size in range(1, layers + 1) if size != pp]
     smaller = [size for size in range(1, tp) if tp % size == 0]
+    copies = config.parallel.num_distributed_optimizer_instances
     yield [(config, 0.0)]
-    yield [(_with(config, tp, size), _distance(size, pp)) for size in others]
+    yield [(_with_copies(config, size), _distance(size, copies)) for size in range(1, copies) if copies % size == 0]
+    one = _with_copies(config, 1)
+    yield [(_with(one, tp, size), _distance(size, pp)) for size in others]
     yield [
-        (_with(config, fewer, size), _distance(size, pp) + _distance(fewer, tp))
+        (_with(one, fewer, size), _distance(size, pp) + _distance(fewer, tp))
         for fewer in smaller
         for size in (pp, *others)
     ]
@@ -64,6 +68,13 @@ def _changes(config: RunConfig) -> Iterator[list[tuple[RunConfig, float]]]:
 
 def _distance(size: int, asked: int) -> float:
     return abs(math.log2(size / asked))
+
+
+def _with_copies(config: RunConfig, copies: int) -> RunConfig:
+    parallel = dataclasses.replace(config.parallel, num_distributed_optimizer_instances=copies)
+    if copies == 1 and parallel.data_parallel_sharding_strategy == "HYBRID_SHARD":
+        parallel = dataclasses.replace(parallel, data_parallel_sharding_strategy="FULL_SHARD")
+    return dataclasses.replace(config, parallel=parallel)
 
 
 def _with(config: RunConfig, tp: int, pp: int) -> RunConfig:

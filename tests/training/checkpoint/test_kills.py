@@ -40,6 +40,21 @@ def test_a_killed_run_has_its_checkpoints_and_goes_on(
     assert len(kills.losses(tmp_path)) > 5
 
 
+def test_a_killed_run_with_weights_in_shards_goes_on(
+    prepared: Prepared, cache_dir: Path, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    whole = kills.reference(tmp_path / "undisturbed", cache_dir, kills.SHARDS, iterations=25)
+    assert whole == pytest.approx(undisturbed[:25], rel=1e-4)
+    (tmp_path / "run").mkdir()
+    run = chain(tmp_path / "run", cache_dir, whole, background=True)
+    run.layout = kills.SHARDS
+    for victim in ("rank 1", "writer 0", "all processes"):
+        _, problems = kills.one(run, victim)
+        assert problems == [], victim
+    assert kills.to_its_end(run) == []
+    assert len(kills.losses(run.run_dir)) > 3
+
+
 def test_what_is_not_whole_is_found(tmp_path: Path, cache_dir: Path, undisturbed: list[float]) -> None:
     """The judge: a visible folder without manifest, a damaged one, one that was lost, and other losses."""
     run = chain(tmp_path, cache_dir, undisturbed, background=False)

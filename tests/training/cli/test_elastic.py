@@ -70,6 +70,17 @@ def test_details_of_the_old_stages_fall_away() -> None:
     assert "pipeline_model_parallel_layout None (was: Et|t|t|tL)" in found.words
 
 
+def test_copies_of_shards_become_fewer_where_ranks_are_missing() -> None:
+    flags = "--parallel.data_parallel_sharding_strategy HYBRID_SHARD --parallel.num_distributed_optimizer_instances"
+    config = asked(*sizes(1, 1, 12), *flags.split(), "4")
+    for given_ranks, copies in ((12, 4), (6, 4), (3, 1), (1, 1)):
+        found = elastic_layout(config, given_ranks)
+        assert found.config.parallel.num_distributed_optimizer_instances == copies
+        assert not found.config.problems(found.world_size)
+    assert "data_parallel_sharding_strategy FULL_SHARD (was: HYBRID_SHARD)" in found.words
+    assert "num_distributed_optimizer_instances 1 (was: 4)" in found.words
+
+
 def test_without_it_and_with_other_mistakes_nothing_is_changed() -> None:
     config = asked(*sizes(2, 2, 8))
     off = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, elastic=False))
@@ -88,9 +99,22 @@ def test_what_is_found_always_runs(tp: int, pp: int, batch: int, ranks: int) -> 
     assert found.config.train == config.train and found.config.model == config.model
 
 
-def test_a_run_goes_on_with_fewer_ranks(tmp_path: Path, cache_dir: Path) -> None:
-    """Two steps on PP 2 x DP 2; then three ranks are left, and the next steps see the samples that were due."""
-    flags = ["--data.cache_dir", str(cache_dir), "--device", "cpu", *sizes(1, 2, 4)]
+SHARDS = "--parallel.data_parallel_sharding_strategy zero3 --parallel.num_distributed_optimizer_instances 4".split()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (sizes(1, 2, 4), ("1 of 3 ranks stay idle", "TP 1 x PP 2 x DP 1")),
+        ((*sizes(1, 1, 4), *SHARDS), ("1 of 3 ranks stay idle", "num_distributed_optimizer_instances 2 (was: 4)")),
+    ],
+    ids=["PP2", "copies of shards"],
+)
+def test_a_run_goes_on_with_fewer_ranks(
+    more: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, cache_dir: Path
+) -> None:
+    """Two steps on four ranks; then three are left, and the next steps see the samples that were due."""
+    flags = ["--data.cache_dir", str(cache_dir), "--device", "cpu", *more]
 
     def pretrain(run_dir: Path, nproc: int, iterations: int) -> str:
         arguments = [str(DEBUG), *flags, "--parallel.elastic", "True", "--nproc", str(nproc)]
@@ -103,8 +127,7 @@ def test_a_run_goes_on_with_fewer_ranks(tmp_path: Path, cache_dir: Path) -> None
     pretrain(tmp_path / "whole", 4, 4)
     pretrain(tmp_path / "fewer", 4, 2)
     printed = pretrain(tmp_path / "fewer", 3, 4)
-    assert "1 of 3 ranks stay idle" in printed
-    assert "TP 1 x PP 2 x DP 1" in printed
+    assert all(text in printed for text in words)
     whole, fewer = (losses(tmp_path / name) for name in ("whole", "fewer"))
     assert list(fewer) == list(whole) == [1, 2, 3, 4]
     assert fewer == pytest.approx(whole, rel=1e-5)

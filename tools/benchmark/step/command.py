@@ -1,6 +1,6 @@
 """Measure what Triplane promises of a CPU, and write it to docs/benchmarks/cpu.json.
 
-    python -m tools.benchmark step [--subjects one_rank startup answers]
+    python -m tools.benchmark step [--subjects one_rank startup answers sharded]
 
 Ratios compare two sides within one run; CPU seconds bear other programs better than wall seconds do.
 """
@@ -20,15 +20,16 @@ from parallel.untrusted import read_json
 from tools.benchmark.circumstances import ROOT, circumstances
 from tools.benchmark.step import startup
 
-Subject = Literal["one_rank", "startup", "answers"]
+Subject = Literal["one_rank", "startup", "answers", "sharded"]
 
 
 @dataclass(kw_only=True)
 class StepBenchmark:
     """Measure Triplane on the CPU."""
 
-    subjects: tuple[Subject, ...] = ("answers", "startup", "one_rank")
-    """answers: --help, --dry_run; startup: ranks' first step; one_rank: a step against plain PyTorch."""
+    subjects: tuple[Subject, ...] = ("answers", "startup", "one_rank", "sharded")
+    """answers: --help, --dry_run; startup: ranks' first step; one_rank: a step against plain PyTorch; sharded: ZeRO-3
+    against ZeRO-1, a step and memory."""
 
     steps: int = 20
     """Timed steps of each side of one_rank, after 2 of warm-up."""
@@ -68,8 +69,10 @@ def measure(subject: Subject, job: StepBenchmark) -> dict[str, Any]:
         return startup.first_step(job.nproc)
     logs = tempfile.TemporaryDirectory(prefix="triplane-benchmark-")
     with logs, output.own_output(Path(logs.name), launch.Identity(), every_rank=False):  # torch loads noisily
-        from tools.benchmark.step import one_rank
+        from tools.benchmark.step import one_rank, sharded
 
+        if subject == "sharded":
+            return sharded.measure()
         measured = one_rank.measure(one_rank.configuration(), job.steps)
     first, second = measured.pop("losses")
     measured["largest_loss_difference"] = max(abs(a - b) for a, b in zip(first, second, strict=True))
@@ -83,6 +86,8 @@ def table(subject: Subject, measured: dict[str, Any]) -> list[str]:
             line(name, f"{row['wall_s']:.2f} s wall, {row['cpu_s']:.2f} s CPU", row["wall_s"], row["goal"])
             for name, row in measured.items()
         ]
+    if subject == "sharded":
+        return _sharded(measured)
     left, right = ("forked", "torchrun") if subject == "startup" else ("triplane", "plain")
     lines = []
     for clock in ("cpu", "wall"):
@@ -93,6 +98,19 @@ def table(subject: Subject, measured: dict[str, Any]) -> list[str]:
         goal = None if subject == "startup" and clock == "wall" else measured["goal"]
         lines.append(line(f"{clock} time", text, ratio, goal))
     return lines
+
+
+def _sharded(measured: dict[str, Any]) -> list[str]:
+    text = f"ZeRO-3 {measured['zero3_cpu_s']:.2f} s, ZeRO-1 {measured['zero1_cpu_s']:.2f} s"
+    lines = [line("cpu time", f"{text}, ratio {measured['ratio_cpu']:.3f}", measured["ratio_cpu"], measured["goal"])]
+    for side, held in measured["memory"].items():
+        text = f"{held['building_mib']:.0f} MiB at most, {held['built_mib']:.0f} kept; {held['step_mib']:.0f} in steps"
+        lines.append(f"  {side:18} while building {text}")
+    shard = measured["parameters_mib"] / measured["memory_ranks"]
+    return [
+        *lines,
+        f"  {measured['memory_ranks']} ranks; a shard {shard:.0f} MiB, largest unit {measured['unit_mib']:.0f}",
+    ]
 
 
 def line(name: str, text: str, value: float, goal: float | None) -> str:
