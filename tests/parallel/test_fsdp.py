@@ -142,6 +142,27 @@ def _counted(call: Callable[..., Any], name: str, counts: Counter[str]) -> Calla
     return counting
 
 
+@pytest.mark.parametrize(("layout", "shape"), [("dp4zero3hsdp2", "debug"), ("dp4ep2zero3", "mixtral_tiny")])
+def test_collectives_run_in_groups_that_megatron_has_named(layout: str, shape: str) -> None:
+    """By these names a hang is told of (NCCL's flight recorder)."""
+    on_ranks(layout, _named, shape)
+
+
+def _named(config: RunConfig, shape: GPTShape, ranks: Ranks) -> None:
+    (chunk,), _ = train.build_parts(config, shape, ranks)
+    found = set()
+    for unit in chunk.units:
+        group = unit._get_fsdp_state()._fsdp_param_group
+        used = [group._all_gather_process_group, group._reduce_scatter_process_group]
+        used += [group._all_reduce_process_group] if config.parallel.num_distributed_optimizer_instances > 1 else []
+        found |= {one.group_desc for one in used}
+    assert found == (
+        {"DATA_PARALLEL_GROUP_WITH_CP", "EXPERT_DATA_PARALLEL_GROUP"}
+        if shape.num_moe_experts
+        else {"INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1"}
+    )
+
+
 def test_nothing_is_whole_after_an_evaluation() -> None:
     on_ranks("dp2zero2", _evaluate)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from models.shapes import GPTShape
+from parallel.config import Sharding
 from parallel.launch import Identity
 from training.config.run_config import RunConfig
 from training.memory.oom_candidates import AlteredPlan, altered, stage_fields
@@ -16,6 +17,8 @@ LESS = 0.9
 """Of its own prediction, at most, that a change must come to where the prediction alone would have fitted."""
 DOUBLINGS = 10
 """Of the ranks, when it is asked how many would do."""
+LEANEST: tuple[Sharding | None, ...] = (None, "optim_grads_params")
+"""Strategies; None: the distributed optimizer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -83,9 +86,10 @@ def no_change(asked: Planned, shape: GPTShape, modules: Modules, most: float, ra
             total, number = min(fit)
             batch = lean[number].config.train.global_batch_size
             grown = f", train.global_batch_size {batch:,}" if batch != asked.config.train.global_batch_size else ""
+            sharded = "weights in shards" if lean[number].config.parallel.fully_sharded else "the distributed optimizer"
             yield (
                 f"{world:,} ranks would do: {lean[number].config.layout(world)}, micro-batches of 1, full "
-                f"recomputation, the distributed optimizer{grown}: {size(total)}"
+                f"recomputation, {sharded}{grown}: {size(total)}"
             )
             return
     yield f"Nor would {asked.world_size * 2**DOUBLINGS:,} ranks do: use cards with more memory, or a smaller model."
@@ -106,13 +110,15 @@ def _leanest(asked: Planned, shape: GPTShape, world_size: int, ranks_per_node: i
                 parallel = dataclasses.replace(
                     config.parallel, tensor_model_parallel_size=tp, sequence_parallel=tp > 1,
                     pipeline_model_parallel_size=pp, context_parallel_size=cp, use_distributed_optimizer=True,
-                    **stage_fields(shape.num_layers, pp),
+                    num_distributed_optimizer_instances=1, **stage_fields(shape.num_layers, pp),
                 )  # fmt: skip
-                lean = dataclasses.replace(
-                    config, parallel=parallel, train=dataclasses.replace(train, global_batch_size=batch)
-                )
-                if not lean.problems(world_size):
-                    yield Planned(config=lean, world_size=world_size)
+                for strategy in LEANEST:
+                    own = dataclasses.replace(parallel, data_parallel_sharding_strategy=strategy)
+                    lean = dataclasses.replace(
+                        config, parallel=own, train=dataclasses.replace(train, global_batch_size=batch)
+                    )
+                    if not lean.problems(world_size):
+                        yield Planned(config=lean, world_size=world_size)
 
 
 def _powers(most: int) -> Sequence[int]:

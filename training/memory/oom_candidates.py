@@ -22,7 +22,8 @@ SHORTEST_PIECE = 1024
 """Tokens of a sequence on one context rank; below, a ring of them is all latency."""
 SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
-    "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "ranks": 1.0,
+    "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
+    "ranks": 1.0,
 }  # fmt: skip
 
 Value = int | bool | str | tuple[str, ...] | None
@@ -182,13 +183,23 @@ def _flops(config: RunConfig, shape: GPTShape) -> float:
 
 
 def _states(asked: Planned) -> list[Change]:
+    """The optimizer's state in shards, or all of a model, or shards in fewer copies."""
     layout, parallel = asked.config.layout(asked.world_size), asked.config.parallel
-    if parallel.sharding != "no_shard" or layout.dp * layout.cp == 1:
-        return []
-    fields: dict[str, Value] = {"parallel.use_distributed_optimizer": True}
-    if parallel.data_parallel_sharding_strategy is not None:  # which goes before the other
-        fields = {"parallel.data_parallel_sharding_strategy": "optim"}
-    return [Change(axis="states", fields=fields, slower=SLOWER["states"])]
+    found: list[Change] = []
+    if layout.dp * layout.cp == 1:
+        return found
+    name = "parallel.data_parallel_sharding_strategy"
+    if parallel.sharding == "no_shard":
+        fields: dict[str, Value] = {"parallel.use_distributed_optimizer": True}
+        if parallel.data_parallel_sharding_strategy is not None:  # which goes before the other
+            fields = {name: "optim"}
+        found.append(Change(axis="states", fields=fields, slower=SLOWER["states"]))
+    if parallel.sharding != "optim_grads_params":
+        found.append(Change(axis="states", fields={name: "optim_grads_params"}, slower=SLOWER["shards"]))
+    elif parallel.num_distributed_optimizer_instances > 1:
+        one: dict[str, Value] = {name: "optim_grads_params", "parallel.num_distributed_optimizer_instances": 1}
+        found.append(Change(axis="states", fields=one, slower=SLOWER["states"]))
+    return found
 
 
 def _tensor(config: RunConfig, ranks_per_node: int) -> list[Change]:
