@@ -55,6 +55,7 @@ DENSE = (
     LaunchCase(shape="llama3_tiny", layout="tp2sp"),
     LaunchCase(shape="llama3_tiny", layout="pp2", stages=2),
     LaunchCase(shape="llama3_tiny", layout="dp2overlap", replicas=2),
+    LaunchCase(shape="llama3_tiny", layout="dp2zero3", replicas=2),
     LaunchCase(shape="llama3_tiny", words="full recomputation", flags=recomputing()),
     LaunchCase(shape="llama3_tiny", words="core_attn again", flags=recomputing("core_attn")),
     LaunchCase(shape="llama3_tiny", words="mlp again", flags=recomputing("mlp")),

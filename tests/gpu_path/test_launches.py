@@ -59,6 +59,17 @@ def test_what_is_recomputed(program: tuple[Program, WarmDevice]) -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("layout, gathers", [("dp2zero3", 2), ("dp2zero2", 0.5)])
+def test_units_of_shards(layout: str, gathers: float) -> None:
+    """ZeRO-3 gathers a block twice a microbatch, ZeRO-2 once for the two microbatches of a step."""
+    with warm_device(EXTENSION) as device:
+        found = counted(device, LaunchCase(shape=DENSE, layout=layout, replicas=2))
+    kernels, collectives = (sum(own) for own in zip(found.forward, found.backward, strict=True))
+    assert kernels - sum(ENGINE.gated) == gathers * launches.GATHER + launches.REDUCE
+    assert collectives == gathers + 1
+
+
+@pytest.mark.campaign
 def test_casts_to_fp8() -> None:
     with warm_device(EXTENSION) as device:
         found = counted(device, LaunchCase(shape=DENSE, flags=FP8))

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.layers.fp8_weights import stored
 from models.layers.spec import has_transformer_engine
 from models.shapes import GPTShape
-from parallel.ddp import Chunks, held
+from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
 from parallel.groups import Ranks
 from parallel.untrusted import read_text
@@ -189,19 +189,26 @@ class Counted(NamedTuple):
         return sum(self)
 
 
+def _of_shards(chunks: Sequence[FullyShardedChunk], optimizer: MegatronOptimizer) -> Counted:
+    """fp32 shards are the weights, or the optimizer's main ones where weights are in 16 bits or, in a step, whole."""
+    shards = [one.tensor for chunk in chunks for one in chunk.shards.values()]
+    held_bytes, dtype = sum(shard.nbytes for shard in shards), chunks[0].config.params_dtype
+    whole = sum(param.numel() * dtype.itemsize for chunk in chunks for param in chunk.sharded.values())
+    kept = chunks[0].keeps_weights
+    is_main = kept or dtype != torch.float32
+    return Counted(
+        weights=whole if kept else 0 if is_main else held_bytes,
+        gradients=held_bytes,
+        optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards}) + held_bytes * is_main,
+    )
+
+
 def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     """From the tensors themselves; views of one storage count once, and as what they are first in this order."""
     parameters = [tensor for chunk in chunks for parameter in chunk.parameters() for tensor in stored(parameter)]
-    if all(isinstance(chunk, FullyShardedChunk) for chunk in chunks):
-        shards = [one.tensor for chunk in chunks for one in held(chunk) if one.shards is not None]
-        held_bytes = sum(shard.nbytes for shard in shards)
-        is_main = chunks[0].config.params_dtype != torch.float32  # as ZeRO-1's fp32 weights beside those of 16 bits
-        return Counted(
-            weights=0 if is_main else held_bytes,
-            gradients=held_bytes,
-            optimizer=_fresh(_optimizer_tensors(optimizer), {_storage(shard) for shard in shards})
-            + held_bytes * is_main,
-        )
+    sharded = [chunk for chunk in chunks if isinstance(chunk, FullyShardedChunk)]
+    if sharded:
+        return _of_shards(sharded, optimizer)
     buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
     shared = {_storage(buffer.grad_data) for buffer in buffers}  # weights in mxfp8 are gathered in gradients' memory

@@ -17,7 +17,7 @@ from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.pricing import price, program
 from tools.plan.search.switches import switched
 from training.memory.layouts import Candidate, Recompute
-from training.memory.software import OURS, Software
+from training.memory.software import OURS, Software, sharded
 
 A100 = clusters.load("a100_ib")
 BLOCKS = 16
@@ -89,6 +89,16 @@ def test_collectives_of_tensor_ranks_are_launched_too(split: bool, recompute: Re
     overlapped = dataclasses.replace(OURS, tp_overlap=True)
     base, slow = (priced(layout, on_a_host(100.0, us), software=overlapped).host[0] for us in (100.0, 200.0))
     assert slow == base > 0
+
+
+def test_units_of_shards_are_launched_too() -> None:
+    """A block's three collectives, and two of each of root, embedding and output layer."""
+    layout = Candidate(dp=2, microbatches=8, zero=3)
+    (free, slow) = (
+        priced(layout, on_a_host(0.0, collective_us), software=sharded(OURS, 3)).host for collective_us in (0.0, 10_000)
+    )
+    assert free == 0
+    assert slow == pytest.approx(8 * (BLOCKS * 3 + 3 * 2) * 0.01, rel=0.1)
 
 
 def test_a_pipeline_fills_at_the_pace_of_launches() -> None:

@@ -97,8 +97,11 @@ def reports(text: str) -> list[str]:
     [
         "--parallel.tensor_model_parallel_size 2 --parallel.pipeline_model_parallel_size 2 --precision.dtype bf16",
         "--parallel.use_distributed_optimizer False --precision.dtype fp16",
+        "--parallel.data_parallel_sharding_strategy zero2",
+        "--parallel.data_parallel_sharding_strategy zero2 --precision.dtype bf16",
+        "--parallel.data_parallel_sharding_strategy zero3 --precision.dtype bf16 --precision.grad_reduce_in_fp32 False",
     ],
-    ids=["stages", "replicas"],
+    ids=["stages", "replicas", "ZeRO-2 fp32", "ZeRO-2", "ZeRO-3"],
 )
 def test_a_run_says_what_its_fullest_rank_holds(
     prepared: Prepared, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: str

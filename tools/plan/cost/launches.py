@@ -58,6 +58,9 @@ FP8 = Launches(4, 5)
 WHOLE, SPLIT = Launches(2, 2), Launches(4, 6)
 """Collectives of a dense block on tensor ranks, without and with sequence parallelism, which gathers the inputs of two
 products once more for the gradients of their weights."""
+GATHER, REDUCE = 3, 4
+"""Kernels of a unit of fully sharded data parallelism, each beside one collective: casts, and copies into its buffer
+and out of it. Experts, a unit of their own, have more: a copy for each tensor."""
 
 
 def launching_s(columns: PricedColumns) -> tuple[Column, Column]:
@@ -67,8 +70,23 @@ def launching_s(columns: PricedColumns) -> tuple[Column, Column]:
         np.where(columns.software.graphed > 0, 0.0, own)
         for own in (columns.machine.launch_s, columns.machine.collective_launch_s)
     )
-    block = _kernels(columns, which) * kernel_s + _collectives(columns) * collective_s
-    return block, _pick(which, [sum(own.head) for own in PROGRAMS]) * kernel_s
+    kernels, collectives, kernels_of_ends, collectives_of_ends = _of_shards(columns)
+    block = (_kernels(columns, which) + kernels) * kernel_s + (_collectives(columns) + collectives) * collective_s
+    head = _pick(which, [sum(own.head) for own in PROGRAMS]) + kernels_of_ends
+    return block, head * kernel_s + collectives_of_ends * collective_s
+
+
+def _of_shards(columns: PricedColumns) -> tuple[Column, Column, Column, Column]:
+    """Kernels and collectives of the mean block; and of the root, embedding and output layer. ZeRO-2 gathers once a
+    step, and the ends are gathered once a microbatch."""
+    layout, model, by_unit = columns.layout, columns.model, columns.software.by_unit > 0
+    units = np.where(by_unit, 1 + model.moe_layers / model.layers, 0.0)
+    ends = np.where(by_unit, np.where(layout.pp == 1, 3, 2), 0)
+    once = np.where(layout.zero == 2, 1 / layout.microbatches, 1.0)
+    gathers = np.where(layout.zero == 2, once, 2.0)
+    return (
+        units * (gathers * GATHER + REDUCE), units * (gathers + 1), ends * (once * GATHER + REDUCE), ends * (once + 1),
+    )  # fmt: skip
 
 
 def _kernels(columns: PricedColumns, which: NDArray[np.intp]) -> Column:
