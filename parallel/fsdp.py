@@ -11,7 +11,7 @@ output layer, a depth of multi-token prediction; the root has the rest (the last
                                  steps weights, gradients and the optimizer's state are shards.
 
 So a step of m microbatches gathers a unit 2 m times, or once, and reduces it m times; ZeRO-1 does each once. HSDP's
-copies add their gradients up once a step, after the last microbatch.
+copies all-reduce their gradients once a step, after the last microbatch; in 16 bits after each.
 
 megatron-core's TorchFullyShardedDataParallel is not used: it averages gradients over ranks, and its scale_gradients
 does nothing, so that with a loss per token they are wrong by a factor (tests/parallel/test_fsdp.py).
@@ -55,6 +55,7 @@ class FullyShardedChunk(_BaseDataParallel):
         super().__init__(config=chunk.config, module=module)
         self.ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=False, overlap_grad_reduce=True)
         self.keeps_weights = parallel.sharding == "optim_grads"
+        self.adds_copies_once = precision.dtype == "fp32" or precision.grad_reduce_in_fp32
         self.note_reduction: Callable[[Tensor], None] | None = None
         over = sharded_over(ranks, parallel.num_distributed_optimizer_instances)
         paths = {param: path for path, param in chunk.named_parameters()}
@@ -107,7 +108,8 @@ class FullyShardedChunk(_BaseDataParallel):
 
     def _end_backward(self, *, is_last: bool) -> None:
         self.units[0].set_is_last_backward(is_last)
-        self.units[0].set_requires_all_reduce(is_last)
+        if self.adds_copies_once:  # until then microbatches are added up in the type of the reductions
+            self.units[0].set_requires_all_reduce(is_last)
         if self.keeps_weights:
             self.units[0].set_reshard_after_backward(is_last)
 

@@ -49,7 +49,7 @@ TORCH = """
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: log_disk meters recorder    training.run_dir: run_files resume_report shared_check
     training.watchdog: callbacks
-    tools.benchmark.step: one_rank reference    tools.benchmark.data: command loading
+    tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
     tools.doctor: worker    tools.parity: compare probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots

@@ -112,7 +112,8 @@ sees slices of samples), and the losses after a checkpoint of this layout was re
 optimizer, all within 1e-5 relative of one rank that ran straight through. A layout's name spells its sizes: `tp2` is
 TP 2, `sp` sequence parallelism, `pp` pipeline, `vpp` chunks per stage, `dp` replicas, `cp` context, `ep` experts,
 `etp` expert TP; `mbs` micro-batch, `overlap` of gradient reduction and parameter gather, `bucket` gradient elements
-per bucket, `zero0` without distributed optimizer, `first`/`last` layers of the end stages, `account` embedding and
+per bucket, `zero0` without distributed optimizer, `zero2` gradients and `zero3` weights in shards, `hsdp` copies of
+them, `first`/`last` layers of the end stages, `account` embedding and
 loss counted as layers, `[Et|tL]` what each chunk holds in Megatron's letters, `allgather` the all-gather dispatcher of
 experts (otherwise all-to-all). Try your own:
 `python -m tools.parity RECIPE --layouts tp2spep2etp1 ...`.

@@ -144,7 +144,7 @@ def _counted(call: Callable[..., Any], name: str, counts: Counter[str]) -> Calla
 
 @pytest.mark.parametrize(("layout", "shape"), [("dp4zero3hsdp2", "debug"), ("dp4ep2zero3", "mixtral_tiny")])
 def test_collectives_run_in_groups_that_megatron_has_named(layout: str, shape: str) -> None:
-    """By these names a hang is told of (NCCL's flight recorder)."""
+    """By these names a hang is reported (NCCL's flight recorder)."""
     on_ranks(layout, _named, shape)
 
 

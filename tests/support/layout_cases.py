@@ -71,6 +71,8 @@ MODELS = [
     model("Llama of 6 layers: uneven stages", "pp4first1last1 pp4account", num_layers=6),
     model("Llama: shards of unequal size", both("dp3"), global_batch_size=3),
     model("MoE: a shard of the router without an element", both("dp3"), global_batch_size=3, **MOE),
+    model("Llama: copies of shards, two microbatches", both("dp4hsdp2") + " pp2dp4hsdp2zero3", global_batch_size=8),
+    model("MoE: copies of experts' shards, two microbatches", "tp2spdp4ep2etp1hsdp2zero3", global_batch_size=8, **MOE),
     model(
         "GPT-2: LayerNorm, biases, learned positions, tied",
         "tp2 pp2 cp2 tp2sppp2dp2 " + both("dp2 pp2dp2 tp2spdp2"),

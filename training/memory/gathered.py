@@ -2,19 +2,33 @@
 
 import numpy as np
 
-from training.memory.activations import element_bytes
+from training.memory.activations import element_bytes, in_flight
 from training.memory.cases import FORMATS, Column, MemoryColumns
+from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
 
 
-def gathered_bytes(columns: MemoryColumns, stage: Column, parameters: Column, blocks: Column) -> Column:
+def gathered_bytes(columns: MemoryColumns, stage: Column, held: tuple[Column, Column], blocks: Column) -> Column:
     """At most, on a rank of one stage: of ZeRO-3 the weights, and gradients, of the two blocks at work, or the weights
-    of all where they stay; of ZeRO-2 the gradients of these two. parameters: of its rank, were nothing sharded."""
-    layout, software = columns.layout, columns.software
+    of all where they stay; of ZeRO-2 the gradients of these two. held: parameters of its rank, dense and of experts,
+    were nothing sharded."""
+    layout, software, (dense, expert) = columns.layout, columns.software, held
+    parameters = dense + expert
     two = 2 * parameters / np.maximum(1, blocks)
-    held = np.where(software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
+    stays = np.where(software.gathers_once > 0, element_bytes(columns) * parameters, 0.0)
     gradients = software.gradient_bytes * two
-    otherwise = np.select([layout.zero >= 3, layout.zero == 2], [4 * two + held, gradients], 0.0)
-    return np.where(software.by_unit > 0, _by_unit(columns, stage, parameters, blocks), otherwise)
+    otherwise = np.select([layout.zero >= 3, layout.zero == 2], [4 * two + stays, gradients], 0.0)
+    by_unit = _by_unit(columns, stage, parameters, blocks) + _casts_of_experts(columns, stage, expert)
+    return np.where(software.by_unit > 0, by_unit, otherwise)
+
+
+def _casts_of_experts(columns: MemoryColumns, stage: Column, expert: Column) -> Column:
+    """Transformer Engine's grouped products keep their weights as they cast them for the backward pass, of each
+    microbatch in flight (2.19, grouped_linear.py: weights_fp8), unless they are computed again; its other products
+    cast again."""
+    small = (columns.format >= 1) & (columns.format <= 3)
+    again = columns.recomputes("full") | columns.recomputes("moe")
+    copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
+    return np.where(small & ~again, copies * expert * in_flight(columns, stage), 0.0)
 
 
 def _by_unit(columns: MemoryColumns, stage: Column, parameters: Column, blocks: Column) -> Column:

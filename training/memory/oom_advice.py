@@ -86,7 +86,7 @@ def no_change(asked: Planned, shape: GPTShape, modules: Modules, most: float, ra
             total, number = min(fit)
             batch = lean[number].config.train.global_batch_size
             grown = f", train.global_batch_size {batch:,}" if batch != asked.config.train.global_batch_size else ""
-            sharded = "weights in shards" if lean[number].config.parallel.fully_sharded else "the distributed optimizer"
+            sharded = "ZeRO-3" if lean[number].config.parallel.fully_sharded else "the distributed optimizer"
             yield (
                 f"{world:,} ranks would do: {lean[number].config.layout(world)}, micro-batches of 1, full "
                 f"recomputation, {sharded}{grown}: {size(total)}"
@@ -114,6 +114,7 @@ def _leanest(asked: Planned, shape: GPTShape, world_size: int, ranks_per_node: i
                 )  # fmt: skip
                 for strategy in LEANEST:
                     own = dataclasses.replace(parallel, data_parallel_sharding_strategy=strategy)
+                    own = own if strategy is None else dataclasses.replace(own, ddp_bucket_size=None)
                     lean = dataclasses.replace(
                         config, parallel=own, train=dataclasses.replace(train, global_batch_size=batch)
                     )

@@ -195,10 +195,13 @@ def _states(asked: Planned) -> list[Change]:
             fields = {name: "optim"}
         found.append(Change(axis="states", fields=fields, slower=SLOWER["states"]))
     if parallel.sharding != "optim_grads_params":
-        found.append(Change(axis="states", fields={name: "optim_grads_params"}, slower=SLOWER["shards"]))
-    elif parallel.num_distributed_optimizer_instances > 1:
+        more: dict[str, Value] = {name: "optim_grads_params"}
+        if parallel.ddp_bucket_size is not None:  # DDP's, which shards do without
+            more["parallel.ddp_bucket_size"] = None
+        found.append(Change(axis="states", fields=more, slower=SLOWER["shards"]))
+    if parallel.num_distributed_optimizer_instances > 1:
         one: dict[str, Value] = {name: "optim_grads_params", "parallel.num_distributed_optimizer_instances": 1}
-        found.append(Change(axis="states", fields=one, slower=SLOWER["states"]))
+        found.append(Change(axis="states", fields=one, slower=SLOWER["shards"]))
     return found
 
 

@@ -92,7 +92,7 @@ def stage_memory(
     weights, gradients, optimizer = state_bytes(
         (dense, expert), layout, columns.format == FORMATS.index("fp32"), software
     )
-    small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3)
+    small = (columns.format >= 1) & (columns.format <= 3) & (layout.zero < 3) & (software.by_unit == 0)
     # beside the 16-bit weights, or in their stead
     copies = np.where(columns.format == FORMATS.index("fp4"), FP4_COPIES, FP8_COPIES)
     casts = np.where(small & (software.fp8_weights == 0), copies, 0.0) * (dense + expert)
@@ -101,7 +101,7 @@ def stage_memory(
         gradients=gradients,
         optimizer=optimizer,
         activations=_activations(columns, number, plain, mixtures, crowded)
-        + gathered_bytes(columns, number, dense + expert, plain + mixtures),
+        + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
     )

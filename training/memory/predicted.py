@@ -103,8 +103,10 @@ def bytes_per_parameter(config: RunConfig, world_size: int, num_layers: int) -> 
     for fp32. Gradients that are not fp32 have an fp32 copy while the optimizer steps.
     """
     layout, software = candidate(config, world_size, num_layers), program(config, planned_modules(config))
-    own = states(HeldParameters(1, 0), replace(layout, zero=0), software)
-    return own._replace(weights=own.weights + product_copies(config.precision))
+    alone = replace(layout, dp=1, cp=1, copies=1)
+    own = states(HeldParameters(1, 0), alone, software)
+    casts = 0 if config.parallel.fully_sharded else product_copies(config.precision)
+    return own._replace(weights=own.weights + casts)
 
 
 def _columns(
@@ -178,7 +180,7 @@ def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:
         recompute=_recompute(train),
         zero=ZERO[parallel.sharding],
         copies=parallel.num_distributed_optimizer_instances,
-        overlap=parallel.overlap_grad_reduce,
+        overlap=parallel.overlap_grad_reduce or parallel.fully_sharded,
         sequence_parallel=parallel.sequence_parallel,
         precision=planned_precision(config.precision),
         chunk_layers=tuple(layers_per_chunk(parallel, num_layers)),

@@ -28,6 +28,8 @@ TARGETS: dict[str, tuple[int, ParallelConfig]] = {
     "DP2 without ZeRO-1": (2, sizes(use_distributed_optimizer=False)),
     "TP2 PP2, uneven": (4, sizes(tp=2, pp=2, num_layers_in_first_pipeline_stage=3)),
     "ZeRO-3 DP4": (4, sizes(data_parallel_sharding_strategy="zero3")),
+    "ZeRO-3 PP2 DP2": (4, sizes(pp=2, data_parallel_sharding_strategy="zero3")),
+    "ZeRO-3 TP2SP DP2": (4, sizes(tp=2, sequence_parallel=True, data_parallel_sharding_strategy="zero3")),
     "ZeRO-2 TP2 DP2": (4, sizes(tp=2, data_parallel_sharding_strategy="zero2")),
     "HSDP": (4, sizes(data_parallel_sharding_strategy="HYBRID_SHARD", num_distributed_optimizer_instances=2)),
 }

@@ -134,7 +134,7 @@ def test_a_passing_fault_leaves_no_trace(
 def test_experts_that_no_other_rank_shares_are_named_where_weights_are_in_shards(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """EP 2 on two ranks: their gradients are reduced with nobody's, and looked at when the step ends."""
+    """EP 2 on two ranks: their gradients are reduced with no other rank's, and looked at when the step ends."""
     monkeypatch.setattr(Gradient, "name", "layers.3.mlp.experts.linear_fc2.weight[2]")
     experts = "--model.shape mixtral_tiny --parallel.expert_model_parallel_size 2".split()
     shards = ("--parallel.data_parallel_sharding_strategy", "zero3")

@@ -18,6 +18,7 @@ from models.parameters import num_parameters
 from models.resolve import resolve
 from parallel import groups, local_ranks
 from parallel.launch import Identity
+from parallel.untrusted import read_json, read_text
 from tools.benchmark.step.one_rank import WARMUP_STEPS, RandomTokens, configuration, cpu_seconds
 from training import train
 from training.config.run_config import RunConfig
@@ -74,7 +75,7 @@ def _on_ranks(count: int, config: RunConfig, steps: int, *, memory: bool) -> lis
         _, failure = local_ranks.fork_ranks(count, rank)
         if failure is not None:
             raise RuntimeError(failure.text)
-        return [json.loads(Path(folder, f"{rank}").read_text()) for rank in range(count)]
+        return [read_json(Path(folder, f"{rank}")) for rank in range(count)]
 
 
 def _measured(identity: Identity, config: RunConfig, steps: int, memory: bool) -> dict[str, Any]:
@@ -106,5 +107,5 @@ def _measured(identity: Identity, config: RunConfig, steps: int, memory: bool) -
 
 def _resident(name: str) -> float:
     """MiB: VmRSS of now, VmHWM at most since the process began."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(line for line in read_text(Path("/proc/self/status")).splitlines() if line.startswith(name))
     return int(line.split()[1]) / 1024

@@ -77,11 +77,12 @@ def launching_s(columns: PricedColumns) -> tuple[Column, Column]:
 
 
 def _of_shards(columns: PricedColumns) -> tuple[Column, Column, Column, Column]:
-    """Kernels and collectives of the mean block; and of the root, embedding and output layer. ZeRO-2 gathers once a
-    step, and the ends are gathered once a microbatch."""
+    """Kernels and collectives of the mean block; and of the root, embedding and output layer, which are one unit where
+    tied. ZeRO-2 gathers once a step, and the ends are gathered once a microbatch."""
     layout, model, by_unit = columns.layout, columns.model, columns.software.by_unit > 0
-    units = np.where(by_unit, 1 + model.moe_layers / model.layers, 0.0)
-    ends = np.where(by_unit, np.where(layout.pp == 1, 3, 2), 0)
+    apart = (layout.ep > 1) | (layout.etp != layout.tp)  # else experts are gathered with the rest of their block
+    units = np.where(by_unit, 1 + apart * model.moe_layers / model.layers, 0.0)
+    ends = np.where(by_unit, np.where(model.tied > 0, 1, np.where(layout.pp == 1, 3, 2)), 0)
     once = np.where(layout.zero == 2, 1 / layout.microbatches, 1.0)
     gathers = np.where(layout.zero == 2, once, 2.0)
     return (

@@ -14,6 +14,8 @@ from training.memory.cases import Column
 
 UPDATE_BYTES = 30
 """AdamW on fp32 state: gradient, main weight and two moments read, the last three and the weight written."""
+CAST_BYTES = 4
+"""A 16-bit weight read, and written in fp8 twice: as it is, and transposed."""
 ROOM = 0.9
 """Of the time that computes, what collectives can hide in."""
 
@@ -29,6 +31,7 @@ class RankParameters:
     layers: Column
     """Blocks; multi-token depths count as one each."""
     moe_layers: Column
+    """Those whose experts are apart from the rest: on other ranks."""
 
     @property
     def block(self) -> Column:
@@ -45,9 +48,10 @@ def rank_parameters(columns: PricedColumns) -> RankParameters:
     share = model.moe_layers / model.layers
     layers = (model.layers + model.extra_heads) / layout.pp
     tables = model.vocab * model.hidden / layout.tp * np.where(layout.pp == 1, 2, 1)
+    apart = (layout.ep > 1) | (layout.etp != layout.tp)
     dense = layers * (attention + mlp * (1 - share) + shared * share) + tables
     return RankParameters(
-        dense=dense, expert=layers * share * expert, tables=tables, layers=layers, moe_layers=layers * share
+        dense=dense, expert=layers * share * expert, tables=tables, layers=layers, moe_layers=layers * share * apart
     )
 
 
@@ -116,7 +120,7 @@ def _fully_sharded(columns: PricedColumns, constants: Constants, forward: Column
     """Weights gathered, and gradients reduced, while others compute.
 
     ZeRO-3 gathers weights for each pass of each microbatch, or for both at once; ZeRO-2 once a step. Gradients are
-    reduced for each microbatch, or once; those of HSDP's copies are added up once a step.
+    reduced for each microbatch, or once, and all-reduced over HSDP's copies once a step, in 16 bits as often.
 
     Unit by unit, each collective starts by itself, a pass hides its own ones alone, and nothing hides the first: a
     microbatch begins with the weights of embedding and first block, and a step ends with their gradients. Published
@@ -131,18 +135,21 @@ def _fully_sharded(columns: PricedColumns, constants: Constants, forward: Column
     again = np.where((layout.zero == 2) | (software.gathers_once > 0), 0, count)
     reductions = np.where(software.reduces_every_microbatch > 0, count, 1)
     moved, room = ahead * gather, ROOM * ahead * forward
-    moved_back, room_back = again * gather + reductions * reduce, ROOM * np.maximum(again, reductions) * backward
+    # Of a whole model on each rank, embedding and output layer are gathered once a microbatch.
+    ends = np.where(by_unit & (layout.pp == 1), held.tables / (held.dense + held.expert), 0.0)
+    summed = np.where(columns.software.gradient_bytes < 4, reductions, 1) * _copies_s(columns, constants, calls)
+    moved_back = again * (1 - ends) * gather + reductions * reduce + summed
+    room_back = ROOM * np.maximum(again, reductions) * backward
     apart = np.minimum(moved, room) + np.minimum(moved_back, room_back)
     hidden = np.where(by_unit, apart, np.minimum(moved + moved_back, ROOM * count * (forward + backward)))
     hidden = np.where(layout.overlap > 0, hidden, 0.0)
     share = (held.tables / np.where(layout.pp == 1, 2, 1) + held.block) / (held.dense + held.expert)
     first = np.where(by_unit, share * (ahead * gather + reduce), 0.0)
-    exposed = np.maximum(moved + moved_back - hidden, first) + constants.contention * hidden
-    return exposed + _copies_s(columns, constants, calls)
+    return np.maximum(moved + moved_back - hidden, first) + constants.contention * hidden
 
 
 def _copies_s(columns: PricedColumns, constants: Constants, calls: tuple[Column, Column]) -> Column:
-    """HSDP's copies add their shards of gradients up: an all-reduce, of which little is hidden, as it comes last."""
+    """An all-reduce of shards of gradients over HSDP's copies, unit by unit."""
     held, seconds = rank_parameters(columns), np.zeros(columns.count)
     for parameters, own, count in zip((held.dense, held.expert), _sharing(columns), calls, strict=True):
         shard = parameters * columns.software.gradient_bytes / own.shards
@@ -151,10 +158,18 @@ def _copies_s(columns: PricedColumns, constants: Constants, calls: tuple[Column,
 
 
 def accumulate_s(columns: PricedColumns) -> Column:
-    """Of one microbatch: its gradients are added to those of the others; of ZeRO-2 and -3 they are reduced instead."""
-    held = rank_parameters(columns)
-    moved = columns.software.accumulate_bytes * (held.dense + held.expert)
-    return np.where(columns.layout.zero >= 2, 0.0, moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
+    """Of one microbatch: its gradients are added to those of the others; of ZeRO-2 and -3 they are reduced instead.
+
+    Unit by unit, weights are copied out of the buffer that they were gathered in, in ZeRO-3 for both passes, products
+    in fp8 cast them for both, and gradients are copied into the buffer that they are reduced in.
+    """
+    held, layout, software = rank_parameters(columns), columns.layout, columns.software
+    element, small = element_bytes(columns), (columns.format >= 1) & (columns.format <= 3)
+    out = np.where(layout.zero == 2, 1 / layout.microbatches, 2.0) * 2 * element
+    casts = np.where(small, 2 * CAST_BYTES, 0)
+    by_unit = np.where(software.by_unit > 0, out + casts + element + software.gradient_bytes, 0.0)
+    moved = np.where(layout.zero >= 2, by_unit, software.accumulate_bytes) * (held.dense + held.expert)
+    return np.asarray(moved / (SUSTAINED_MEMORY * columns.machine.memory_bytes_per_s))
 
 
 def optimizer_s(columns: PricedColumns, constants: Constants) -> Column:

@@ -82,13 +82,17 @@ def _dtype(cluster: Cluster) -> Literal["fp32", "fp16", "bf16"]:
     return cast(Literal["fp32", "fp16", "bf16"], precisions(cluster)[0])
 
 
+SHARDED = 16
+"""Bytes of a parameter in shards, whatever it is gathered in: itself, its gradient and two moments, all in fp32."""
+
+
 def memory_table(question: PlanRequest) -> list[str]:
     """GiB of weights, gradients and optimizer per GPU, by number format and by what is sharded over all GPUs.
 
     Without TP, PP or EP, and so without activations: what arXiv:1910.02054, figure 1, shows.
     """
     parameters, n = num_parameters(question.shape, padded_vocab=True), question.num_gpus
-    rows: list[tuple[str, ...]] = [("", "ZeRO-0", "ZeRO-1 (today's)", "ZeRO-2", "ZeRO-3")]
+    rows: list[tuple[str, ...]] = [("", "ZeRO-0", "ZeRO-1 (the default)", "ZeRO-2", "ZeRO-3")]
     formats = {
         "bf16 or fp16, fp32 gradients": (2, 0, 4, 12),
         "fp8 products, bf16 weights, fp32 gradients": (2, FP8_COPIES, 4, 12),
@@ -101,8 +105,8 @@ def memory_table(question: PlanRequest) -> list[str]:
         sizes = (
             weights + copies + gradients + optimizer,
             weights + copies + gradients + optimizer / n,
-            weights + copies + (gradients + optimizer) / n,
-            (weights + gradients + optimizer) / n,  # sharded weights are cast as they are gathered
+            weights + SHARDED / n,
+            SHARDED / n,
         )
         rows.append((name, *(f"{parameters * size / 2**30:,.1f}" for size in sizes)))
     head = (

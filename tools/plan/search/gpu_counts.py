@@ -20,7 +20,7 @@ TRIED = (
     "power of two and the next"
 )
 STATE_BYTES = 16
-"""Of weights, gradients and optimizer, a parameter, at the least: fp32's; mixed precision has 18."""
+"""Of weights, gradients and optimizer, a parameter, at the least: fp32's, and those of shards; others have 18."""
 
 
 def gpu_counts(cluster: Cluster) -> Iterator[int]:

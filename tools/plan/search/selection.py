@@ -52,11 +52,11 @@ def _fitting(
 
 def _accepted(question: PlanRequest, plans: Sequence[PricedLayout], base: RunConfig) -> list[PricedLayout]:
     """One check for all that are alike in what the rest of a recipe can clash with; ``write`` checks its own again."""
-    known: dict[tuple[int, ...], bool] = {}
+    known: dict[tuple[int | str, ...], bool] = {}
     found = []
     for plan in plans:
         at = plan.layout
-        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs, at.zero, at.copies)
+        sizes = (at.tp, at.cp, at.pp, at.vpp, at.dp, at.ep, at.etp, at.mbs, at.zero, at.copies, at.precision)
         if sizes not in known:
             known[sizes] = not problems(question, at, base)
         if known[sizes]:

@@ -42,7 +42,7 @@ def _others(question: PlanRequest, layout: Candidate) -> Iterator[tuple[str, Can
             if zero != layout.zero and (zero <= 1 or question.can_shard(other)):
                 yield f"ZeRO-{zero}", other
         if layout.zero > 1:
-            for copies in copies_of_shards(question, layout):
+            for copies in copies_of_shards(question.without(), layout):
                 if copies != layout.copies:
                     yield (
                         f"{copies} copies of the shards" if copies > 1 else "one copy of the shards",
