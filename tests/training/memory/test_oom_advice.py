@@ -66,6 +66,22 @@ def test_the_cheapest_comes_first() -> None:
     assert not any("granularity full" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", "--parallel.data_parallel_sharding_strategy optim_grads_params: "),
+        ("--parallel.ddp_bucket_size 40000000", "strategy optim_grads_params --parallel.ddp_bucket_size None: "),
+        (
+            "--parallel.data_parallel_sharding_strategy zero2 --parallel.num_distributed_optimizer_instances 4",
+            "strategy optim_grads_params --parallel.num_distributed_optimizer_instances 1: ",
+        ),
+    ],
+    ids=["ZeRO-1", "buckets of DDP", "copies"],
+)
+def test_weights_in_shards_are_among_the_changes(more: str, words: str) -> None:
+    assert any(words in line for line in printed(f"{LLAMA} {more}", 8))
+
+
 def test_where_nothing_fits_the_ranks_that_would() -> None:
     lines = printed("--model.shape llama31_405b --model.seq_length 8192 --train.global_batch_size 64 "
                  "--precision.dtype fp16", 8, Room(bytes=14 * 2**30, words="the card's {}"))  # fmt: skip
