@@ -121,7 +121,13 @@ experts (otherwise all-to-all). Try your own:
 | Model | Layouts |
 |---|---|"""
 
-TAIL = """## Equal by definition on some axes only
+TAIL = """## Layouts drawn at random
+
+`python -m pytest tests/test_layouts.py --campaign -k random` draws 300 layouts of four ranks that `RunConfig.problems`
+accepts, with every sharding strategy, copies of shards and experts among them, and compares each in the same way; the
+suite has the first six. All 300 were equal to one rank (2026-11-25, 2 cores, 14 minutes beside other work).
+
+## Equal by definition on some axes only
 
 - **Capacity factors** (`moe_expert_capacity_factor`): a rank counts an expert's capacity over its own tokens of a
   microbatch, so which tokens are dropped depends on TP (with sequence parallelism), CP and the micro-batch, not on EP,
