@@ -134,6 +134,19 @@ def test_copies_are_tried_and_can_be_asked_for() -> None:
     assert "8 copies of the shards" in found and "without overlap of reductions and gathers" not in found
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model llama32_1b --cluster t4_ethernet --num_gpus 8 --zero 3", "no loss scale"),
+        ("--model llama3_8b --num_gpus 64 --copies 3", "cannot be split into so many. Use one of 1, 2, 4, 8"),
+        ("--model llama3_8b --num_gpus 64 --copies 4 --zero 1", 'found "optim"'),
+    ],
+)
+def test_why_nothing_is_sharded_so(capsys: pytest.CaptureFixture[str], flags: str, words: str) -> None:
+    assert main([*flags.split(), "--global_batch_size", "512"]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("cluster", "changes"), [("t4_ethernet", {}), ("h100_ib", {"cuda_graphs": True})], ids=str)
 def test_nothing_is_sharded_that_would_be_refused(cluster: str, changes: dict[str, bool]) -> None:
     asked = dataclasses.replace(question("llama32_1b", cluster, gpus=8), **changes)  # type: ignore[arg-type]

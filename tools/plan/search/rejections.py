@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from parallel.errors import UserError
+from tools.plan.cost.hardware import precisions
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.gpu_counts import LARGEST, fits, gpu_counts
 from tools.plan.search.pricing import PricedLayout
@@ -90,8 +91,10 @@ def _own_words(question: PlanRequest) -> str:
 
 def refusals(question: PlanRequest) -> list[str]:
     """What pretrain_gpt.py says of the fixed axes, the others at 1."""
-    others = (*WORDS, *SWITCHES, "dp", "zero", "copies")
+    others = (*WORDS, *SWITCHES, "dp")
     sizes = {name: int(value) for name, value in question.fixed.items() if name not in others}
+    if "copies" in sizes:
+        sizes.setdefault("zero", 3)
     whole = math.prod(sizes.get(name, 1) for name in ("tp", "cp", "pp"))
     dp = question.num_gpus // whole
     if question.num_gpus % whole or not dp:
@@ -99,7 +102,8 @@ def refusals(question: PlanRequest) -> list[str]:
     if question.fixed.get("dp", dp) != dp:
         return [f"TP x CP x PP = {whole} on {question.num_gpus} GPUs leaves DP {dp}, not {question.fixed['dp']}."]
     pieces = question.splits_sequences(sizes.get("tp", 1))
-    layout = Candidate(dp=dp, sequence_parallel=pieces, **sizes)  # type: ignore[arg-type]
+    precision = str(question.fixed.get("precision", precisions(question.cluster)[0]))
+    layout = Candidate(dp=dp, sequence_parallel=pieces, precision=precision, **sizes)  # type: ignore[arg-type]
     return problems(question, layout)
 
 
