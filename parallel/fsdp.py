@@ -56,7 +56,6 @@ class FullyShardedChunk(_BaseDataParallel):
         self.ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=False, overlap_grad_reduce=True)
         self.keeps_weights = parallel.sharding == "optim_grads"
         self.adds_copies_once = precision.dtype == "fp32" or precision.grad_reduce_in_fp32
-        self.note_reduction: Callable[[Tensor], None] | None = None
         over = sharded_over(ranks, parallel.num_distributed_optimizer_instances)
         paths = {param: path for path, param in chunk.named_parameters()}
         whole = list(whole_tensors(chunk))
@@ -119,10 +118,6 @@ class FullyShardedChunk(_BaseDataParallel):
             gradient = None if param.grad is None else param.grad.to_local()
             # On the module's own parameter, too: Megatron sums those of tied embeddings over stages there.
             param.main_grad = self.views[path].main_grad = gradient
-        if self.note_reduction is not None:
-            for path, one in self.shards.items():
-                if one.shards == 1 and self.views[path].main_grad is not None:
-                    self.note_reduction(self.views[path].main_grad)
 
     def missing_gradients(self) -> list[str]:
         """Paths of the parameters that got none since ``zero_grad_buffer``."""
@@ -146,11 +141,13 @@ class FullyShardedChunk(_BaseDataParallel):
             unit.reshard()
 
     def observe_reductions(self, note: Callable[[Tensor], None]) -> None:
-        """Call ``note`` with this rank's own gradients of a unit, before they are summed over ranks, after each
-        microbatch; where no other rank has the same weights, at the end of a step."""
-        self.note_reduction = note
+        """Call ``note`` with this rank's own gradients of a unit, or of a parameter that is not cut, before they are
+        summed over ranks, after each microbatch. Collective."""
         for unit in self.units:
             unit.set_custom_reduce_scatter(_ObservedReduceScatter(note))  # type: ignore[arg-type]
+        for path, param in self.whole_parameters():
+            if self.shards[path].shards == 1:  # it is reduced over HSDP's copies, if at all
+                param.register_post_accumulate_grad_hook(lambda own: note(own.grad))
 
 
 class _ObservedReduceScatter:

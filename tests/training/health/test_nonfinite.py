@@ -131,16 +131,19 @@ def test_a_passing_fault_leaves_no_trace(
     assert np.array_equal(batch["tokens"][..., 1:], batch["labels"][..., :-1])
 
 
-def test_experts_that_no_other_rank_shares_are_named_where_weights_are_in_shards(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """EP 2 on two ranks: their gradients are reduced with no other rank's, and looked at when the step ends."""
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_experts_that_are_not_cut_are_named_where_weights_are_in_shards(
+    world_size: int, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """EP 2: on two ranks no other rank has the same experts, on four one, in the other of HSDP's copies."""
     monkeypatch.setattr(Gradient, "name", "layers.3.mlp.experts.linear_fc2.weight[2]")
     experts = "--model.shape mixtral_tiny --parallel.expert_model_parallel_size 2".split()
-    shards = ("--parallel.data_parallel_sharding_strategy", "zero3")
-    run(prepared, tmp_path / "straight", 2, *ITERS, *experts, *shards)
+    copies = ("--parallel.num_distributed_optimizer_instances", str(world_size // 2))
+    shards = ("--parallel.data_parallel_sharding_strategy", "zero3", *copies)
+    run(prepared, tmp_path / "straight", world_size, *ITERS, *experts, *shards)
     inject(monkeypatch, Gradient)
-    assert run(prepared, tmp_path / "run", 2, *ITERS, *experts, *shards) == (0, None)
+    assert run(prepared, tmp_path / "run", world_size, *ITERS, *experts, *shards) == (0, None)
     assert "first in the gradient of layers.3.mlp.experts.linear_fc2.weight[2], on rank 1" in capfd.readouterr().out
     assert [one["rank"] for one in found_json(tmp_path / "run")["origin"]["ranks"]] == [1]
     assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "straight", 4)
