@@ -101,8 +101,8 @@ def run(todo: Sequence[str], store: Store, scratch: Path, printed: Callable[[], 
             run_dir=run_dir,
             cache_dir=cache_dir,
             background=number % 2 == 0,
-            layout=LAYOUTS[number // 2 % 3],
-            undisturbed=undisturbed[number // 2 % 3],
+            layout=LAYOUTS[number // 2 % len(LAYOUTS)],
+            undisturbed=undisturbed[number // 2 % len(LAYOUTS)],
             draw=Random(f"{store.seed} {mine[0]}"),
         )
         for result in killed(chain, mine):

@@ -75,37 +75,58 @@ def one_pass(config: RunConfig, chunks: Any, ranks: Ranks, count: int = MICROBAT
 # A model of two blocks: embedding, two blocks, output layer; the root has the last norm. ZeRO-3 gathers each once for a
 # forward and once for a backward pass, but the root, the embedding and, without a pipeline, the output layer once.
 @pytest.mark.parametrize(
-    ("layout", "gathers", "reductions", "sums_of_copies"),
+    ("layout", "gathers", "reductions", "all_reduces"),
     [
-        ("dp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], 0),
-        ("dp2zero2", [5], [MICROBATCHES * 5], 0),
-        ("pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)], [MICROBATCHES * 2, MICROBATCHES * 3], 0),
-        ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3], 0),
-        ("dp4hsdp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], 5),
+        ("dp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [0]),
+        ("dp2zero2", [5], [MICROBATCHES * 5], [0]),
+        (
+            "pp2dp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)], [MICROBATCHES * 2, MICROBATCHES * 3],
+            [0, 0],
+        ),
+        ("pp2dp2zero2", [2, 3], [MICROBATCHES * 2, MICROBATCHES * 3], [0, 0]),
+        ("dp4hsdp2zero3", [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [5]),
+        ("dp4hsdp2zero2", [5], [MICROBATCHES * 5], [5]),
+        (
+            "pp2dp4hsdp2zero3", [MICROBATCHES * (1 + 2), MICROBATCHES * (1 + 2 + 2)],
+            [MICROBATCHES * 2, MICROBATCHES * 3], [2, 3],
+        ),
     ],
-)
+)  # fmt: skip
 def test_so_many_collectives_are_in_a_step(
-    layout: str, gathers: list[int], reductions: list[int], sums_of_copies: int
+    layout: str, gathers: list[int], reductions: list[int], all_reduces: list[int]
 ) -> None:
-    on_ranks(layout, _count, "debug", gathers, reductions, sums_of_copies)
+    """By pipeline stage. all_reduces: over HSDP's copies."""
+    on_ranks(layout, _count, "debug", gathers, reductions, all_reduces)
+
+
+def test_copies_are_added_up_after_each_microbatch_in_16_bits() -> None:
+    """Between microbatches torch would keep sums in the type of the reductions."""
+    counted = [MICROBATCHES * (3 + 2 * 2)], [MICROBATCHES * 5], [MICROBATCHES * 5]
+    on_ranks("dp4hsdp2zero3", _count_in_16_bits, "debug", *counted)
+
+
+def _count_in_16_bits(config: RunConfig, shape: GPTShape, ranks: Ranks, *counted: list[int]) -> None:
+    precision = dataclasses.replace(config.precision, dtype="bf16", grad_reduce_in_fp32=False)
+    _count(dataclasses.replace(config, precision=precision), shape, ranks, *counted)
 
 
 def _count(
-    config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int], reductions: list[int], sums_of_copies: int
+    config: RunConfig, shape: GPTShape, ranks: Ranks, gathers: list[int], reductions: list[int], all_reduces: list[int]
 ) -> None:
     chunks, _ = train.build_parts(config, shape, ranks)
     one_pass(config, chunks, ranks)  # the first one also finds its root
-    counts = Counter[str]()
+    counts, copies, all_reduce = Counter[str](), ranks.pgs.inter_dist_opt, dist.all_reduce
     for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
         setattr(dist, name, _counted(getattr(dist, name), name.split("_")[0], counts))
-    all_reduce = dist.all_reduce
-    summed = _counted(all_reduce, "copies", counts)
-    dist.all_reduce = lambda *args, **kwargs: (
-        summed if kwargs.get("group") is ranks.pgs.inter_dist_opt else all_reduce
-    )(*args, **kwargs)
+
+    def over_copies(*args: Any, **kwargs: Any) -> Any:
+        counts["copies"] += config.parallel.num_distributed_optimizer_instances > 1 and kwargs.get("group") is copies
+        return all_reduce(*args, **kwargs)
+
+    dist.all_reduce = over_copies
     one_pass(config, chunks, ranks)
-    assert (counts["all"], counts["reduce"]) == (gathers[ranks.at.pp], reductions[ranks.at.pp]), counts
-    assert counts["copies"] == sums_of_copies
+    expected = [own[ranks.at.pp] for own in (gathers, reductions, all_reduces)]
+    assert [counts[name] for name in ("all", "reduce", "copies")] == expected, counts
     (chunk,) = chunks
     assert all(param.to_local().numel() < param.numel() for param in chunk.sharded.values())  # nothing stays whole
 

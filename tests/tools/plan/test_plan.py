@@ -90,7 +90,7 @@ def test_shards_are_written_as_a_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: str, strategy: str
 ) -> None:
     path = tmp_path / "sharded.toml"
-    assert "trace runs" not in printed(capsys, "explain", f"{sizes},tp=1,pp=1", *ASKED, "--write", str(path))
+    assert f"written: {path}" in printed(capsys, "explain", f"{sizes},tp=1,pp=1", *ASKED, "--write", str(path))
     config = load(path)
     assert config.parallel.data_parallel_sharding_strategy == strategy and config.problems(64) == []
     assert config.parallel.num_distributed_optimizer_instances == (8 if "copies" in sizes else 1)

@@ -19,7 +19,7 @@ from tools.plan.search.selection import best
 from tools.shared import chart
 from training.config.run_config import RunConfig
 
-PARETO = "The fastest that fit. Green: whole weights on every rank; blue: in shards (ZeRO-2, ZeRO-3); red: chosen."
+PARETO = "The fastest that fit. Green: ZeRO-0 and ZeRO-1; blue: ZeRO-2 and ZeRO-3; red: chosen."
 STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 1120px; margin: 2em auto; padding: 0 1em; color: var(--ink);
   background: var(--page) }
