@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.metric_keys import KEYS
 from parallel.flags import field_docs
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 from training.metrics.console import SHOWN
+from training.metrics.registry import METRICS
 
 DOCS = Path(__file__).resolve().parent
 
@@ -153,9 +153,10 @@ def flags_by_reason(fate: str) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Every key of metrics.jsonl."""
-    yield from head("Key", "Unit", "Meaning", "Console")
-    for key, (unit, meaning) in KEYS.items():
-        yield row(f"`{key}`", unit, meaning, "yes" if key in SHOWN else "")
+    yield from head("Key", "Unit", "Of ranks and iterations", "Meaning", "Megatron-LM", "Console")
+    for key, one in METRICS.items():
+        megatron = f"`{one.megatron}`" if one.megatron else ""
+        yield row(f"`{key}`", one.unit, one.reduce, one.meaning, megatron, "yes" if key in SHOWN else "")
 
 
 def axes() -> Iterator[str]:

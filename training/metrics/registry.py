@@ -1,0 +1,115 @@
+"""Every metric of a run: its unit, how values become one, and what it means. docs/metrics.md is generated from it.
+
+A name with a ``*`` stands for several: of a data source, a block, a task. No torch here: tools and documents read it.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Reduction = Literal["last", "mean", "sum", "max", "min"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Metric:
+    """One key of metrics.jsonl."""
+
+    name: str
+    """``*`` stands for one part of a name."""
+    unit: str
+    """Empty for a ratio or a count."""
+    reduce: Reduction
+    """How the values of ranks, and of the iterations since the last line, become one. last: the same on every rank."""
+    meaning: str
+    megatron: str = ""
+    """Megatron-LM's name of the same curve in TensorBoard, for ``log.names``; empty where it has none."""
+    megatron_scale: float = 1.0
+    """Megatron-LM's unit is so many of ours."""
+
+
+def _metric(
+    name: str, unit: str, reduce: Reduction, meaning: str, megatron: str = "", scale: float = 1.0
+) -> tuple[str, Metric]:
+    one = Metric(
+        name=name, unit=unit, reduce=reduce, meaning=meaning, megatron=megatron, megatron_scale=scale
+    )  # fmt: skip
+    return name, one
+
+
+LOSS, GIB = "nats per token", 2**30
+
+METRICS: dict[str, Metric] = dict([
+    _metric("iteration", "", "last", "the iteration that has just ended; after a resume, the later line of an iteration counts"),
+    _metric("time_s", "s", "last", "when the line was written, in seconds since 1970; not a curve"),
+    _metric("loss", LOSS, "mean", "over the unmasked tokens of the global batch of this iteration", "lm loss"),
+    _metric("validation_loss", LOSS, "mean", "on the validation split, every `train.eval_interval` iterations; a line of its own", "lm loss validation"),
+    _metric("grad_norm", "", "last", "L2 norm of the whole model's gradient before clipping; absent where fp16 gradients overflowed", "grad-norm"),
+    _metric("learning_rate", "", "last", "of this iteration", "learning-rate"),
+    _metric("batch_size", "samples", "last", "of this iteration's global batch", "batch-size"),
+    _metric("loss_scale", "", "last", "of fp16; absent where it is 1", "loss-scale"),
+    _metric("skipped", "updates", "sum", "updates since the last line that did not happen: overflow, NaN or Inf, a spike"),
+    _metric("consumed_samples", "samples", "last", "since the run began, over all starts"),
+    _metric("consumed_tokens", "tokens", "last", "consumed_samples x seq_length"),
+    _metric("epoch", "", "last", "how often the data has been read"),
+    _metric("epoch/*", "", "last", "the same of each source, where there are several"),
+    _metric("tokens/*", "tokens", "last", "consumed_tokens of each source, where there are several"),
+    _metric("iteration_s", "s", "mean", "duration of the iterations since the last line, without evaluation and saving", "iteration-time"),
+    _metric("tokens_per_s", "tokens/s", "mean", "unmasked tokens over time; the first 2 iterations of a start do not count"),
+    _metric("tokens_per_s_per_gpu", "tokens/s", "mean", "the same, divided by the world size"),
+    _metric("tflops_per_gpu", "TFLOP/s", "mean", "model FLOPs (causal attention, no recomputation) over time, per GPU", "throughput"),
+    _metric("mfu", "", "mean", "model FLOPs over the card's dense peak; only where the peak is known"),
+    _metric("hfu", "", "mean", "the same with the FLOPs of recomputed activations"),
+    _metric("eta_s", "s", "last", "median of recent iterations x the iterations that remain"),
+    _metric("memory_gib", "GiB", "max", "largest peak of torch's allocator over all ranks; GPUs only", "mem-max-allocated-bytes", GIB),
+    _metric("memory_rank", "", "last", "the rank that holds it"),
+    _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process"),
+    _metric("host_memory_available_gib", "GiB", "min", "memory that the fullest node can still give (MemAvailable, or its cgroup's limit)"),
+    _metric("data_wait_s", "s", "max", "how long the slowest rank waited for data since the last line"),
+    _metric("checkpoint_stall_s", "s", "sum", "how long training stood still for saves since the last line"),
+    _metric("param_norm", "", "last", "L2 norm of all weights, in fp32, before the update; with `log.log_params_norm`", "params-norm"),
+    _metric("zeros_in_grad", "", "last", "how many elements of the gradient are 0; with `log.log_num_zeros_in_grad`", "num-zeros"),
+    _metric("layer_param_norm", "", "last", "L2 norm of each block's weights, every `log.layer_stats_interval` iterations: a table"),
+    _metric("layer_grad_norm", "", "last", "the same of each block's gradient, before clipping"),
+    _metric("layer_output_rms", "", "mean", "root mean square of what each block adds to the residual stream and hands on: its output"),
+    _metric("layer_output_max", "", "max", "largest absolute value of the same"),
+    _metric("gpu_utilization", "", "mean", "share of the time in which a kernel ran, by NVML, over all GPUs"),
+    _metric("gpu_sm_clock_mhz", "MHz", "min", "clock of the slowest GPU"),
+    _metric("gpu_throttled", "", "mean", "share of GPUs that NVML reports to be slowed down by heat or power"),
+    _metric("gpu_power_w", "W", "mean", "power that a GPU draws", "power/gpu"),
+    _metric("gpu_energy_j", "J", "mean", "energy of a GPU per iteration", "iter-energy/gpu"),
+    _metric("gpu_temperature_c", "°C", "max", "of the hottest GPU"),
+    _metric("gpu_temperature_rank", "", "last", "the rank that it belongs to"),
+    _metric("network_sent_gib", "GiB", "sum", "sent by all nodes since the last line: InfiniBand ports, else interfaces other than loopback"),
+    _metric("network_received_gib", "GiB", "sum", "received by them"),
+    _metric("network_errors", "", "sum", "errors that ports or interfaces counted since the last line"),
+    _metric("mtp_loss", LOSS, "mean", "for each depth of multi-token prediction, unweighted: a list"),
+    _metric("expert_load", "", "mean", "for each block with experts, each expert's share of the assignments: a table of lists"),
+    _metric("expert_load_max", "", "max", "the fullest expert of all blocks; 1 is an even share"),
+    _metric("dead_experts", "", "sum", "experts, of all blocks, that no token was assigned to since the last line"),
+    _metric("dropped_tokens", "", "mean", "share of assignments that found their expert full"),
+    _metric("load_balancing_loss", "", "mean", "over routers and microbatches, without its coefficient", "load_balancing_loss"),
+    _metric("z_loss", "", "mean", "the same for the router's z-loss", "z_loss"),
+    _metric("fp8/shadow_loss_difference", "", "max", "of fp8, or fp4, from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`"),
+    _metric("fp8/shadow_grad_norm_difference", "", "max", "the same for the gradient norm of the worst layer"),
+])  # fmt: skip
+"""By name, in the order of the documentation."""
+
+
+def find(name: str) -> Metric | None:
+    """The metric of a curve or a key: ``epoch/wiki`` is one of ``epoch/*``. None: of the user's own."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((one for pattern, one in _patterns() if pattern.fullmatch(name)), None)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
+    starred = (one for one in METRICS.values() if "*" in one.name)
+    return [(re.compile(re.escape(one.name).replace(r"\*", ".+")), one) for one in starred]
+
+
+def unknown(names: Iterable[str]) -> set[str]:
+    """Those that are not in the registry."""
+    return {name for name in names if find(name) is None}
