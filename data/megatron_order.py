@@ -16,7 +16,7 @@ import numpy as np
 
 from data import cache
 from data.config import DataConfig
-from data.prepared import Prepared
+from data.prepared import Prepared, SourceProgress
 from data.raw.identity import identity
 from data.shards import bin_path, idx_path
 from data.split import SPLITS, SplitName
@@ -77,13 +77,14 @@ class MegatronSource:
             )
         return samples.astype(np.int32)
 
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
+    def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often each source has been gone through, nearly: its samples by those that an epoch fills."""
         if not hasattr(self.dataset, "dataset_index"):
-            return {"data": consumed_samples / self._per_epoch(self.dataset)}
+            return {"data": SourceProgress(consumed_samples, consumed_samples / self._per_epoch(self.dataset))}
         counts = np.bincount(self.dataset.dataset_index[:consumed_samples], minlength=len(self.names))
         sizes = map(self._per_epoch, self.dataset.datasets)
-        return {name: int(count) / size for name, count, size in zip(self.names, counts, sizes, strict=True)}
+        read = zip(self.names, counts.tolist(), sizes, strict=True)
+        return {name: SourceProgress(count, count / size) for name, count, size in read}
 
     def _per_epoch(self, dataset: Any) -> float:
         return max(1.0, float(dataset.dataset.sequence_lengths[dataset.indices].sum(dtype=np.int64)) / self.seq_length)

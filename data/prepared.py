@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,14 @@ from data.streaming.opening import Streams
 from data.tokenizers import Tokenizer
 
 
+class SourceProgress(NamedTuple):
+    """How far a source has been read."""
+
+    samples: int
+    epochs: float
+    """How often it has been gone through."""
+
+
 class Samples(Protocol):
     """Where batches are read from."""
 
@@ -22,8 +30,8 @@ class Samples(Protocol):
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64."""
 
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
-        """How often each source has been gone through after the first `consumed_samples` samples, by its name."""
+    def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
+        """How far each source has been read after the first `consumed_samples` samples, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 from data import order
 from data.blend import Blend
 from data.config import DataConfig
-from data.prepared import Prepared, Samples
+from data.prepared import Prepared, Samples, SourceProgress
 from data.shards import Shard, bin_path
 from data.split import SplitName, split_shards
 from data.streaming.source import StreamedSource
@@ -70,10 +70,10 @@ def _segments(
 class BlendedSource:
     """Samples of several sources, each in its own order, in the proportions of a blend."""
 
-    def __init__(self, sources: list["TokenSource"], names: list[str], blend: Blend) -> None:
-        self.sources, self.names, self.blend = sources, names, blend
-        self.seq_length = sources[0].seq_length
-        self.token_count = sum(source.token_count for source in sources)
+    def __init__(self, opened: list["TokenSource"], names: list[str], blend: Blend) -> None:
+        self.opened, self.names, self.blend = opened, names, blend
+        self.seq_length = opened[0].seq_length
+        self.token_count = sum(source.token_count for source in opened)
 
     def fetch(self, sample_indices: np.ndarray) -> np.ndarray:
         """Tokens [n, seq_length + 1] int32 of global sample indices [n] int64. Raises as TokenSource.fetch."""
@@ -81,14 +81,15 @@ class BlendedSource:
         samples = np.empty((len(sample_indices), self.seq_length + 1), np.int32)
         for source in np.unique(sources):
             chosen = np.flatnonzero(sources == source)
-            samples[chosen] = self.sources[source].fetch(indices[chosen])
+            samples[chosen] = self.opened[source].fetch(indices[chosen])
         return samples
 
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
-        """How often each source has been gone through after the first `consumed_samples` samples, by its name."""
+    def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
+        """How far each source has been read after the first `consumed_samples` samples, by its name."""
         counts = self.blend.counts(consumed_samples).tolist()
-        per_epoch = [source.samples_per_epoch for source in self.sources]
-        return {name: count / size for name, count, size in zip(self.names, counts, per_epoch, strict=True)}
+        per_epoch = [source.samples_per_epoch for source in self.opened]
+        read = zip(self.names, counts, per_epoch, strict=True)
+        return {name: SourceProgress(count, count / size) for name, count, size in read}
 
 
 class TokenSource:
@@ -136,9 +137,9 @@ class TokenSource:
             raise UserError(self._beyond_vocabulary(samples, windows, sample_indices))
         return samples.astype(np.int32, copy=False)
 
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
+    def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often the windows have been gone through after the first `consumed_samples` samples."""
-        return {"data": consumed_samples / self.samples_per_epoch}
+        return {"data": SourceProgress(consumed_samples, consumed_samples / self.samples_per_epoch)}
 
     def _windows(self, sample_indices: np.ndarray) -> np.ndarray:
         """Window numbers [n] int64. The permutation costs as much for one position as for hundreds, so that small

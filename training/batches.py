@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from data.loader import Batch, Packing, Prefetcher, Ring, Samples, needs_batch, rank_indices, to_batch
+from data.prepared import SourceProgress
 from parallel.groups import Ranks
 from training.config.batch_schedule import BatchSchedule
 
@@ -92,9 +93,9 @@ class BatchStream:
         """Seconds that the last ``next`` waited for the disk."""
         return self.reader.data_wait_s if self.reader else 0.0
 
-    def epochs(self) -> dict[str, float]:
-        """How often each source has been gone through, by its name; none on a rank that reads nothing."""
-        return self.source.epochs(self.consumed_samples) if self.source else {}
+    def sources(self) -> dict[str, SourceProgress]:
+        """How far each source has been read, by its name; none on a rank that reads nothing."""
+        return self.source.sources(self.consumed_samples) if self.source else {}
 
     def close(self) -> None:
         """Stop reading ahead."""

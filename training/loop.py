@@ -1,4 +1,4 @@
-"""The loop, and where callbacks attach: start, before step, after step, after save, stop, and requests of a step."""
+"""The loop, and where callbacks attach: start, before step, update, after step, after save, stop, and requests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +26,9 @@ class Callback:
 
     def before_step(self, progress: Progress) -> None:
         """Before an iteration reads its data."""
+
+    def before_update(self) -> None:
+        """Before weights change, in a step whose update happens: gradients are reduced and not clipped yet."""
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         """After an iteration; ``progress`` counts it."""

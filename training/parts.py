@@ -1,7 +1,7 @@
 """The parts of one rank's run, but for model and optimizer: data, evaluation, checkpoints, metrics."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from data.prepared import Prepared
 from data.split import SplitName
 from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
 from models.shapes import GPTShape
-from parallel import metrics
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.stages import layers_per_chunk
@@ -27,9 +26,11 @@ from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation import Evaluation
 from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
-from training.metrics.meters import model_meters
+from training.metrics.block_outputs import BlockOutputs
+from training.metrics.meters import Meter, model_meters
+from training.metrics.parameter_stats import Due, ParameterStats
 from training.metrics.rates import Rates
-from training.metrics.recorder import Recorder
+from training.metrics.recorder import Recorder, is_logged
 from training.metrics.sinks import open_sinks
 from training.progress import Progress
 from training.run_dir import run_files
@@ -143,8 +144,35 @@ def build_saves(
     )
 
 
+def build_stats(
+    run: TrainingRun, chunks: Chunks, optim: optimizer.MegatronOptimizer
+) -> list[ParameterStats | BlockOutputs]:
+    """What ``log`` asks to be measured of weights, gradients and activations; none where it asks for nothing."""
+    log, train_iters = run.config.log, run.config.train.train_iters
+    totals, every = log.log_params_norm or log.log_num_zeros_in_grad, log.layer_stats_interval
+
+    def blocks_due(iteration: int) -> bool:
+        return every is not None and iteration % every == 0
+
+    def wanted(iteration: int) -> Due:
+        total = totals and is_logged(iteration, log.log_interval, train_iters)
+        return Due(total=total, blocks=blocks_due(iteration))
+
+    found: list[ParameterStats | BlockOutputs] = []
+    if totals or every is not None:
+        found.append(
+            ParameterStats(
+                run.shape, chunks, optim, run.ranks, wanted,
+                params_norm=log.log_params_norm, num_zeros=log.log_num_zeros_in_grad,
+            )
+        )  # fmt: skip
+    if every is not None:
+        found.append(BlockOutputs(run.shape, chunks, run.ranks, blocks_due))
+    return found
+
+
 def build_recorder(
-    run: TrainingRun, chunks: Chunks, stream: BatchStream, progress: Progress, collector: metrics.MetricCollector
+    run: TrainingRun, chunks: Chunks, stream: BatchStream, progress: Progress, meters: Sequence[Meter]
 ) -> Recorder:
     """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
     config, shape, ranks = run.config, run.shape, run.ranks
@@ -178,6 +206,6 @@ def build_recorder(
         rates,
         sinks,
         lambda: stream.data_wait_s,
-        [collector, *model_meters(shape, chunks, ranks)],
-        stream.epochs,
+        [*meters, *model_meters(shape, chunks, ranks)],
+        stream.sources,
     )

@@ -40,7 +40,15 @@ from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
 from training.memory.out_of_memory import explain_out_of_memory
 from training.metrics.log_disk import LogDisk
-from training.parts import TrainingRun, build_evaluation, build_recorder, build_saves, build_shadow, build_stream
+from training.parts import (
+    TrainingRun,
+    build_evaluation,
+    build_recorder,
+    build_saves,
+    build_shadow,
+    build_stats,
+    build_stream,
+)
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
 from training.run_dir.shared_check import check_shared
@@ -105,14 +113,13 @@ def train(
         stream = build_stream(run, begun)
         health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries)
         saves = build_saves(run, chunks, optim, health, stream, begun)
-        step = partial(
-            one_step, config, chunks, optim, stream, ranks, before_update=saves.before_update, policy=health.policy
-        )
-        recorder = build_recorder(run, chunks, stream, begun.progress, collector)
+        stats = build_stats(run, chunks, optim)
+        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats])
         callbacks = [
             HeartbeatCallback(heartbeat),
             *health.callbacks,
             *build_shadow(run, chunks, optim, stream),
+            *stats,
             recorder,
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
@@ -126,6 +133,14 @@ def train(
             callbacks.append(AttentionBackend(ranks.say))
         if config.train.manual_gc_interval:
             callbacks.append(ManualGC(config.train.manual_gc_interval))
+
+        def before_update() -> None:
+            for callback in callbacks:
+                callback.before_update()
+
+        step = partial(
+            one_step, config, chunks, optim, stream, ranks, before_update=before_update, policy=health.policy
+        )
         progress, reason = loop.run(
             config.train, config.checkpoint, begun.progress, step, heartbeat.within("save", saves), callbacks
         )

@@ -5,6 +5,7 @@ from threading import Lock
 
 import numpy as np
 
+from data.prepared import SourceProgress
 from data.raw.documents import Rejects
 from data.split import SplitName
 from data.streaming.opening import Streams
@@ -75,10 +76,10 @@ class StreamedSource:
             self._say(f"data: left out, as others like it will be: {self.how.rejects.shown[0]}")
         return windows
 
-    def epochs(self, consumed_samples: int) -> dict[str, float]:
+    def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often the shares that are read here have been gone through, on average and read-ahead included."""
         opened = [stream.epochs for stream in list(self._open.values())]
-        return {"data": float(np.mean(opened))} if opened else {}
+        return {"data": SourceProgress(consumed_samples, float(np.mean(opened)))} if opened else {}
 
     def _at(self, number: int, sample: int) -> LogicalStream:
         """A stream whose next window is the one asked for."""

@@ -142,7 +142,7 @@ def test_samples_of_a_blend_have_its_proportions_and_each_its_own_epochs(tmp_pat
     tokens = source.fetch(np.arange(800))
     assert tokens.shape == (800, 9)
     assert (tokens[:, 0] >= 100).sum() == 200
-    assert source.epochs(800) == {str(tmp_path / "a"): 600 / 112, str(tmp_path / "b"): 200 / 56}
+    assert source.sources(800) == {str(tmp_path / "a"): (600, 600 / 112), str(tmp_path / "b"): (200, 200 / 56)}
     own = tokens[tokens[:, 0] >= 100][:56]  # one epoch of b: each of its windows once
     alone, alone_config = blended(tmp_path, paths=(str(tmp_path / "b"),))
     every = build_source(alone, alone_config, 8, 5, "train").fetch(np.arange(56))

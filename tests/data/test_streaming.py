@@ -218,7 +218,7 @@ def test_a_share_begins_anew_and_says_so(tmp_path):
     source = opened(config, said=said)
     tokens = sum(len(text.encode()) + 1 for text in TEXTS)
     source.fetch(np.arange(2 * tokens // SEQ_LENGTH))
-    assert 1.5 < source.epochs(0)["data"] <= 2.1
+    assert 1.5 < source.sources(0)["data"].epochs <= 2.1
     assert len([line for line in said if "has gone through its share 1 time(s)" in line]) == 1
     orders = [epoch_texts(source, source.shares[0], epoch) for epoch in range(2)]
     assert orders[0] != orders[1]

@@ -390,7 +390,7 @@ def test_waiting_for_data_is_measured_and_said(
     source = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
 
     class Slow:
-        seq_length, epochs = source.seq_length, source.epochs
+        seq_length, sources = source.seq_length, source.sources
         is_first = True
 
         def fetch(self, sample_indices: np.ndarray) -> np.ndarray:

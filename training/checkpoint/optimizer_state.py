@@ -18,7 +18,7 @@ from torch import Tensor
 from models.layers.fp8_weights import forget_amax, kept_in_fp8
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.regions import Box
+from parallel.regions import Box, HeldTensor
 from training.checkpoint.model_state import enumerated, is_writer
 from training.checkpoint.state import JSON
 
@@ -39,6 +39,16 @@ class Slice(NamedTuple):
     """Not a copy that another instance of a distributed optimizer holds too."""
 
 
+class MainParam(NamedTuple):
+    """The fp32 weights that this rank updates for a parameter: a shard, a copy, or the parameter itself."""
+
+    tensor: Tensor
+    """Its ``grad`` is the reduced gradient, once ``prepare_gradients`` has run."""
+    is_shared: bool
+    is_main: bool
+    """Both as of ``Slice``."""
+
+
 def parts(optimizer: MegatronOptimizer) -> list[Any]:
     """The optimizers that do the work: mcore chains one for dense parameters and one for experts, say."""
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
@@ -57,10 +67,7 @@ def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) 
         if one.tensor not in slices:
             continue
         piece = slices[one.tensor]
-        if piece.is_shared:
-            writes = is_writer(number, one, ranks)
-        else:
-            writes = one.regions[0].is_original and piece.is_main
+        writes = owns(number, one, piece, ranks)
         for name, tensor in piece.tensors.items():
             start = one.start + piece.start
             found += [box for at in one.regions for box in at.boxes(f"{PREFIX}{name}.", tensor, start, writes)]
@@ -93,6 +100,25 @@ def held_slices(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, Slice]]:
         yield from _sharded(part) if isinstance(part, DistributedOptimizer) else _whole(part)
 
 
+def main_params(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, MainParam]]:
+    """(model parameter, what this rank updates for it), for each of which it updates any."""
+    for part in parts(optimizer):
+        if isinstance(part, DistributedOptimizer):
+            is_main = part.distributed_optimizer_instance_id == 0
+            for param, _ in _ranges(part):
+                group, order = part.model_param_group_index_map[param]
+                yield param, MainParam(part.optimizer.param_groups[group]["params"][order], False, is_main)
+        else:
+            copies = _copies(part)
+            mains = (main for group in part.optimizer.param_groups for main in group["params"])
+            yield from ((copies.get(main, main), MainParam(main, True, True)) for main in mains)
+
+
+def owns(number: int, one: HeldTensor, held: Slice | MainParam, ranks: Ranks) -> bool:
+    """Whether, of all ranks that hold the same of the ``number``-th parameter's state, this one saves and counts it."""
+    return is_writer(number, one, ranks) if held.is_shared else one.regions[0].is_original and held.is_main
+
+
 def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     is_main = part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
@@ -110,12 +136,16 @@ def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Any, Any]]:
 
 def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     """Without ZeRO-1: the fp32 weights are the model's own or, for fp16 and bf16, copies."""
-    models = [param for group in getattr(part, "float16_groups", []) for param in group]
-    copies = {param.main_param: param for param in models}
+    copies = _copies(part)
     for group in part.optimizer.param_groups:
         for main in group["params"]:
             tensors = _flat({"param": main, **part.optimizer.state[main]})
             yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True)
+
+
+def _copies(part: Any) -> dict[Tensor, Tensor]:
+    """fp32 weights -> the model's in 16 bits, of an optimizer without ZeRO-1."""
+    return {param.main_param: param for group in getattr(part, "float16_groups", []) for param in group}
 
 
 def _flat(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

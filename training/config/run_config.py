@@ -287,6 +287,16 @@ class LogConfig:
     log_interval: int = 10
     """Iterations between lines on the console and in metrics.jsonl."""
 
+    log_params_norm: bool = False
+    """Log the L2 norm of all weights: a pass over them per line."""
+
+    log_num_zeros_in_grad: bool = False
+    """Log how many elements of the gradient are 0: a pass over it per line."""
+
+    layer_stats_interval: int | None = None
+    """Iterations between lines that also have, block by block, norms of weights and gradients and the size of outputs;
+    a multiple of log_interval. None: never."""
+
     tensorboard: bool = True
     """Write TensorBoard events into run_dir/events."""
 
@@ -304,7 +314,14 @@ class LogConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        return [] if self.log_interval >= 1 else [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+        if self.log_interval < 1:
+            return [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+        every = self.layer_stats_interval
+        if every is not None and (every < 1 or every % self.log_interval):
+            return [
+                f"log.layer_stats_interval must be a multiple of log.log_interval, {self.log_interval}, found {every}."
+            ]
+        return []
 
 
 Section = (

@@ -68,9 +68,10 @@ class ExpertMeter:
         """The numbers since the last report, the same on every rank, by their key in metrics.jsonl.
 
         ``expert_load``: for each MoE block (``"3"``, ``"mtp.0"``), each expert's share of its kept assignments.
-        ``expert_load_max``: the fullest expert of all blocks, 1.0 being an even share. ``dropped_tokens``: share of
-        assignments that found their expert full. ``load_balancing_loss``, ``z_loss``: means over routers and
-        microbatches, without their coefficients. Nothing when no router ran.
+        ``expert_load_max``: the fullest expert of all blocks, 1.0 being an even share. ``dead_experts``: those of all
+        blocks without any assignment. ``dropped_tokens``: share of assignments that found their expert full.
+        ``load_balancing_loss``, ``z_loss``: means over routers and microbatches, without their coefficients. Nothing
+        when no router ran.
 
         Collective: one all-reduce of blocks x experts numbers over all ranks. Each holds other tokens or other blocks.
         """
@@ -81,6 +82,7 @@ class ExpertMeter:
         loads = assigned / assigned.sum(dim=1, keepdim=True).clamp(min=1)
         values: dict[str, Value] = {
             "expert_load": dict(zip(self.rows, loads.tolist(), strict=True)),
+            "dead_experts": int((assigned == 0).sum()),
             "expert_load_max": loads.max().item() * self.shape.num_moe_experts,
             "dropped_tokens": (asked - sum(flat)) / asked,
         }

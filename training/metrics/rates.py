@@ -81,6 +81,8 @@ class Rates:
     def _throughput(self, tokens_per_s: float) -> dict[str, float]:
         per_gpu = tokens_per_s / self.world_size
         values = {"tokens_per_s": tokens_per_s, "tokens_per_s_per_gpu": per_gpu}
+        if self.flops_per_token is not None:
+            values["tflops_per_gpu"] = per_gpu * self.flops_per_token / 1e12
         if self.peak_flops_per_gpu is not None:
             if self.flops_per_token is not None:
                 values["mfu"] = per_gpu * self.flops_per_token / self.peak_flops_per_gpu

@@ -1,13 +1,14 @@
 """The callback that turns steps into logged numbers. Measured on every rank, written by rank 0."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
-import torch
-import torch.distributed as dist
-
+from data.prepared import SourceProgress
 from parallel.groups import Ranks
 from training.loop import Callback
+from training.metrics.across_ranks import RankSensors, across_ranks
 from training.metrics.console import duration
 from training.metrics.meters import Meter
 from training.metrics.rates import Rates
@@ -30,12 +31,12 @@ class Recorder(Callback):
         sinks: Sinks | None,
         data_wait_s: Callable[[], float],
         meters: Sequence[Meter],
-        epochs: Callable[[], Mapping[str, float]] = dict,
+        sources: Callable[[], Mapping[str, SourceProgress]] = dict,
     ) -> None:
-        """epochs: how often each source of data has been gone through, by its name."""
+        """sources: how far each source of data has been read, by its name."""
         self.ranks, self.log_interval, self.train_iters, self.seq_length = ranks, log_interval, train_iters, seq_length
         self.rates, self.sinks, self.data_wait_s, self.meters = rates, sinks, data_wait_s, meters
-        self.epochs = epochs
+        self.sources, self.sensors = sources, RankSensors(ranks)
         self.waited_s, self.stalled_s, self.skipped, self.all_waited_s = 0.0, 0.0, 0, 0.0
         self.unwritten: StepResult | None = None
 
@@ -47,20 +48,15 @@ class Recorder(Callback):
         self.waited_s += self.data_wait_s()
         self.skipped += result.skipped
         self.unwritten = result
-        if (
-            progress.iteration == 1
-            or progress.iteration % self.log_interval == 0
-            or progress.iteration >= self.train_iters
-        ):
+        if is_logged(progress.iteration, self.log_interval, self.train_iters):
             self._write(progress, result)
         else:
             left = self.train_iters - progress.iteration
             self.ranks.show_progress(f"iteration {progress.iteration}/{self.train_iters}{self.rates.time_left(left)}")
 
     def _write(self, progress: Progress, result: StepResult) -> None:
-        self.waited_s = self._longest(self.waited_s)
-        self.all_waited_s += self.waited_s
-        measured = self._memory()  # by all ranks, as the meters
+        measured = across_ranks({"data_wait_s": self.waited_s, **self.sensors.read()}, self.ranks)
+        self.all_waited_s += cast(float, measured["data_wait_s"])
         for meter in self.meters:
             measured |= meter.report()
         if self.sinks is not None:
@@ -89,35 +85,27 @@ class Recorder(Callback):
 
     def _values(self, progress: Progress, result: StepResult) -> dict[str, Value]:
         values: dict[str, Value] = {
+            "time_s": time.time(),
             "loss": result.loss,
             "learning_rate": result.learning_rate,
+            "batch_size": result.samples,
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples * self.seq_length,
-            "data_wait_s": self.waited_s,
             "checkpoint_stall_s": self.stalled_s,
             "skipped": self.skipped,
         }
-        epochs = self.epochs()
-        values |= {"epoch" if len(epochs) == 1 else f"epoch/{name}": epoch for name, epoch in epochs.items()}
+        sources = self.sources()
+        for name, read in sources.items():
+            values["epoch" if len(sources) == 1 else f"epoch/{name}"] = read.epochs
+            if len(sources) > 1:
+                values[f"tokens/{name}"] = read.samples * self.seq_length
         if result.grad_norm is not None:
             values["grad_norm"] = result.grad_norm
         if result.loss_scale != 1.0:
             values["loss_scale"] = result.loss_scale
         return values | self.rates.report(self.train_iters - progress.iteration)
 
-    def _longest(self, seconds: float) -> float:
-        """Of all ranks: the others wait for the one that waits for its data. A small reduction per line."""
-        mine = torch.tensor([seconds], dtype=torch.float64, device=self.ranks.device)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-        return mine.item()
 
-    def _memory(self) -> dict[str, Value]:
-        """The largest peak over ranks, in GiB, and whose it is; only a GPU knows. Two small reductions per line."""
-        if self.ranks.device.type != "cuda":
-            return {}
-        mine = torch.tensor([torch.cuda.max_memory_allocated() / 2**30], dtype=torch.float64, device=self.ranks.device)
-        largest = mine.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        holder = torch.tensor([self.ranks.rank if mine.item() == largest.item() else -1], device=self.ranks.device)
-        dist.all_reduce(holder, op=dist.ReduceOp.MAX)
-        return {"memory_gib": largest.item(), "memory_rank": int(holder.item())}
+def is_logged(iteration: int, log_interval: int, train_iters: int) -> bool:
+    """Whether this iteration has a line: the first, every ``log_interval``-th, and the last one."""
+    return iteration == 1 or iteration % log_interval == 0 or iteration >= train_iters

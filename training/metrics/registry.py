@@ -1,6 +1,6 @@
 """Every metric of a run: its unit, how values become one, and what it means. docs/metrics.md is generated from it.
 
-A name with a ``*`` stands for several: of a data source, a block, a task. No torch here: tools and documents read it.
+A name with a ``*`` stands for several: of a data source, a block, a task. Tools and documents read it, too.
 """
 
 import re
@@ -26,7 +26,7 @@ class Metric:
     megatron: str = ""
     """Megatron-LM's name of the same curve in TensorBoard, for ``log.names``; empty where it has none."""
     megatron_scale: float = 1.0
-    """Megatron-LM's unit is so many of ours."""
+    """Its unit, in the unit here."""
 
 
 def _metric(
@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = dict([
     _metric("eta_s", "s", "last", "median of recent iterations x the iterations that remain"),
     _metric("memory_gib", "GiB", "max", "largest peak of torch's allocator over all ranks; GPUs only", "mem-max-allocated-bytes", GIB),
     _metric("memory_rank", "", "last", "the rank that holds it"),
-    _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process"),
+    _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process, what forked ranks share included"),
     _metric("host_memory_available_gib", "GiB", "min", "memory that the fullest node can still give (MemAvailable, or its cgroup's limit)"),
     _metric("data_wait_s", "s", "max", "how long the slowest rank waited for data since the last line"),
     _metric("checkpoint_stall_s", "s", "sum", "how long training stood still for saves since the last line"),
@@ -72,13 +72,14 @@ METRICS: dict[str, Metric] = dict([
     _metric("zeros_in_grad", "", "last", "how many elements of the gradient are 0; with `log.log_num_zeros_in_grad`", "num-zeros"),
     _metric("layer_param_norm", "", "last", "L2 norm of each block's weights, every `log.layer_stats_interval` iterations: a table"),
     _metric("layer_grad_norm", "", "last", "the same of each block's gradient, before clipping"),
-    _metric("layer_output_rms", "", "mean", "root mean square of what each block adds to the residual stream and hands on: its output"),
+    _metric("layer_output_rms", "", "mean", "root mean square of the residual stream after each block, with them"),
     _metric("layer_output_max", "", "max", "largest absolute value of the same"),
     _metric("gpu_utilization", "", "mean", "share of the time in which a kernel ran, by NVML, over all GPUs"),
     _metric("gpu_sm_clock_mhz", "MHz", "min", "clock of the slowest GPU"),
-    _metric("gpu_throttled", "", "mean", "share of GPUs that NVML reports to be slowed down by heat or power"),
+    _metric("gpu_throttled", "", "mean", "share of GPUs that heat or a power brake slows down when the line is written"),
+    _metric("gpu_power_capped", "", "mean", "share of GPUs at their power limit, as dense matrix products lead to"),
     _metric("gpu_power_w", "W", "mean", "power that a GPU draws", "power/gpu"),
-    _metric("gpu_energy_j", "J", "mean", "energy of a GPU per iteration", "iter-energy/gpu"),
+    _metric("gpu_energy_j", "J", "mean", "energy that a GPU has used since the last line"),
     _metric("gpu_temperature_c", "°C", "max", "of the hottest GPU"),
     _metric("gpu_temperature_rank", "", "last", "the rank that it belongs to"),
     _metric("network_sent_gib", "GiB", "sum", "sent by all nodes since the last line: InfiniBand ports, else interfaces other than loopback"),

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 Number = float | int
-Value = Number | Sequence[Number] | Mapping[str, Sequence[Number]]
-"""A number, one for each MTP depth, or one for each expert of each block."""
+Value = Number | Sequence[Number] | Mapping[str, Number] | Mapping[str, Sequence[Number]]
+"""A number, one for each MTP depth, one for each block, or one for each expert of each block."""
 Values = Mapping[str, Value]
 """By key of metrics.jsonl (docs/metrics.md)."""
 
+NO_CURVES = {"time_s"}
+"""What a line has for its readers: sinks that draw curves keep the time themselves."""
 PARTS = {"mtp_loss": "depth", "expert_load": "expert"}
 """Key of metrics.jsonl -> what the entries of its sequences are."""
 
@@ -22,12 +24,15 @@ def curves(values: Values, max_experts: int) -> Iterator[tuple[str, Number]]:
         if isinstance(value, Mapping):
             for block, loads in value.items():
                 where = f"block_{block}" if block.isdecimal() else block
+                if not isinstance(loads, Sequence):
+                    yield f"{name}/{where}", loads
+                    continue
                 yield f"{name}_max/{where}", max(loads) * len(loads)
                 if len(loads) <= max_experts:
                     yield from _each(f"{name}/{where}/{PARTS[name]}", loads)
         elif isinstance(value, Sequence):
             yield from _each(f"{name}/{PARTS[name]}", value)
-        else:
+        elif name not in NO_CURVES:
             yield name, value
 
 

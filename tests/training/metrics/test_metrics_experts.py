@@ -36,7 +36,8 @@ SOME_DENSE = ["--model.moe_layer_freq", "[0,1,1,1]"]
 BALANCED = ["--model.moe_router_load_balancing_type", "aux_loss", "--model.moe_aux_loss_coeff", "0.05",
             "--model.moe_z_loss_coeff", "1e-3"]  # fmt: skip
 TWO_DEPTHS = ["--model.mtp_num_layers", "2"]
-ALL = [*SHORT, *EXPERTS, *SOME_DENSE, *BALANCED, *TWO_DEPTHS]
+STATS = ["--log.log_params_norm", "True", "--log.log_num_zeros_in_grad", "True", "--log.layer_stats_interval", "2"]
+ALL = [*SHORT, *EXPERTS, *SOME_DENSE, *BALANCED, *TWO_DEPTHS, *STATS]
 # The bias decides alone which experts a token gets: sigmoid scores lie between 0 and 1.
 BIASED = ["--model.moe_router_score_function", "sigmoid", "--model.moe_router_enable_expert_bias", "True"]
 TENSOR = "--parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel True"
@@ -45,7 +46,9 @@ LAYOUTS = {
     "tp2sp": TENSOR + " --parallel.expert_model_parallel_size 2 --parallel.expert_tensor_parallel_size 1",
     "cp2": "--parallel.context_parallel_size 2",
     "pp2": "--parallel.pipeline_model_parallel_size 2",
+    "zero3": "--parallel.data_parallel_sharding_strategy optim_grads_params",
 }
+LAYER_STATS = ("layer_param_norm", "layer_grad_norm", "layer_output_rms", "layer_output_max")
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,21 @@ def test_every_layout_measures_the_same(
             assert found[name] == expected[name]
         for name in ("load_balancing_loss", "z_loss", "mtp_loss"):
             assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+        for name in ("param_norm", "zeros_in_grad"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+    for name in LAYER_STATS:
+        assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+def test_blocks_add_up_to_the_whole_model(reference: list[dict[str, Any]]) -> None:
+    first, last = reference
+    assert "param_norm" in first and not first.keys() & {*LAYER_STATS}
+    blocks = ["embedding", "0", "1", "2", "3", "mtp.0", "mtp.1", "output"]
+    for table, total in (("layer_param_norm", "param_norm"), ("layer_grad_norm", "grad_norm")):
+        assert list(last[table]) == blocks
+        assert math.hypot(*last[table].values()) == pytest.approx(last[total], rel=1e-6)
+    assert 0 < last["layer_output_rms"]["3"] < last["layer_output_max"]["3"]
+    assert last["zeros_in_grad"] > 0  # rows of the vocabulary that no sample has
 
 
 @pytest.mark.parametrize(
@@ -153,6 +171,7 @@ def see_known_routing(trial: Trial) -> None:
             "mtp.1": [0, 0, 0.5, 0.5],
         },
         "expert_load_max": 2.0,
+        "dead_experts": 10,
         "dropped_tokens": 0.0,
     }
 
