@@ -20,6 +20,8 @@ from tests.gpu_path.trainings import Training, WarmDevice, warm_device
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = "tests.gpu_path.step_record"
 WEIGHTS_IN_FP8 = "te_fp8_param_gather_dp2overlap_debug"
+MORE_LAUNCHES = 389
+"""Of a rank of debug: norms of weight and gradient, zeros, and their sums; of each output, norm and maximum."""
 BEHIND = ["0 ranges of host memory are still registered", "devices of other ranks in use: none"]
 
 
@@ -79,6 +81,26 @@ def campaign(*values: str) -> object:
 )
 def test_a_step_asks_for_what_is_written(device: WarmDevice, tmp_path: Path, layout: str, shape: str) -> None:
     compare(record(device, tmp_path, layout, shape), f"{layout}_{shape}")
+
+
+def test_norms_and_block_outputs_launch_kernels_and_wait_for_nothing(device: WarmDevice, tmp_path: Path) -> None:
+    """In a step whose line has all of them: the same copies, waits and collectives; those of the line come after it."""
+    flags = ["--log.log_params_norm", "True", "--log.log_num_zeros_in_grad", "True", "--log.layer_stats_interval", "1"]
+    found = record(device, tmp_path, "dp2overlap", "debug", flags=["--log.log_interval", "1", *flags])
+    assert without_launches(found) == without_launches((GOLDEN / "dp2overlap_debug.txt").read_text())
+    more = launches(found) - launches((GOLDEN / "dp2overlap_debug.txt").read_text())
+    assert more == MORE_LAUNCHES
+
+
+def launches(text: str) -> int:
+    """Of the first rank."""
+    found = re.search(r"(\d+) LAUNCHES", text)
+    assert found
+    return int(found[1])
+
+
+def without_launches(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.endswith(" LAUNCHES")]
 
 
 @pytest.mark.campaign
