@@ -31,7 +31,7 @@ from training.metrics.meters import Meter, model_meters
 from training.metrics.parameter_stats import Due, ParameterStats
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder, is_logged
-from training.metrics.sinks import open_sinks
+from training.metrics.sinks import RunFacts, open_sinks
 from training.progress import Progress
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
@@ -194,10 +194,13 @@ def build_recorder(
     )
     sinks = None
     if ranks.rank == 0:
-        values, iterations = dataclasses.asdict(config), config.train.train_iters
-        sinks = open_sinks(
-            run.run_dir, config.log, values, iterations, progress.iteration, ranks.say, run.heartbeat.beat
+        facts = RunFacts(
+            train_iters=config.train.train_iters,
+            resumed_iteration=progress.iteration,
+            world_size=ranks.layout.world_size,
+            config=dataclasses.asdict(config),
         )
+        sinks = open_sinks(run.run_dir, config.log, facts, ranks.say, run.heartbeat.beat)
     return Recorder(
         ranks,
         config.log.log_interval,

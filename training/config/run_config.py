@@ -43,6 +43,7 @@ from training.config.incompatible import (
 )
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
 from training.config.ranges import range_problems
+from training.config.sink_addresses import sink_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
 
@@ -309,19 +310,40 @@ class LogConfig:
     wandb_name: str | None = None
     """Name that the run appears under. None: the run folder's name."""
 
+    mlflow: str = "off"
+    """MLflow: "offline" (a file store in run_dir/mlflow) or a tracking URI, such as http://host:5000. User and password
+    come from the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)."""
+
+    mlflow_experiment: str = "triplane"
+    """Experiment that the run, named after its folder, appears under."""
+
+    prometheus: Literal["off", "textfile", "endpoint"] = "textfile"
+    """run_dir/metrics.prom, for node_exporter's textfile collector; or that and an endpoint on rank 0's node."""
+
+    prometheus_address: str = "127.0.0.1"
+    """Where the endpoint listens. It asks for no password: whoever reaches another address than loopback's reads it."""
+
+    prometheus_port: int = 9464
+    """The endpoint's port. 0: a free one, which the console names."""
+
+    names: Literal["triplane", "megatron"] = "triplane"
+    """Of curves in TensorBoard, wandb and MLflow: metrics.jsonl's keys, or Megatron-LM's names and units where it has
+    them, for dashboards that were made for it."""
+
     ranks: Literal["node", "all"] = "node"
     """One log file per node, or one per rank. The rank that failed first always gets a file of its own."""
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        if self.log_interval < 1:
-            return [f"log.log_interval must be 1 or more, found {self.log_interval}."]
+        found = []
         every = self.layer_stats_interval
-        if every is not None and (every < 1 or every % self.log_interval):
-            return [
+        if self.log_interval < 1:
+            found.append(f"log.log_interval must be 1 or more, found {self.log_interval}.")
+        elif every is not None and (every < 1 or every % self.log_interval):
+            found.append(
                 f"log.layer_stats_interval must be a multiple of log.log_interval, {self.log_interval}, found {every}."
-            ]
-        return []
+            )
+        return found + sink_problems(self.mlflow, self.prometheus_address, self.prometheus_port)
 
 
 Section = (

@@ -10,6 +10,8 @@ from functools import cache
 from typing import Literal
 
 Reduction = Literal["last", "mean", "sum", "max", "min"]
+Counter = Literal["", "total", "increments"]
+"""Since the run began; or since the line before."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -24,18 +26,24 @@ class Metric:
     """How the values of ranks, and of the iterations since the last line, become one. last: the same on every rank."""
     meaning: str
     megatron: str = ""
-    """Megatron-LM's name of the same curve in TensorBoard, for ``log.names``; empty where it has none."""
+    """Megatron-LM's name of the same curve in TensorBoard, for ``log.names``; empty where it has none; with name's ``*``."""
     megatron_scale: float = 1.0
-    """Its unit, in the unit here."""
+    """A value times this is in Megatron-LM's unit."""
+    opentelemetry: str = ""
+    """Its name for the same, with attributes: ``system.network.io{network.io.direction=receive}``; empty where its
+    semantic conventions have none."""
+    counter: Counter = ""
+    """Whether Prometheus gets a counter, and what a line has of it. Empty: a gauge."""
 
 
 def _metric(
-    name: str, unit: str, reduce: Reduction, meaning: str, megatron: str = "", scale: float = 1.0
+    name: str, unit: str, reduce: Reduction, meaning: str, megatron: str = "", scale: float = 1.0, *, otel: str = "",
+    counter: Counter = "",
 ) -> tuple[str, Metric]:
-    one = Metric(
-        name=name, unit=unit, reduce=reduce, meaning=meaning, megatron=megatron, megatron_scale=scale
+    return name, Metric(
+        name=name, unit=unit, reduce=reduce, meaning=meaning, megatron=megatron, megatron_scale=scale,
+        opentelemetry=otel, counter=counter,
     )  # fmt: skip
-    return name, one
 
 
 LOSS, GIB = "nats per token", 2**30
@@ -49,12 +57,12 @@ METRICS: dict[str, Metric] = dict([
     _metric("learning_rate", "", "last", "of this iteration", "learning-rate"),
     _metric("batch_size", "samples", "last", "of this iteration's global batch", "batch-size"),
     _metric("loss_scale", "", "last", "of fp16; absent where it is 1", "loss-scale"),
-    _metric("skipped", "updates", "sum", "updates since the last line that did not happen: overflow, NaN or Inf, a spike"),
-    _metric("consumed_samples", "samples", "last", "since the run began, over all starts"),
-    _metric("consumed_tokens", "tokens", "last", "consumed_samples x seq_length"),
+    _metric("skipped", "updates", "sum", "updates since the last line that did not happen: overflow, NaN or Inf, a spike", counter="increments"),
+    _metric("consumed_samples", "samples", "last", "since the run began, over all starts", counter="total"),
+    _metric("consumed_tokens", "tokens", "last", "consumed_samples x seq_length", counter="total"),
     _metric("epoch", "", "last", "how often the data has been read"),
     _metric("epoch/*", "", "last", "the same of each source, where there are several"),
-    _metric("tokens/*", "tokens", "last", "consumed_tokens of each source, where there are several"),
+    _metric("tokens/*", "tokens", "last", "consumed_tokens of each source, where there are several", counter="total"),
     _metric("iteration_s", "s", "mean", "duration of the iterations since the last line, without evaluation and saving", "iteration-time"),
     _metric("tokens_per_s", "tokens/s", "mean", "unmasked tokens over time; the first 2 iterations of a start do not count"),
     _metric("tokens_per_s_per_gpu", "tokens/s", "mean", "the same, divided by the world size"),
@@ -64,27 +72,27 @@ METRICS: dict[str, Metric] = dict([
     _metric("eta_s", "s", "last", "median of recent iterations x the iterations that remain"),
     _metric("memory_gib", "GiB", "max", "largest peak of torch's allocator over all ranks; GPUs only", "mem-max-allocated-bytes", GIB),
     _metric("memory_rank", "", "last", "the rank that holds it"),
-    _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process, what forked ranks share included"),
-    _metric("host_memory_available_gib", "GiB", "min", "memory that the fullest node can still give (MemAvailable, or its cgroup's limit)"),
+    _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process, what forked ranks share included", otel="process.memory.usage"),
+    _metric("host_memory_available_gib", "GiB", "min", "memory that the fullest node can still give (MemAvailable, or its cgroup's limit)", otel="system.memory.linux.available"),
     _metric("data_wait_s", "s", "max", "how long the slowest rank waited for data since the last line"),
-    _metric("checkpoint_stall_s", "s", "sum", "how long training stood still for saves since the last line"),
+    _metric("checkpoint_stall_s", "s", "sum", "how long training stood still for saves since the last line", counter="increments"),
     _metric("param_norm", "", "last", "L2 norm of all weights, in fp32, before the update; with `log.log_params_norm`", "params-norm"),
     _metric("zeros_in_grad", "", "last", "how many elements of the gradient are 0; with `log.log_num_zeros_in_grad`", "num-zeros"),
     _metric("layer_param_norm", "", "last", "L2 norm of each block's weights, every `log.layer_stats_interval` iterations: a table"),
     _metric("layer_grad_norm", "", "last", "the same of each block's gradient, before clipping"),
     _metric("layer_output_rms", "", "mean", "root mean square of the residual stream after each block, with them"),
     _metric("layer_output_max", "", "max", "largest absolute value of the same"),
-    _metric("gpu_utilization", "", "mean", "share of the time in which a kernel ran, by NVML, over all GPUs"),
+    _metric("gpu_utilization", "", "mean", "share of the time in which a kernel ran, by NVML, over all GPUs", otel="hw.gpu.utilization{hw.type=gpu}"),
     _metric("gpu_sm_clock_mhz", "MHz", "min", "clock of the slowest GPU"),
     _metric("gpu_throttled", "", "mean", "share of GPUs that heat or a power brake slows down when the line is written"),
     _metric("gpu_power_capped", "", "mean", "share of GPUs at their power limit, as dense matrix products lead to"),
-    _metric("gpu_power_w", "W", "mean", "power that a GPU draws", "power/gpu"),
-    _metric("gpu_energy_j", "J", "mean", "energy that a GPU has used since the last line"),
-    _metric("gpu_temperature_c", "°C", "max", "of the hottest GPU"),
+    _metric("gpu_power_w", "W", "mean", "power that a GPU draws", "power/gpu", otel="hw.power{hw.type=gpu}"),
+    _metric("gpu_energy_j", "J", "mean", "energy that a GPU has used since the last line", otel="hw.energy{hw.type=gpu}", counter="increments"),
+    _metric("gpu_temperature_c", "°C", "max", "of the hottest GPU", otel="hw.temperature{hw.type=gpu}"),
     _metric("gpu_temperature_rank", "", "last", "the rank that it belongs to"),
-    _metric("network_sent_gib", "GiB", "sum", "sent by all nodes since the last line: InfiniBand ports, else interfaces other than loopback"),
-    _metric("network_received_gib", "GiB", "sum", "received by them"),
-    _metric("network_errors", "", "sum", "errors that ports or interfaces counted since the last line"),
+    _metric("network_sent_gib", "GiB", "sum", "sent by all nodes since the last line: InfiniBand ports, else interfaces other than loopback", otel="system.network.io{network.io.direction=transmit}", counter="increments"),
+    _metric("network_received_gib", "GiB", "sum", "received by them", otel="system.network.io{network.io.direction=receive}", counter="increments"),
+    _metric("network_errors", "", "sum", "errors that ports or interfaces counted since the last line", otel="system.network.errors", counter="increments"),
     _metric("mtp_loss", LOSS, "mean", "for each depth of multi-token prediction, unweighted: a list"),
     _metric("expert_load", "", "mean", "for each block with experts, each expert's share of the assignments: a table of lists"),
     _metric("expert_load_max", "", "max", "the fullest expert of all blocks; 1 is an even share"),

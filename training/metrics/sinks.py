@@ -1,7 +1,7 @@
 """Where a logged iteration's numbers go. Opened and written on rank 0 only."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink
+from training.metrics.megatron_names import Names
+from training.metrics.mlflow import MlflowSink
+from training.metrics.prometheus import PrometheusSink, RunCollector
 from training.metrics.tensorboard import TensorBoardSink
 from training.metrics.values import Values
 from training.metrics.wandb import WandbSink
@@ -30,6 +33,8 @@ class LogSettings(Protocol):
     """What is read of the configuration's ``log`` section."""
 
     @property
+    def names(self) -> Names: ...
+    @property
     def tensorboard(self) -> bool: ...
     @property
     def wandb(self) -> Literal["off", "offline", "online"]: ...
@@ -37,6 +42,28 @@ class LogSettings(Protocol):
     def wandb_project(self) -> str: ...
     @property
     def wandb_name(self) -> str | None: ...
+    @property
+    def mlflow(self) -> str: ...
+    @property
+    def mlflow_experiment(self) -> str: ...
+    @property
+    def prometheus(self) -> Literal["off", "textfile", "endpoint"]: ...
+    @property
+    def prometheus_address(self) -> str: ...
+    @property
+    def prometheus_port(self) -> int: ...
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RunFacts:
+    """What sinks need to know of a run."""
+
+    train_iters: int
+    resumed_iteration: int = 0
+    """The last iteration that was restored, 0 at a fresh start."""
+    world_size: int = 1
+    config: Mapping[str, object] = field(default_factory=dict)
+    """The resolved sections as plain dicts; services get it redacted."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -51,7 +78,10 @@ class Sinks:
             sink.write(iteration, values)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Close every sink; those in the background side by side."""
+        for sink in self.sinks:
+            if isinstance(sink, BackgroundSink):
+                sink.end()
         for sink in self.sinks:
             sink.close()
 
@@ -59,28 +89,43 @@ class Sinks:
 def open_sinks(
     run_dir: Path,
     log: LogSettings,
-    config: Mapping[str, object],
-    train_iters: int,
-    resumed_iteration: int,
+    facts: RunFacts,
     console: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
 ) -> Sinks:
     """The sinks that ``log`` asks for, in ``run_dir``, which must exist; for rank 0 only.
 
-    ``config`` (the resolved sections as plain dicts) goes to wandb, redacted. ``resumed_iteration`` is the
-    last iteration that was restored, 0 at a fresh start. ``console`` prints one line, from other threads too; ``beat``
-    is called while the end waits for uploads. Raises OSError where metrics.jsonl cannot be opened. Nothing that fails
-    later ends training, and TensorBoard and wandb cannot delay it.
+    ``console`` prints one line, from other threads too; ``beat`` is called while the end waits for uploads. Raises
+    OSError where metrics.jsonl cannot be opened. Nothing that fails later ends training, and what is in the background
+    cannot delay it.
     """
-    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", console), ConsoleSink(console, train_iters)]
-    if log.tensorboard:
-        events = run_dir / "events"
-        sinks.append(
-            BackgroundSink("TensorBoard", lambda: TensorBoardSink(events, resumed_iteration), console, beat=beat)
-        )
-    mode = log.wandb
-    if mode != "off":
-        project, name = log.wandb_project, log.wandb_name
-        upload = partial(WandbSink, run_dir, mode, project, name, config, console)
-        sinks.append(BackgroundSink("wandb", upload, console, beat=beat))
+    sinks: list[Sink] = [JsonlSink(run_dir / "metrics.jsonl", console), ConsoleSink(console, facts.train_iters)]
+    for name, open_inner in in_background(run_dir, log, facts, console):
+        sinks.append(BackgroundSink(name, open_inner, console, beat=beat))
     return Sinks(sinks=tuple(sinks))
+
+
+def in_background(
+    run_dir: Path, log: LogSettings, facts: RunFacts, console: Callable[[str], None]
+) -> Iterator[tuple[str, Callable[[], Sink]]]:
+    """Name and opener of each sink that may be slow, hang or fail."""
+    if log.tensorboard:
+        yield "TensorBoard", partial(TensorBoardSink, run_dir / "events", facts.resumed_iteration, log.names)
+    if (mode := log.wandb) != "off":
+        yield (
+            "wandb",
+            partial(WandbSink, run_dir, mode, log.wandb_project, log.wandb_name, facts.config, log.names, console),
+        )
+    if log.mlflow != "off":
+        yield (
+            "MLflow",
+            partial(
+                MlflowSink, run_dir, log.mlflow, log.mlflow_experiment, facts.config, log.names,
+                facts.train_iters, facts.resumed_iteration, console,
+            ),
+        )  # fmt: skip
+    if log.prometheus != "off":
+        endpoint = (log.prometheus_address, log.prometheus_port) if log.prometheus == "endpoint" else None
+        name = run_dir.resolve().name
+        collector = RunCollector(name, facts.world_size, facts.train_iters, facts.resumed_iteration)
+        yield "Prometheus", partial(PrometheusSink, run_dir, collector, endpoint, console)

@@ -8,7 +8,10 @@ from typing import Literal
 
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
-from training.metrics.values import Values, curves
+from training.metrics.drawn import DrawnCurves
+from training.metrics.megatron_names import Names, named_curves
+from training.metrics.redaction import redacted
+from training.metrics.values import Values
 
 INIT_TIMEOUT_S = 60.0
 FINISH_TIMEOUT_S = 30.0
@@ -29,6 +32,7 @@ class WandbSink:
         project: str,
         name: str | None,
         config: Mapping[str, object],
+        names: Names,
         say: Callable[[str], None],
     ) -> None:
         """Start or continue the run. ``name`` None: the folder's name. ``config`` is handed over redacted.
@@ -49,10 +53,12 @@ class WandbSink:
         # Without a key, init() would ask for one on the terminal and wait for ever.
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise RuntimeError("no API key: set WANDB_API_KEY, run `wandb login` or use --log.wandb offline")
+        run_id = stable_id(run_dir / "wandb_id")
+        self._names, self._drawn = names, DrawnCurves(run_dir / "wandb_drawn.json", run_id)
         self._run = wandb.init(
             project=project,
             name=name or run_dir.resolve().name,
-            id=stable_id(run_dir / "wandb_id"),
+            id=run_id,
             resume="allow",
             mode=mode,
             config=redacted(config),
@@ -62,11 +68,12 @@ class WandbSink:
         say(f"wandb: {where}")
 
     def write(self, iteration: int, values: Values) -> None:
-        """Log ``values`` at ``iteration``. wandb drops those that its chart has: curves do not double.
+        """Log ``values`` at ``iteration``, but for points that the chart has.
 
         Of experts, each block's fullest only: wandb draws a panel per name.
         """
-        self._run.log(dict(curves(values, max_experts=0)), step=iteration)
+        if points := self._drawn.fresh(iteration, named_curves(values, 0, self._names)):
+            self._run.log(points, step=iteration)
 
     def close(self) -> None:
         """Wait until the data is sent, at most ``FINISH_TIMEOUT_S``."""
@@ -80,30 +87,3 @@ def stable_id(path: Path) -> str:
     fresh = uuid.uuid4().hex[:16]
     replace_file(path, f"{fresh}\n".encode(), durable=False)
     return fresh
-
-
-REDACTED = "[redacted]"
-
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|(?i:secret|password|(?:keys?|token)$)")
-"""Upper-case names, as environments have them, are taken broadly. Lower-case ones must end in ``key`` or
-``token``: else ``tokenizer`` and ``moe_token_dispatcher_type`` would be hidden."""
-
-ASSIGNMENT = re.compile(r"\s*([\w.-]+)\s*=")
-
-
-def redacted(config: Mapping[str, object]) -> dict[str, object]:
-    """A copy of ``config`` in which the value under every name that looks like a secret's is ``[redacted]``.
-
-    Sections and lists are searched too, and so are ``name=value`` strings (those of ``model.megatron``).
-    """
-    return {name: REDACTED if SECRET_NAME.search(name) else _cleaned(value) for name, value in config.items()}
-
-
-def _cleaned(value: object) -> object:
-    if isinstance(value, Mapping):
-        return redacted(value)
-    if isinstance(value, list | tuple):
-        return [_cleaned(item) for item in value]
-    if isinstance(value, str) and (match := ASSIGNMENT.match(value)) and SECRET_NAME.search(match[1]):
-        return f"{match[1]}={REDACTED}"
-    return value

@@ -8,32 +8,26 @@ import sys
 import threading
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from parallel.errors import UserError
+from training.config.run_config import LogConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.rates import Rates
-from training.metrics.sinks import open_sinks
-from training.metrics.wandb import REDACTED, redacted, stable_id
+from training.metrics.redaction import REDACTED, redacted
+from training.metrics.sinks import RunFacts, open_sinks
+from training.metrics.wandb import stable_id
 
 REPO = Path(__file__).parents[3]
 CANARY = "canary0123456789abcdef0123456789abcdef01"
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Log:
-    """Stands in for the configuration's ``log`` section."""
-
-    tensorboard: bool = False
-    wandb: Literal["off", "offline", "online"] = "off"
-    wandb_project: str = "triplane"
-    wandb_name: str | None = None
+Log = partial(LogConfig, tensorboard=False, prometheus="off")
 
 
 def run_with_wandb(folder: Path, program: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -353,7 +347,7 @@ def test_wandb_that_fails_does_not_stop_the_other_sinks(tmp_path: Path, monkeypa
     fake = types.SimpleNamespace(init=init, Settings=dict, setup=lambda _: None, login=lambda **_: True)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     said: list[str] = []
-    sinks = open_sinks(tmp_path, Log(wandb="online"), {}, 3, 0, said.append)
+    sinks = open_sinks(tmp_path, Log(wandb="online"), RunFacts(train_iters=3), said.append)
     for iteration in (1, 2, 3):
         sinks.write(iteration, {"loss": 1.0})
     sinks.close()
@@ -368,7 +362,7 @@ KEYLESS = """
 import sys
 from pathlib import Path
 from training.metrics.wandb import WandbSink
-WandbSink(Path(sys.argv[1]), "online", "triplane", None, {}, print)
+WandbSink(Path(sys.argv[1]), "online", "triplane", None, {}, "triplane", print)
 """
 
 
@@ -392,7 +386,7 @@ def curve(folder: Path, name: str) -> list[tuple[int, float]]:
 def test_tensorboard_curve_does_not_double_after_a_resume(tmp_path: Path, resumed_iteration: int) -> None:
     attempts = ((0, [1, 2, 3, 4], 8.0), (resumed_iteration, list(range(resumed_iteration + 1, 6)), 16.0))
     for restored, iterations, loss in attempts:
-        sinks = open_sinks(tmp_path, Log(tensorboard=True), {}, 5, restored, ignore)
+        sinks = open_sinks(tmp_path, Log(tensorboard=True), RunFacts(train_iters=5, resumed_iteration=restored), ignore)
         for iteration in iterations:
             sinks.write(iteration, {"loss": loss})
         sinks.close()
@@ -407,11 +401,12 @@ OFFLINE_RUN = """
 import sys
 from pathlib import Path
 from tests.training.metrics.test_metrics import Log
-from training.metrics.sinks import open_sinks
+from training.metrics.sinks import RunFacts, open_sinks
 run_dir, secret = Path(sys.argv[1]), Path(sys.argv[2]).read_text()
 for restored in (0, 1):
     config = {"train": {"seed": 1}, "hub_token": secret, "model": {"megatron": ["api_key=" + secret]}}
-    sinks = open_sinks(run_dir, Log(wandb="offline", tensorboard=True), config, 3, restored, print)
+    facts = RunFacts(train_iters=3, resumed_iteration=restored, config=config)
+    sinks = open_sinks(run_dir, Log(wandb="offline", tensorboard=True), facts, print)
     sinks.write(restored + 1, {"loss": 2.5})
     sinks.close()
 """
@@ -494,7 +489,7 @@ def test_sinks_and_rates_import_no_torch() -> None:
 
 @pytest.mark.parametrize("tensorboard", [True, False])
 def test_only_the_sinks_asked_for_leave_files(tmp_path: Path, tensorboard: bool) -> None:
-    sinks = open_sinks(tmp_path, Log(tensorboard=tensorboard), {}, 3, 0, ignore)
+    sinks = open_sinks(tmp_path, Log(tensorboard=tensorboard), RunFacts(train_iters=3), ignore)
     sinks.write(1, {"loss": 1.0})
     sinks.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events"] * tensorboard + ["metrics.jsonl"]

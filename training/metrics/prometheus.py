@@ -1,0 +1,172 @@
+"""Prometheus: a run's newest numbers in ``metrics.prom``, for node_exporter's textfile collector, or at an endpoint."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from parallel.durable import replace_file
+from training.metrics.prometheus_names import Family, family, help_text
+from training.metrics.registry import METRICS, Metric, find
+from training.metrics.values import NO_CURVES, Number, Value, Values
+
+TEXTFILE = "metrics.prom"
+State = Literal["running", "done", "stopped"]
+STATES: tuple[State, ...] = ("running", "done", "stopped")
+OF_THE_RUN = {
+    "triplane_world_size": "ranks of the run",
+    "triplane_train_iters": "iterations at which the run is done",
+    "triplane_last_iteration_timestamp_seconds": "when the last training line was written, or this start began",
+    "triplane_run_state": "1 for what the run does: running, done, or stopped before its last iteration",
+}
+"""Families beside those of the registry, and what they mean. All have the label ``run``."""
+RECORDED = Metric(name="recorded", unit="", reduce="last", meaning="what metrics.record was given under this name")
+"""Of the user's own metrics, by the label ``name``."""
+DEPTHS = {"mtp_loss": "depth"}
+"""Key whose value is a list -> the label of its entries."""
+BLOCK_MAX = "_block_max"
+
+Labels = tuple[tuple[str, str], ...]
+Series = tuple[str, Labels]
+"""A family's name, and the labels of one of its samples."""
+
+
+class RunCollector:
+    """A run's families and samples, for prometheus_client. One thread writes it, those of scrapes read it."""
+
+    def __init__(self, run: str, world_size: int, train_iters: int, iteration: int) -> None:
+        """``run``: a label of every sample. ``iteration``: the last one that was restored, or 0."""
+        self.run, self.train_iters, self.iteration = run, train_iters, iteration
+        self._families: dict[str, tuple[Family, str]] = {
+            name: (Family(name=name), text) for name, text in OF_THE_RUN.items()
+        }
+        self._samples: dict[Series, float] = {
+            ("triplane_world_size", ()): world_size,
+            ("triplane_train_iters", ()): train_iters,
+            ("triplane_last_iteration_timestamp_seconds", ()): time.time(),
+        }
+        self.enter("running")
+
+    def enter(self, state: State) -> None:
+        """What the run does from here on."""
+        self._samples |= {("triplane_run_state", (("state", one),)): float(one == state) for one in STATES}
+
+    def take(self, iteration: int, values: Values) -> None:
+        """The numbers of a line; what it lacks stays as it was."""
+        samples = dict(self._samples)
+        if "loss" in values:  # else a line of an evaluation
+            self.iteration = iteration
+            self._add(samples, "iteration", iteration)
+            written_s = values.get("time_s", time.time())
+            assert isinstance(written_s, float | int)
+            samples["triplane_last_iteration_timestamp_seconds", ()] = written_s
+        for name, value in values.items():
+            if name not in NO_CURVES:
+                self._add(samples, name, value)
+        self._samples = samples  # at once: a scrape sees whole lines
+
+    def collect(self) -> Iterator[Any]:
+        """prometheus_client's families, each with all of its samples."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        by_name: dict[str, list[tuple[Labels, float]]] = {}
+        for (name, labels), value in self._samples.items():
+            by_name.setdefault(name, []).append((labels, value))
+        for name, samples in by_name.items():
+            known, text = self._families[name]
+            found = (CounterMetricFamily if known.counter else GaugeMetricFamily)(name, text, labels=(), unit=known.unit)
+            for labels, value in samples:
+                found.add_sample(known.sample(name[len(known.name) :]), {"run": self.run, **dict(labels)}, value)
+            yield found
+
+    def _add(self, samples: dict[Series, float], name: str, value: Value) -> None:
+        """The samples of one key of metrics.jsonl."""
+        metric, labels = find(name), dict[str, str]()
+        if metric is None:
+            metric, labels = RECORDED, {"name": name}
+        elif metric.name != name:
+            labels = {"name": name.removeprefix(metric.name.removesuffix("*"))}
+        known = family(metric)
+        for suffix, more, number in parts(name, value):
+            series = known.name + suffix, tuple({**known.labels, **labels, **more}.items())
+            before = samples.get(series, 0.0) if known.counter == "increments" else 0.0
+            samples[series] = before + number * known.scale
+            self._families.setdefault(series[0], (known, help_text(metric)))
+
+
+def parts(name: str, value: Value) -> Iterator[tuple[str, dict[str, str], Number]]:
+    """A value's numbers, each with what it adds to the name and to the labels. Of experts, each block's fullest alone
+    (1.0 is an even share): thousands of series a run are too many."""
+    if isinstance(value, Mapping):
+        for block, inner in value.items():
+            if isinstance(inner, Sequence):
+                yield BLOCK_MAX, {"block": block}, max(inner) * len(inner)
+            else:
+                yield "", {"block": block}, inner
+    elif isinstance(value, Sequence):
+        for number, inner in enumerate(value):
+            yield "", {DEPTHS.get(name, "item"): str(number)}, inner
+    else:
+        yield "", {}, value
+
+
+def sample_names() -> set[str]:
+    """Every name that a sample of a run can have."""
+    known = [one for name, one in METRICS.items() if name not in NO_CURVES]
+    blocks = family(METRICS["expert_load"]).sample(BLOCK_MAX)
+    return {*OF_THE_RUN, family(RECORDED).sample(), blocks, *(family(one).sample() for one in known)}
+
+
+class PrometheusSink:
+    """Keeps the newest line where Prometheus finds it. Wrap it in ``BackgroundSink``: a disk may be slow."""
+
+    def __init__(
+        self, run_dir: Path, collector: RunCollector, endpoint: tuple[str, int] | None, say: Callable[[str], None]
+    ) -> None:
+        """``endpoint``: address and port (0: a free one) to serve at, beside the file; None: the file alone."""
+        from prometheus_client import CollectorRegistry
+
+        self._path, self._say, self._full, self._collector = run_dir / TEXTFILE, say, False, collector
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        self._server = self._serve(*endpoint) if endpoint else None
+        self._replace()
+
+    def write(self, iteration: int, values: Values) -> None:
+        """What the next scrape finds."""
+        self._collector.take(iteration, values)
+        self._replace()
+
+    def close(self) -> None:
+        """Done, or stopped. A run that is killed stays "running", and its last iteration grows old."""
+        self._collector.enter("done" if self._collector.iteration >= self._collector.train_iters else "stopped")
+        self._replace()
+        if self._server is not None:
+            self._server.shutdown()
+
+    def _serve(self, address: str, port: int) -> Any:
+        """prometheus_client's server, in a thread of its own; None where it cannot be had."""
+        from prometheus_client import start_http_server
+
+        try:
+            server, _ = start_http_server(port, address, self._registry)
+        except OSError as error:
+            self._say(
+                f"warning: no Prometheus endpoint at {address}, port {port} ({error.strerror}); {self._path} has the "
+                "same. Set log.prometheus_address or log.prometheus_port, 0 for a free port. Training goes on."
+            )
+            return None
+        shown = f"[{address}]" if ":" in address else address
+        self._say(f"Prometheus: http://{shown}:{server.server_port}/metrics")
+        return server
+
+    def _replace(self) -> None:
+        """The whole file. A full disk is said once; the next line may find room."""
+        from prometheus_client import generate_latest
+
+        try:
+            replace_file(self._path, generate_latest(self._registry), durable=False)
+        except OSError as error:
+            if not self._full:
+                self._say(f"warning: {self._path} cannot be written ({error.strerror}); training goes on")
+            self._full = True
