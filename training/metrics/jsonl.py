@@ -81,7 +81,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     latest: dict[tuple[int, bool], dict[str, Any]] = {}
     for number, line in enumerate(_lines(path), start=1):
-        record = _parse(line)
+        record = parse_line(line)
         if record is not None:
             latest[int(record["iteration"]), "validation_loss" in record] = record
         elif line.strip() and line.endswith(b"\n"):
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """One line's object, non-finite numbers turned back from strings; None when it is not a metrics line."""
     try:
         record = parse_json(line, dict[str, JSON])
@@ -142,7 +142,7 @@ def _mend_last_line(path: Path) -> None:
         start = content.rfind(b"\n") + 1
         if start == len(content):
             return
-        if _parse(content[start:]) is None:
+        if parse_line(content[start:]) is None:
             file.truncate(size - len(content) + start)
         else:
             file.write(b"\n")

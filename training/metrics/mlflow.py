@@ -13,6 +13,7 @@ from parallel.untrusted import read_text
 from training.metrics.drawn import DrawnCurves
 from training.metrics.megatron_names import Names, named_curves
 from training.metrics.redaction import redacted
+from training.metrics.registry import METRICS
 from training.metrics.values import Values
 
 OFFLINE = "offline"
@@ -113,6 +114,9 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def allowed(name: str) -> str:
-    """``name`` as mlflow takes it: no characters that it forbids, no path that a file system would read otherwise."""
-    steps = ("_" if step in (".", "..") else step for step in FORBIDDEN.sub("_", name).split("/") if step)
-    return "/".join(steps)[-LONGEST_NAME:].lstrip("/")
+    """``name`` as mlflow takes it: without characters and paths that it forbids. Its files cannot have a curve and a
+    folder of the same name: ``expert_load_max/block_3`` is ``expert_load_max_each/block_3`` there."""
+    steps = ["_" if step in (".", "..") else step for step in FORBIDDEN.sub("_", name).split("/") if step] or ["_"]
+    if len(steps) > 1 and steps[0] in METRICS:
+        steps[0] += "_each"
+    return "/".join(steps)[:LONGEST_NAME].rstrip("/")

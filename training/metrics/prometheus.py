@@ -74,7 +74,9 @@ class RunCollector:
             by_name.setdefault(name, []).append((labels, value))
         for name, samples in by_name.items():
             known, text = self._families[name]
-            found = (CounterMetricFamily if known.counter else GaugeMetricFamily)(name, text, labels=(), unit=known.unit)
+            found = (CounterMetricFamily if known.counter else GaugeMetricFamily)(
+                name, text, labels=(), unit=known.unit
+            )
             for labels, value in samples:
                 found.add_sample(known.sample(name[len(known.name) :]), {"run": self.run, **dict(labels)}, value)
             yield found
@@ -143,6 +145,7 @@ class PrometheusSink:
         self._replace()
         if self._server is not None:
             self._server.shutdown()
+            self._server.server_close()
 
     def _serve(self, address: str, port: int) -> Any:
         """prometheus_client's server, in a thread of its own; None where it cannot be had."""

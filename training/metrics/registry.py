@@ -37,7 +37,14 @@ class Metric:
 
 
 def _metric(
-    name: str, unit: str, reduce: Reduction, meaning: str, megatron: str = "", scale: float = 1.0, *, otel: str = "",
+    name: str,
+    unit: str,
+    reduce: Reduction,
+    meaning: str,
+    megatron: str = "",
+    scale: float = 1.0,
+    *,
+    otel: str = "",
     counter: Counter = "",
 ) -> tuple[str, Metric]:
     return name, Metric(

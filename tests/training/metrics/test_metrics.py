@@ -17,10 +17,11 @@ from parallel.errors import UserError
 from training.config.run_config import LogConfig
 from training.metrics.background import BackgroundSink
 from training.metrics.console import ConsoleSink, duration
+from training.metrics.drawn import DrawnCurves
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.rates import Rates
 from training.metrics.redaction import REDACTED, redacted
-from training.metrics.sinks import RunFacts, open_sinks
+from training.metrics.sinks import RunFacts, Sinks, open_sinks
 from training.metrics.wandb import stable_id
 
 REPO = Path(__file__).parents[3]
@@ -76,6 +77,7 @@ def test_jsonl_lines_wait_for_a_full_disk(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from pathlib import Path
+from training.metrics.drawn import DrawnCurves
 from training.metrics.jsonl import JsonlSink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -136,6 +138,26 @@ def test_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
     with pytest.raises(UserError, match=r"m, line 2: .*itera"):
         read_jsonl(path)
+
+
+# How far a chart has come
+
+
+def test_points_that_a_chart_has_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "drawn.json"
+    first = DrawnCurves(path, "chart")
+    assert first.fresh(5, [("loss", 1.0)]) == {"loss": 1.0} and first.fresh(5, [("ppl", 2.0)]) == {"ppl": 2.0}
+    again = DrawnCurves(path, "chart")
+    assert again.fresh(5, [("loss", 3.0), ("ppl", 3.0), ("new", 3.0)]) == {"new": 3.0}
+    assert again.fresh(6, [("loss", 4.0)]) == {"loss": 4.0}
+    assert DrawnCurves(path, "another chart").fresh(5, [("loss", 5.0)]) == {"loss": 5.0}
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"chart": 3}', '{"chart": {"loss": "x"}}'])
+def test_a_file_of_a_chart_that_cannot_be_read_is_no_chart(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "drawn.json"
+    path.write_text(text)
+    assert DrawnCurves(path, "chart").fresh(1, [("loss", 1.0)]) == {"loss": 1.0}
 
 
 # The console
@@ -320,6 +342,59 @@ def test_hanging_background_sink_delays_nothing() -> None:
     never.set()
     sink._thread.join()
     assert len(said) == 1 and "wandb did not finish" in said[0]
+
+
+def test_lines_that_a_slow_sink_has_no_room_for_are_dropped_and_said_once() -> None:
+    said: list[str] = []
+    taken: list[int] = []
+    asked, ready = threading.Event(), threading.Event()
+
+    class Slow(Broken):
+        def write(self, iteration: int, values: Mapping[str, float | int]) -> None:
+            asked.set()
+            ready.wait()
+            taken.append(iteration)
+
+    sink = BackgroundSink("MLflow", lambda: Slow("nothing"), said.append, most_numbers=10)
+    for iteration in range(1, 8):
+        sink.write(iteration, {"loss": 1.0, "mtp_loss": [1.0, 2.0]})
+        asked.wait()
+    ready.set()
+    while len(taken) < 3:
+        pass
+    sink.write(8, {"loss": 1.0, "expert_load": {"0": [0.0] * 100}})
+    sink.close()
+    assert taken == [1, 2, 3, 8]  # three numbers a line; a line alone is taken whatever its size
+    assert said == [
+        "MLflow is too slow: 10 numbers wait for it, and lines from iteration 4 on are dropped while they do. "
+        "Training goes on; metrics.jsonl has every number."
+    ]
+
+
+def test_sinks_end_side_by_side() -> None:
+    """Each waits for the others to have been asked to end, too: one after the other, the first would never do."""
+    said: list[str] = []
+    ending = threading.Barrier(3)
+
+    class Slow(Broken):
+        def close(self) -> None:
+            ending.wait(timeout=20)
+
+    names = ("TensorBoard", "wandb", "MLflow")
+    Sinks(sinks=tuple(BackgroundSink(name, lambda: Slow("nothing"), said.append) for name in names)).close()
+    assert said == []
+
+
+def test_what_a_failed_sink_says_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", CANARY)
+    said: list[str] = []
+
+    def open_inner() -> Broken:
+        raise ConnectionError(f"{CANARY} is not welcome at https://me:{CANARY[:-1]}@host/")
+
+    BackgroundSink("MLflow", open_inner, said.append).close()
+    assert "([redacted] is not" not in said[0] and "[redacted] is not welcome at https://[redacted]@host/" in said[0]
+    assert CANARY[:-1] not in said[0]
 
 
 def test_values_handed_to_a_background_sink_are_a_copy() -> None:
