@@ -21,7 +21,9 @@ from tools.from_megatron.flags import known
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 from training.metrics.console import SHOWN
-from training.metrics.registry import METRICS
+from training.metrics.prometheus_names import family
+from training.metrics.registry import METRICS, Metric
+from training.metrics.values import NO_CURVES
 
 DOCS = Path(__file__).resolve().parent
 
@@ -153,10 +155,20 @@ def flags_by_reason(fate: str) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Every key of metrics.jsonl."""
-    yield from head("Key", "Unit", "Of ranks and iterations", "Meaning", "Megatron-LM", "Console")
+    yield from head("Key", "Unit", "Of ranks and iterations", "Meaning", "Prometheus", "Megatron-LM", "Console")
     for key, one in METRICS.items():
         megatron = f"`{one.megatron}`" if one.megatron else ""
-        yield row(f"`{key}`", one.unit, one.reduce, one.meaning, megatron, "yes" if key in SHOWN else "")
+        shown = "yes" if key in SHOWN else ""
+        yield row(f"`{key}`", one.unit, one.reduce, one.meaning, in_prometheus(one), megatron, shown)
+
+
+def in_prometheus(metric: Metric) -> str:
+    """Name and labels of its samples, but for the label ``run``."""
+    if metric.name in NO_CURVES:
+        return ""
+    known = family(metric)
+    labels = [f'{name}="{value}"' for name, value in known.labels.items()] + ["name"] * ("*" in metric.name)
+    return f"`{known.sample()}{'{' + ', '.join(labels) + '}' if labels else ''}`"
 
 
 def axes() -> Iterator[str]:
