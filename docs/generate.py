@@ -7,6 +7,7 @@ A table stands between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``
 """
 
 import dataclasses
+import json
 import re
 import sys
 import types
@@ -21,6 +22,7 @@ from tools.from_megatron.flags import known
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
 from training.metrics.console import SHOWN
+from training.metrics.prometheus import sample_name
 from training.metrics.prometheus_names import family
 from training.metrics.registry import METRICS, Metric
 from training.metrics.values import NO_CURVES
@@ -168,7 +170,24 @@ def in_prometheus(metric: Metric) -> str:
         return ""
     known = family(metric)
     labels = [f'{name}="{value}"' for name, value in known.labels.items()] + ["name"] * ("*" in metric.name)
-    return f"`{known.sample()}{'{' + ', '.join(labels) + '}' if labels else ''}`"
+    return f"`{sample_name(metric)}{'{' + ', '.join(labels) + '}' if labels else ''}`"
+
+
+def monitoring() -> Iterator[str]:
+    """What ``make monitoring`` asked, and when."""
+    found = json.loads((DOCS / "benchmarks/monitoring.json").read_text())
+    versions, asked = found["versions"], found["asked"]
+    servers = (
+        "hangs, one that answers and one that is killed" if any("real MLflow" in one for one in asked) else "hangs"
+    )
+    yield (
+        "`make monitoring` asks every query of the dashboard and every alert of a real Prometheus "
+        f"({versions['prometheus']}) that scrapes a run of two CPU ranks, at its endpoint and through node_exporter "
+        f"({versions['prometheus-node-exporter']}), and trains beside an MLflow server that {servers}: "
+        f"{len(asked)} questions, {len(found['wrong'])} wrong; {found['date'][:10]}, commit {found['commit']}, "
+        f"{found['cores']} cores ([monitoring.json](benchmarks/monitoring.json)). Not run: Grafana itself, and a run "
+        "with GPUs, whose panels were asked and had no data."
+    )
 
 
 def axes() -> Iterator[str]:
@@ -185,6 +204,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
     "flags-unsupported": lambda: flags_by_reason("unsupported"),
     "metrics": metrics,
+    "monitoring": monitoring,
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Runs whose MLflow server is real, dies, or hangs."""
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import urllib.parse
@@ -51,7 +53,7 @@ def real_server(folder: Path, mlflow: Path) -> Iterator[tuple[str, str]]:
         long = ("--log.mlflow", uri, "--train.train_iters", "60", "--log.log_interval", "1")
         with running(training(folder / "killed", *long), folder / "killed.log", IMPATIENT) as run:
             wait_for("ten iterations", lambda: len(read_jsonl(folder / "killed/metrics.jsonl")) > 10)
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL)  # and its workers
             run.wait(timeout=240)
         said = (folder / "killed.log").read_text()
         yield "an MLflow server that is killed: the run ends with code 0", "" if run.returncode == 0 else said

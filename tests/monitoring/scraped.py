@@ -55,7 +55,7 @@ def _leave_a_broken_run(run_dir: Path, textfiles: Path) -> None:
     """What a run whose loss is NaN leaves while it runs."""
     run_dir.mkdir()
     sink = PrometheusSink(run_dir, RunCollector(BROKEN, 2, 100, 0), None, print)
-    sink.write(1, {"loss": float("nan")})
+    sink.write(1, {"loss": float("nan"), "epoch": 0.5})  # of one source: the other run has two
     (textfiles / f"{BROKEN}.prom").symlink_to(run_dir / "metrics.prom")
 
 

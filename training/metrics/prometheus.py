@@ -24,7 +24,9 @@ RECORDED = Metric(name="recorded", unit="", reduce="last", meaning="what metrics
 """Of the user's own metrics, by the label ``name``."""
 DEPTHS = {"mtp_loss": "depth"}
 """Key whose value is a list -> the label of its entries."""
-BLOCK_MAX = "_block_max"
+BLOCK_MAX, TABLES_OF_LISTS = "_block_max", {"expert_load"}
+"""Of a table of lists there are each block's largest entry alone, and in a family of its own: thousands of series a run
+are too many. 1.0 is an even share."""
 
 Labels = tuple[tuple[str, str], ...]
 Series = tuple[str, Labels]
@@ -93,12 +95,14 @@ class RunCollector:
             series = known.name + suffix, tuple({**known.labels, **labels, **more}.items())
             before = samples.get(series, 0.0) if known.counter == "increments" else 0.0
             samples[series] = before + number * known.scale
-            self._families.setdefault(series[0], (known, help_text(metric)))
+            if series[0] not in self._families:
+                text = help_text(known.name) or metric.meaning
+                text += "; here the fullest of each block, 1 being an even share" if suffix else ""
+                self._families[series[0]] = known, text
 
 
 def parts(name: str, value: Value) -> Iterator[tuple[str, dict[str, str], Number]]:
-    """A value's numbers, each with what it adds to the name and to the labels. Of experts, each block's fullest alone
-    (1.0 is an even share): thousands of series a run are too many."""
+    """A value's numbers, each with what it adds to the family's name and to the labels."""
     if isinstance(value, Mapping):
         for block, inner in value.items():
             if isinstance(inner, Sequence):
@@ -112,11 +116,15 @@ def parts(name: str, value: Value) -> Iterator[tuple[str, dict[str, str], Number
         yield "", {}, value
 
 
+def sample_name(metric: Metric) -> str:
+    """Of the samples of one metric of the registry."""
+    return family(metric).sample(BLOCK_MAX if metric.name in TABLES_OF_LISTS else "")
+
+
 def sample_names() -> set[str]:
     """Every name that a sample of a run can have."""
     known = [one for name, one in METRICS.items() if name not in NO_CURVES]
-    blocks = family(METRICS["expert_load"]).sample(BLOCK_MAX)
-    return {*OF_THE_RUN, family(RECORDED).sample(), blocks, *(family(one).sample() for one in known)}
+    return {*OF_THE_RUN, family(RECORDED).sample(), *map(sample_name, known)}
 
 
 class PrometheusSink:

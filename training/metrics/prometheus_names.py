@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from training.metrics.registry import Counter, Metric
+from training.metrics.registry import METRICS, Counter, Metric
 
 UNITS = {
     "s": ("_s", "seconds", 1.0), "GiB": ("_gib", "bytes", 2.0**30), "W": ("_w", "watts", 1.0),
@@ -52,8 +52,13 @@ def family(metric: Metric) -> Family:
     return Family(name=name, unit=unit, scale=scale, counter=metric.counter, labels=labels)
 
 
-def help_text(metric: Metric) -> str:
-    """Meaning, and the unit where the name does not say it."""
+def help_text(name: str) -> str:
+    """Of a family by its name: what its metrics mean, and the unit where the name does not say it. The same in every
+    run, as node_exporter asks of families that several files have."""
+    return "; ".join(_meaning(one) for one in METRICS.values() if family(one).name == name)
+
+
+def _meaning(metric: Metric) -> str:
     text = metric.meaning.replace("`", "")
     if metric.counter == "increments":
         text = text.replace("since the last line", "since this start")

@@ -100,6 +100,17 @@ def test_every_name_can_be_served() -> None:
     assert {"triplane_loss", "triplane_run_state", "triplane_expert_load_block_max"} <= sample_names()
 
 
+def test_a_family_has_the_same_help_in_every_run(tmp_path: Path) -> None:
+    """node_exporter, which reads several runs' files, refuses another one."""
+    texts = []
+    for name, line in (("one", {"loss": 1.0, "epoch": 0.5}), ("two", {"epoch/wiki": 0.5, "loss": 1.0})):
+        (tmp_path / name).mkdir()
+        sink(tmp_path / name, []).write(1, line)
+        text = (tmp_path / name / "metrics.prom").read_text()
+        texts.append({line for line in text.splitlines() if line.startswith("# HELP")})
+    assert texts[0] == texts[1] and any("triplane_epoch how often" in line for line in texts[0])
+
+
 def test_names_of_sources_and_metrics_are_labels_whatever_they_hold(tmp_path: Path) -> None:
     path, odd = '/data/a "b" \\ c', 'two\nlines "and" \\ more'
     sink(tmp_path, []).write(1, {"loss": 1.0, f"epoch/{path}": 0.5, odd: 7.0, "attention/max_logit": 3.0})
