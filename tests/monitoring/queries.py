@@ -15,10 +15,9 @@ DASHBOARD, ALERTS, ALERTS_TEST = (
 )
 NOT_OF_A_CPU = ("GPUs", "Peak of the fullest GPU", "MFU and HFU")
 """Rows and panels that only a GPU has data for."""
-NOT_OF_EVERY_RUN = {
-    "triplane_z_loss", "triplane_exposed_communication", "triplane_pipeline_bubble", "triplane_goodput",
-    "triplane_restarts",
-}  # fmt: skip
+COMING = {"triplane_goodput", "triplane_restarts", "triplane_exposed_communication", "triplane_pipeline_bubble"}
+"""Metrics of rooms that are being built: to be taken out of this set once the registry has them."""
+NOT_OF_EVERY_RUN = {"triplane_z_loss", *COMING}
 """Metrics that a recipe asks for, and the campaign's does not."""
 
 

@@ -470,52 +470,7 @@ def test_tensorboard_curve_does_not_double_after_a_resume(tmp_path: Path, resume
     assert curve(tmp_path / "events", "loss") == kept + again
 
 
-# wandb, for real, offline
-
-OFFLINE_RUN = """
-import sys
-from pathlib import Path
-from tests.training.metrics.test_metrics import Log
-from training.metrics.sinks import RunFacts, open_sinks
-run_dir, secret = Path(sys.argv[1]), Path(sys.argv[2]).read_text()
-for restored in (0, 1):
-    config = {"train": {"seed": 1}, "hub_token": secret, "model": {"megatron": ["api_key=" + secret]}}
-    facts = RunFacts(train_iters=3, resumed_iteration=restored, config=config)
-    sinks = open_sinks(run_dir, Log(wandb="offline", tensorboard=True), facts, print)
-    sinks.write(restored + 1, {"loss": 2.5})
-    sinks.close()
-"""
-
-
-@pytest.fixture(scope="module")
-def offline_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which one program opened wandb offline twice, as a resume does, and what it printed."""
-    folder = tmp_path_factory.mktemp("wandb")
-    secret = tmp_path_factory.mktemp("secret") / "canary"
-    secret.write_text(CANARY)
-    run_dir = folder / "run"
-    run_dir.mkdir()
-    names = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD")
-    done = run_with_wandb(folder, OFFLINE_RUN, str(run_dir), str(secret), **dict.fromkeys(names, CANARY))
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout + done.stderr
-
-
-def test_wandb_resumes_the_same_run(offline_run: tuple[Path, str]) -> None:
-    folder, said = offline_run
-    run_id = (folder / "run/wandb_id").read_text().strip()
-    files = sorted((folder / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
-    assert len(files) == 2, f"expected two offline runs with the id {run_id}:\n{said}"
-    assert len(list((folder / "wandb").glob("offline-run-*"))) == len(files)
-    assert "is off for the rest of this run" not in said
-
-
-def test_no_secret_reaches_a_file_or_the_console(offline_run: tuple[Path, str]) -> None:
-    folder, said = offline_run
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".wandb" for path in files) and any("tfevents" in path.name for path in files)
-    assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
-    assert CANARY not in said
+# What services get
 
 
 def test_wandb_id_survives_and_a_broken_one_is_replaced(tmp_path: Path) -> None:

@@ -142,20 +142,25 @@ def wandb_records(path: Path) -> Iterator[bytes]:
 
 
 def test_wandb_has_every_number(trained: Trained) -> None:
-    """Two files of one run: the second goes on where the first ends."""
+    """Two files of one run: the second goes on where the first ends. Both have the configuration, redacted."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     run_id = (trained.run_dir / "wandb_id").read_text().strip()
     files = sorted((trained.run_dir / "wandb").glob(f"offline-run-*/run-{run_id}.wandb"))
     assert len(files) == 2
     found: Curves = {}
-    for data in (data for path in files for data in wandb_records(path)):
-        history = Record.FromString(data).history
+    configurations = []
+    for record in (Record.FromString(data) for path in files for data in wandb_records(path)):
+        configurations += [{item.key: item.value_json for item in record.run.config.update}] * record.HasField("run")
+        history = record.history
         for item in history.item:
             name = item.key or "/".join(item.nested_key)
             if not name.startswith("_"):
                 found.setdefault(name, []).append((history.step.num, json.loads(item.value_json)))
     assert found == expected(trained.earliest(), max_experts=0)
+    for one in configurations[0], configurations[-1]:
+        assert json.loads(one["train"])["global_batch_size"] == 4
+        assert json.loads(one["data"])["jsonl_key"] == "[redacted]"  # named like a secret
 
 
 def test_mlflow_has_every_number_and_the_configuration(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +173,7 @@ def test_mlflow_has_every_number_and_the_configuration(trained: Trained, monkeyp
     assert run.info.run_id == (trained.run_dir / "mlflow_run_id").read_text().strip()
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["train.global_batch_size"] == "4" and run.data.params["log.mlflow"] == "offline"
+    assert run.data.params["data.jsonl_key"] == "[redacted]"  # named like a secret
     found = {
         name: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
         for name in run.data.metrics
