@@ -13,6 +13,7 @@ import pytest
 from parallel.errors import UserError
 from training.cli import parse
 from training.config.run_config import LogConfig, RunConfig
+from training.config.sink_addresses import mlflow_problems
 from training.metrics.background import BackgroundSink
 from training.metrics.jsonl import read_jsonl
 from training.metrics.mlflow import MlflowSink, allowed
@@ -161,6 +162,20 @@ def test_a_server_that_is_gone_ends_only_this_sink(tmp_path: Path, dies: str) ->
     off = [line for line in said if line.startswith("MLflow is off for the rest of this run")]
     assert len(off) == 1 and off[0].endswith("Training goes on; metrics.jsonl has every number.")
     assert CANARY not in "".join(said)
+
+
+def test_mlflow_reports_nothing_to_its_makers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+    opener(tmp_path, "offline", [])()
+    from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
+
+    assert MLFLOW_DISABLE_TELEMETRY.get() is True
+
+
+def test_a_missing_package_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert mlflow_problems("offline") == ["log.mlflow needs mlflow: pip install mlflow-skinny, or set it to off."]
+    assert mlflow_problems("off") == []
 
 
 @pytest.mark.parametrize(
