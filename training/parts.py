@@ -32,6 +32,7 @@ from training.metrics.parameter_stats import Due, ParameterStats
 from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder, is_logged
 from training.metrics.sinks import RunFacts, open_sinks
+from training.profile.callback import ProfileCallback
 from training.progress import Progress
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
@@ -95,6 +96,13 @@ def build_shadow(
         micro_batch_size=config.train.micro_batch_size,
     )
     return [window]
+
+
+def build_profile(run: TrainingRun, chunks: Chunks) -> list[ProfileCallback]:
+    """What traces iterations; none where it is not asked for."""
+    if not run.config.profile.traces:
+        return []
+    return [ProfileCallback(run.config.profile, run.run_dir, chunks, run.ranks, run.heartbeat.beat)]
 
 
 def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Evaluation:

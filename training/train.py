@@ -43,12 +43,14 @@ from training.metrics.log_disk import LogDisk
 from training.parts import (
     TrainingRun,
     build_evaluation,
+    build_profile,
     build_recorder,
     build_saves,
     build_shadow,
     build_stats,
     build_stream,
 )
+from training.profile.memory_snapshot import memory_history
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
 from training.run_dir.shared_check import check_shared
@@ -95,6 +97,7 @@ def train(
     with (
         start as ranks,
         explain_out_of_memory(config, shape, ranks),
+        memory_history(config.profile, run_dir, ranks),
         metrics.collecting(ranks.device) as collector,
         contextlib.ExitStack() as buffers,
     ):
@@ -121,6 +124,7 @@ def train(
             *build_shadow(run, chunks, optim, stream),
             *stats,
             recorder,
+            *build_profile(run, chunks),
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
             build_evaluation(run, chunks, recorder),

@@ -1,4 +1,4 @@
-"""The whole configuration: ten sections, each living with the package that reads it.
+"""The whole configuration: eleven sections, each living with the package that reads it.
 
 ``RunConfig.problems(world_size)`` adds the checks that need several sections, before any group starts.
 """
@@ -42,6 +42,7 @@ from training.config.incompatible import (
     sharding_problems,
 )
 from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
+from training.config.profile_config import ProfileConfig, profile_problems
 from training.config.ranges import range_problems
 from training.config.sink_addresses import sink_problems
 
@@ -357,6 +358,7 @@ Section = (
     | CheckpointConfig
     | LogConfig
     | FaultConfig
+    | ProfileConfig
 )
 
 
@@ -389,6 +391,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
@@ -412,6 +415,8 @@ class RunConfig:
             world = world_problems(self.parallel, world_size)
             problems += world
             layout = layout if world else self.layout(world_size)
+            if not world and "profile" in sound:
+                problems += profile_problems(self.profile, layout, self.device, elastic=self.parallel.elastic)
         if "train" in sound:
             batch = batch_problems(self.train, layout)
             problems += batch

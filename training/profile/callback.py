@@ -1,0 +1,106 @@
+"""When a trace begins and ends, and on which ranks."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from parallel.ddp import Chunks
+from parallel.groups import Ranks
+from training.config.profile_config import ProfileConfig
+from training.loop import Callback
+from training.profile.files import trace_folder, trace_name
+from training.profile.memory_snapshot import file_name, write_snapshot
+from training.profile.nsys import NsysTrace
+from training.profile.summary_job import SummaryJobs
+from training.profile.torch_trace import TorchTrace
+from training.progress import Progress
+from training.step import StepResult
+
+
+class Trace(Protocol):
+    """A profiler that is on for a few iterations."""
+
+    def prepare(self) -> None: ...
+    def begin(self) -> None: ...
+    def begin_iteration(self, iteration: int) -> None: ...
+    def end_iteration(self) -> None: ...
+    def end(self, path: Path) -> None: ...
+
+
+class ProfileCallback(Callback):
+    """Traces the iterations that ``profile`` asks for, on this rank if it is one of ``profile.ranks``.
+
+    To stand behind the recorder of metrics, so that writing a trace does not count as an iteration's time.
+    """
+
+    def __init__(
+        self, config: ProfileConfig, run_dir: Path, chunks: Chunks, ranks: Ranks, beat: Callable[[], None]
+    ) -> None:
+        self.config, self.run_dir, self.chunks, self.ranks, self.beat = config, run_dir, chunks, ranks, beat
+        world_size = ranks.identity.world_size
+        traced = [rank for rank in config.ranks if rank < world_size]
+        self.is_traced = ranks.rank in traced
+        self.jobs = SummaryJobs(ranks.rank, traced, config.trace_limit_mib, ranks.say)
+        self.number: int | None = None
+        """Of the trace that the next iteration belongs to, the same on all ranks."""
+        self.trace: Trace | None = None
+        """This rank's part in it."""
+        self.begun = False
+        if missing := sorted(set(config.ranks) - set(traced)):
+            ranks.say(f"warning: profile.ranks: there is no rank {missing[0]} among {world_size}: it is not traced")
+
+    def start(self, progress: Progress) -> None:
+        self._prepare(self.config.trace_number(progress.iteration))
+
+    def before_step(self, progress: Progress) -> None:
+        if self.trace is not None:
+            if not self.begun:
+                self.trace.begin()
+                self.begun = True
+            self.trace.begin_iteration(progress.iteration + 1)
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        if self.trace is not None:
+            self.trace.end_iteration()
+        coming = self.config.trace_number(progress.iteration)
+        if coming != self.number:
+            self._end(progress)
+            self._prepare(coming)
+        self.jobs.poll()
+
+    def stop(self, progress: Progress, reason: str) -> None:
+        self._end(progress)
+        self.jobs.finish(self.beat)
+
+    def _prepare(self, number: int | None) -> None:
+        """For the next iteration, which belongs to trace ``number``."""
+        self.number, self.begun = number, False
+        if number is not None and self.is_traced:
+            if self.config.use_pytorch_profiler:
+                self.trace = TorchTrace(self.config, self.chunks, self.ranks)
+            else:
+                self.trace = NsysTrace(self.config, self.chunks)
+            self.trace.prepare()
+
+    def _end(self, progress: Progress) -> None:
+        """Of the trace that is on, if one is. A disk that takes no trace ends no training."""
+        folder = trace_folder(self.run_dir, progress.iteration)
+        trace, number = self.trace, self.number
+        self.trace, self.number = None, None
+        if trace is not None and self.begun:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._write(trace, folder)
+            except OSError as error:
+                print(f"profile: rank {self.ranks.rank}: no trace in {folder}: {error}", file=sys.stderr)
+        if number is not None and self.config.use_pytorch_profiler:
+            self.jobs.expect(folder)
+
+    def _write(self, trace: Trace, folder: Path) -> None:
+        path = folder / trace_name(self.ranks.rank)
+        trace.end(path)
+        if self.config.use_pytorch_profiler:
+            self.jobs.start(path)
+        if self.config.record_memory_history and self.ranks.device.type == "cuda":
+            write_snapshot(folder / file_name(self.ranks.rank))

@@ -1,0 +1,92 @@
+"""What RUN_DIR/profile holds, and which of it is kept.
+
+    timeline.jsonl                           a measured timeline a line (timeline.py)
+    iter_0000012/                            the trace that ended with iteration 12
+        rank_00000.json.gz                   for Perfetto or chrome://tracing
+        rank_00000.json                      the same, until its summary is written
+        rank_00000.summary.json              of this rank (RankSummary)
+        rank_00000_memory.pickle             a snapshot of the GPU's memory
+        summary.json                         of all ranks that have one
+    out_of_memory/rank_00000_memory.pickle   a snapshot of the moment when memory ran out
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallel.durable import replace_file
+from parallel.untrusted import read_json
+from training.profile.summary import RankSummary, rounded
+
+FOLDER = "profile"
+SUMMARY = "summary.json"
+_TRACE = re.compile(r"rank_(\d{5,})\.json(\.gz)?")
+_PART = re.compile(r"rank_(\d{5,})\.summary\.json")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Summary:
+    """The file summary.json: of a trace, all ranks that were traced."""
+
+    version: int
+    """Of this format: 1."""
+    ranks: tuple[RankSummary, ...]
+
+
+def trace_folder(run_dir: Path, last_iteration: int) -> Path:
+    """Of the trace that ended with an iteration."""
+    return run_dir / FOLDER / f"iter_{last_iteration:07d}"
+
+
+def trace_name(rank: int) -> str:
+    """Of a trace as the profiler writes it."""
+    return f"rank_{rank:05d}.json"
+
+
+def rank_of(trace: Path) -> int | None:
+    """Whose trace a file is; None where its name says nothing."""
+    found = _TRACE.fullmatch(trace.name)
+    return int(found[1]) if found else None
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder, in order of rank."""
+    return sorted(path for path in folder.iterdir() if rank_of(path) is not None)
+
+
+def write_part(folder: Path, summary: RankSummary) -> None:
+    """One rank's own file, and ``summary.json`` of all that are there: the last one to be written has every rank."""
+    text = json.dumps(dataclasses.asdict(rounded(summary)))
+    replace_file(folder / f"rank_{summary.rank:05d}.summary.json", text.encode(), suffix=".unfinished", durable=False)
+    merge(folder, summary.rank)
+
+
+def merge(folder: Path, rank: int) -> Summary:
+    """``summary.json`` of the ranks whose own files are there. Any rank may do it again, at any time; rank: which."""
+    parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
+    summary = Summary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
+    text = json.dumps(dataclasses.asdict(summary), indent=1)
+    replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{rank}", durable=False)
+    return summary
+
+
+def read_summary(path: Path) -> Summary:
+    """``summary.json``. Raises InputError, or the system's OSError."""
+    summary: Summary = read_json(path, Summary)
+    return summary
+
+
+def drop_old_traces(run_dir: Path, rank: int, limit_bytes: int) -> Sequence[Path]:
+    """Remove this rank's oldest traces until the rest is within the limit: what was removed."""
+    name = trace_name(rank) + ".gz"
+    traces = sorted((run_dir / FOLDER).glob(f"iter_*/{name}"), reverse=True)
+    removed, total = [], 0
+    for trace in traces:
+        total += trace.stat().st_size
+        if total > limit_bytes:
+            trace.unlink(missing_ok=True)
+            removed.append(trace)
+    return removed
