@@ -33,6 +33,8 @@ from training.metrics.rates import Rates
 from training.metrics.recorder import Recorder, is_logged
 from training.metrics.sinks import RunFacts, open_sinks
 from training.profile.callback import ProfileCallback
+from training.profile.ranges import StepRanges
+from training.profile.timeline import TimelineCallback
 from training.progress import Progress
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
@@ -98,11 +100,15 @@ def build_shadow(
     return [window]
 
 
-def build_profile(run: TrainingRun, chunks: Chunks) -> list[ProfileCallback]:
-    """What traces iterations; none where it is not asked for."""
-    if not run.config.profile.traces:
-        return []
-    return [ProfileCallback(run.config.profile, run.run_dir, chunks, run.ranks, run.heartbeat.beat)]
+def build_profile(run: TrainingRun, chunks: Chunks) -> tuple[list[TimelineCallback], list[ProfileCallback]]:
+    """What measures steps, and what traces them; neither where it is not asked for."""
+    profile, steps = run.config.profile, StepRanges(chunks)
+    timelines, traces = list[TimelineCallback](), list[ProfileCallback]()
+    if profile.timeline_interval is not None:
+        timelines.append(TimelineCallback(profile.timeline_interval, run.run_dir, steps, run.ranks))
+    if profile.traces:
+        traces.append(ProfileCallback(profile, run.run_dir, steps, run.ranks, run.heartbeat.beat))
+    return timelines, traces
 
 
 def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Evaluation:
@@ -182,7 +188,10 @@ def build_stats(
 def build_recorder(
     run: TrainingRun, chunks: Chunks, stream: BatchStream, progress: Progress, meters: Sequence[Meter]
 ) -> Recorder:
-    """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known."""
+    """Metrics: rates on every rank, sinks on rank 0. FLOP rates only where the device's peak is known.
+
+    meters: beside those of the model.
+    """
     config, shape, ranks = run.config, run.shape, run.ranks
     seq_length, cuda = config.model.seq_length, ranks.device.type == "cuda"
     dtype = config.precision.products or config.precision.dtype

@@ -117,14 +117,16 @@ def train(
         health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries)
         saves = build_saves(run, chunks, optim, health, stream, begun)
         stats = build_stats(run, chunks, optim)
-        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats])
+        timelines, traces = build_profile(run, chunks)
+        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats, *timelines])
         callbacks = [
             HeartbeatCallback(heartbeat),
+            *timelines,
             *health.callbacks,
             *build_shadow(run, chunks, optim, stream),
             *stats,
             recorder,
-            *build_profile(run, chunks),
+            *traces,
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
             build_evaluation(run, chunks, recorder),

@@ -6,6 +6,7 @@ Off, nothing of it is installed. docs/profiling.md says how to use it.
     torch_trace      a trace by torch.profiler
     nsys             a trace by nsys
     memory_snapshot  a GPU's allocations, also when memory runs out
+    timeline         a measured step every so many iterations; clock measures, spans adds up
     ranges           what a step is made of, while something listens; range_names, waits
     files            what RUN_DIR/profile holds
     summary_job      the process that summarises a trace; summarize is its program

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.config.profile_config import ProfileConfig
 from training.loop import Callback
 from training.profile.files import trace_folder, trace_name
 from training.profile.memory_snapshot import file_name, write_snapshot
 from training.profile.nsys import NsysTrace
+from training.profile.ranges import StepRanges
 from training.profile.summary_job import SummaryJobs
 from training.profile.torch_trace import TorchTrace
 from training.progress import Progress
@@ -35,9 +35,9 @@ class ProfileCallback(Callback):
     """
 
     def __init__(
-        self, config: ProfileConfig, run_dir: Path, chunks: Chunks, ranks: Ranks, beat: Callable[[], None]
+        self, config: ProfileConfig, run_dir: Path, steps: StepRanges, ranks: Ranks, beat: Callable[[], None]
     ) -> None:
-        self.config, self.run_dir, self.chunks, self.ranks, self.beat = config, run_dir, chunks, ranks, beat
+        self.config, self.run_dir, self.steps, self.ranks, self.beat = config, run_dir, steps, ranks, beat
         world_size = ranks.identity.world_size
         traced = [rank for rank in config.ranks if rank < world_size]
         self.is_traced = ranks.rank in traced
@@ -78,9 +78,9 @@ class ProfileCallback(Callback):
         self.number, self.begun = number, False
         if number is not None and self.is_traced:
             if self.config.use_pytorch_profiler:
-                self.trace = TorchTrace(self.config, self.chunks, self.ranks)
+                self.trace = TorchTrace(self.config, self.steps, self.ranks)
             else:
-                self.trace = NsysTrace(self.config, self.chunks)
+                self.trace = NsysTrace(self.config, self.steps)
             self.trace.prepare()
 
     def _end(self, progress: Progress) -> None:

@@ -1,13 +1,14 @@
 """What RUN_DIR/profile holds, and which of it is kept.
 
-    timeline.jsonl                           a measured timeline a line (timeline.py)
-    iter_0000012/                            the trace that ended with iteration 12
-        rank_00000.json.gz                   for Perfetto or chrome://tracing
-        rank_00000.json                      the same, until its summary is written
-        rank_00000.summary.json              of this rank (RankSummary)
-        rank_00000_memory.pickle             a snapshot of the GPU's memory
-        summary.json                         of all ranks that have one
-    out_of_memory/rank_00000_memory.pickle   a snapshot of the moment when memory ran out
+| in RUN_DIR/profile | what |
+|---|---|
+| ``timeline.jsonl`` | a measured timeline a line (timeline.py) |
+| ``iter_0000012/`` | of the trace that ended with iteration 12: |
+| ``rank_00000.json.gz`` | the trace, for Perfetto or chrome://tracing; ``.json`` until its summary is written |
+| ``rank_00000.summary.json`` | of this rank (RankSummary) |
+| ``rank_00000_memory.pickle`` | a snapshot of the GPU's memory |
+| ``summary.json`` | of all ranks that have one (Summary) |
+| ``out_of_memory/rank_00000_memory.pickle`` | a snapshot of the moment when memory ran out |
 """
 
 import dataclasses
@@ -16,10 +17,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from parallel.durable import replace_file
 from parallel.untrusted import read_json
-from training.profile.summary import RankSummary, rounded
+from training.profile.summary import RankSummary
 
 FOLDER = "profile"
 SUMMARY = "summary.json"
@@ -34,6 +36,11 @@ class Summary:
     version: int
     """Of this format: 1."""
     ranks: tuple[RankSummary, ...]
+
+
+def timeline_path(run_dir: Path) -> Path:
+    """Of the measured timelines."""
+    return run_dir / FOLDER / "timeline.jsonl"
 
 
 def trace_folder(run_dir: Path, last_iteration: int) -> Path:
@@ -59,7 +66,7 @@ def traces_in(folder: Path) -> list[Path]:
 
 def write_part(folder: Path, summary: RankSummary) -> None:
     """One rank's own file, and ``summary.json`` of all that are there: the last one to be written has every rank."""
-    text = json.dumps(dataclasses.asdict(rounded(summary)))
+    text = json.dumps(rounded(dataclasses.asdict(summary)))
     replace_file(folder / f"rank_{summary.rank:05d}.summary.json", text.encode(), suffix=".unfinished", durable=False)
     merge(folder, summary.rank)
 
@@ -71,6 +78,15 @@ def merge(folder: Path, rank: int) -> Summary:
     text = json.dumps(dataclasses.asdict(summary), indent=1)
     replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{rank}", durable=False)
     return summary
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to microseconds, also within lists and objects."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def read_summary(path: Path) -> Summary:

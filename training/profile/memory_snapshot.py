@@ -6,6 +6,7 @@ Files that https://pytorch.org/memory_viz shows; torch writes them with pickle, 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,8 +34,9 @@ def memory_history(profile: ProfileConfig, run_dir: Path, ranks: Ranks) -> Itera
         return
     path = run_dir / "profile" / "out_of_memory" / file_name(ranks.rank)
     torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python")
-    # Cannot be detached, as long as the process lives. Of several, the first one is it.
-    torch._C._cuda_attach_out_of_memory_observer(lambda *_: None if path.exists() else write_snapshot(path))
+    # Cannot be detached, as long as the process lives. Of several failures, the first one's snapshot is kept.
+    attach: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+    attach(lambda *_: None if path.exists() else write_snapshot(path))
     path.unlink(missing_ok=True)  # of an earlier start
     try:
         yield

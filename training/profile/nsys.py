@@ -4,15 +4,13 @@
 records what lies between ``cudaProfilerStart`` and ``cudaProfilerStop``.
 """
 
-import contextlib
 from pathlib import Path
 
 import torch
 
-from parallel.ddp import Chunks
 from training.config.profile_config import ProfileConfig
 from training.profile.range_names import iteration_name
-from training.profile.ranges import record_ranges
+from training.profile.ranges import StepRanges
 
 
 class NvtxRanges:
@@ -28,10 +26,10 @@ class NvtxRanges:
 class NsysTrace:
     """One trace of this rank, written by nsys."""
 
-    def __init__(self, config: ProfileConfig, chunks: Chunks) -> None:
-        self.config, self.chunks = config, chunks
-        self._installed = contextlib.ExitStack()
+    def __init__(self, config: ProfileConfig, steps: StepRanges) -> None:
+        self.config, self.steps = config, steps
         self._ranges = NvtxRanges()
+        self._operators = torch.autograd.profiler.emit_nvtx(record_shapes=config.pytorch_profiler_collect_shapes)
 
     def prepare(self) -> None:
         """Nothing to do."""
@@ -39,9 +37,9 @@ class NsysTrace:
     def begin(self) -> None:
         """nsys records from here on; every operator is a range, as with Megatron's --profile."""
         torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStart()))
-        self._installed.enter_context(torch.autograd.profiler.emit_nvtx(record_shapes=self._with_shapes))
+        self._operators.__enter__()
         if self.config.nvtx_ranges:
-            self._installed.enter_context(record_ranges(self._ranges, self.chunks, layers=True))
+            self.steps.add(self._ranges)
 
     def begin_iteration(self, iteration: int) -> None:
         """What follows belongs to it."""
@@ -54,9 +52,7 @@ class NsysTrace:
     def end(self, path: Path) -> None:
         """Nothing is left at ``path``: the trace is where nsys was asked to write it."""
         torch.cuda.synchronize()
-        self._installed.close()
+        if self.config.nvtx_ranges:
+            self.steps.remove(self._ranges)
+        self._operators.__exit__(None, None, None)
         torch.cuda.check_error(int(torch.cuda.cudart().cudaProfilerStop()))
-
-    @property
-    def _with_shapes(self) -> bool:
-        return self.config.pytorch_profiler_collect_shapes

@@ -1,8 +1,7 @@
 """Named ranges of a step: its phases, the schedule's passes, layers, collectives. Nothing is installed outside of them.
 
-``record_ranges`` puts wrappers in place of functions, and takes them away at its end: a step that is not measured runs
-none of this. What hears of the ranges is a ``Ranges``: a trace, NVTX, or a clock.
-Its names are in range_names.py.
+While something listens, wrappers stand in place of functions; with the last listener they go: a step that is not
+measured runs none of this. range_names.py has the names.
 """
 
 import contextlib
@@ -27,16 +26,41 @@ class Ranges(Protocol):
         """It ends."""
 
 
-@contextlib.contextmanager
-def record_ranges(ranges: Ranges, chunks: Chunks, *, layers: bool) -> Iterator[None]:
-    """Within, ``ranges`` hears of all that this rank does in a step. layers: of each layer, too."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_phases(ranges))
-        stack.enter_context(_passes(ranges, chunks))
-        stack.enter_context(record_waits(ranges.push, ranges.pop))
-        if layers:
-            stack.enter_context(_layers(ranges, chunks))
-        yield
+class StepRanges:
+    """The ranges of this rank's steps, for a trace, NVTX, a clock, or several of them at once.
+
+    Listeners come and go between steps.
+    """
+
+    def __init__(self, chunks: Chunks) -> None:
+        self.chunks = chunks
+        self.listeners: list[Ranges] = []
+        self._installed = contextlib.ExitStack()
+
+    def add(self, ranges: Ranges) -> None:
+        """``ranges`` hears of what this rank does from here on."""
+        if not self.listeners:
+            self._installed.enter_context(_phases(self))
+            self._installed.enter_context(_passes(self, self.chunks))
+            self._installed.enter_context(_layers(self, self.chunks))
+            self._installed.enter_context(record_waits(self.push, self.pop))
+        self.listeners.append(ranges)
+
+    def remove(self, ranges: Ranges) -> None:
+        """Until here."""
+        self.listeners.remove(ranges)
+        if not self.listeners:
+            self._installed.close()
+
+    def push(self, name: str) -> None:
+        """To all."""
+        for listener in self.listeners:
+            listener.push(name)
+
+    def pop(self) -> None:
+        """To all."""
+        for listener in reversed(self.listeners):
+            listener.pop()
 
 
 @contextlib.contextmanager

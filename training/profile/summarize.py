@@ -21,7 +21,6 @@ from training.profile.summary import summarize
 def main(arguments: Sequence[str]) -> int:
     """The exit code. Raises for a trace that cannot be read, or a disk that is full."""
     trace, limit_mib = Path(arguments[0]), int(arguments[1])
-    os.nice(19)
     rank = rank_of(trace)
     assert rank is not None, trace
     summary = summarize(read_trace(trace), rank)
@@ -42,4 +41,5 @@ def compress(trace: Path) -> Path:
 
 
 if __name__ == "__main__":
+    os.nice(19)
     sys.exit(main(sys.argv[1:]))

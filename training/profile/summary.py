@@ -10,7 +10,6 @@ Of each moment of the window (the traced iterations) one thing is said, the firs
 so the four add up to the window.
 """
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -108,24 +107,6 @@ def summarize(events: Sequence[TraceEvent], rank: int) -> RankSummary:
         host_waits=_largest(_wait_rows(waits, events)),
         phases=tuple(_phase_rows(events)),
     )
-
-
-def rounded(summary: RankSummary) -> RankSummary:
-    """To microseconds, as it is written."""
-    values = {name: _micro(value) for name, value in _fields(summary).items()}
-    return dataclasses.replace(summary, **values)  # type: ignore[arg-type]
-
-
-def _micro(value: object) -> object:
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, tuple):
-        return tuple(dataclasses.replace(row, **{key: _micro(one) for key, one in _fields(row).items()}) for row in value)
-    return value
-
-
-def _fields(one: "RankSummary | Row") -> dict[str, object]:
-    return {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
 
 
 def _span(event: TraceEvent) -> Interval:

@@ -1,17 +1,15 @@
 """A trace by torch.profiler: a Chrome trace of everything that a rank's host and GPU do in a few iterations."""
 
-import contextlib
 import os
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.config.profile_config import ProfileConfig
 from training.profile.range_names import iteration_name
-from training.profile.ranges import record_ranges
+from training.profile.ranges import StepRanges
 
 
 class TraceRanges:
@@ -31,10 +29,9 @@ class TraceRanges:
 class TorchTrace:
     """One trace of this rank."""
 
-    def __init__(self, config: ProfileConfig, chunks: Chunks, ranks: Ranks) -> None:
-        self.config, self.chunks, self.ranks = config, chunks, ranks
+    def __init__(self, config: ProfileConfig, steps: StepRanges, ranks: Ranks) -> None:
+        self.config, self.steps, self.ranks = config, steps, ranks
         self._profiler: profile | None = None
-        self._installed = contextlib.ExitStack()
         self._ranges = TraceRanges()
 
     def prepare(self) -> None:
@@ -53,7 +50,7 @@ class TorchTrace:
     def begin(self) -> None:
         """Events are kept from here on."""
         assert self._profiler is not None
-        self._installed.enter_context(record_ranges(self._ranges, self.chunks, layers=True))
+        self.steps.add(self._ranges)
         self._profiler.start_trace()
 
     def begin_iteration(self, iteration: int) -> None:
@@ -70,6 +67,6 @@ class TorchTrace:
         if self.ranks.device.type == "cuda":
             torch.cuda.synchronize()  # kernels that run now belong to the last iteration
         self._profiler.stop_trace()
-        self._installed.close()
+        self.steps.remove(self._ranges)
         profiler, self._profiler = self._profiler, None
         profiler.export_chrome_trace(str(path))

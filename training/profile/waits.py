@@ -77,10 +77,9 @@ def record_waits(push: Callable[[str], None], pop: Callable[[], None]) -> Iterat
     try:
         for method, function in before.items():
             setattr(ProcessGroup, method, calling(function, names[method]))
-        Work.wait = waiting  # type: ignore[method-assign]
+        Work.wait = waiting  # type: ignore[assignment, method-assign]
         yield
     finally:
         Work.wait = wait  # type: ignore[method-assign]
         for method, function in before.items():
             setattr(ProcessGroup, method, function)
-
