@@ -101,6 +101,6 @@ class ProfileCallback(Callback):
         path = folder / trace_name(self.ranks.rank)
         trace.end(path)
         if self.config.use_pytorch_profiler:
-            self.jobs.start(path)
+            self.jobs.start(path, self.ranks.device.type)
         if self.config.record_memory_history and self.ranks.device.type == "cuda":
             write_snapshot(folder / file_name(self.ranks.rank))

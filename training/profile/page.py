@@ -21,6 +21,10 @@ def _rank(one: RankSummary) -> Iterator[str]:
         f"profile of rank {one.rank} ({one.device}), iteration{'s' if iterations > 1 else ''} {span}: "
         f"{one.window_s / iterations:.3g} s an iteration"
     )
+    if one.device == "cuda" and not one.kernels:
+        yield "  the trace has no kernels: CUPTI could record none (another profiler may be attached, or it may not be"
+        yield "  permitted: https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
+        return
     parts = (
         ("compute", one.compute_s),
         ("exposed communication", one.exposed_communication_s),

@@ -13,11 +13,13 @@ so the four add up to the window.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from training.profile.chrome_trace import ANNOTATIONS, HOST_CALLS, KERNELS, OPERATORS, TraceEvent
 from training.profile.intervals import Interval, length, union, within, without
 from training.profile.range_names import COLLECTIVE, MESSAGE, PHASES, iteration_of
 
+Device = Literal["cuda", "cpu"]
 MOST_ROWS = 20
 """Of a table: kernels, and so on."""
 _GLOO, _C10D = "gloo:", "c10d::"
@@ -44,8 +46,7 @@ class RankSummary:
     """Of one rank's trace. Seconds, of the whole window."""
 
     rank: int
-    device: str
-    """cuda, or cpu where the trace has no kernels."""
+    device: Device
     first_iteration: int
     last_iteration: int
     window_s: float
@@ -68,13 +69,13 @@ class RankSummary:
     """The file, beside the summary; empty where it was too large to be kept."""
 
 
-def summarize(events: Sequence[TraceEvent], rank: int) -> RankSummary:
-    """Of the spans of one rank's trace."""
+def summarize(events: Sequence[TraceEvent], rank: int, device: Device) -> RankSummary:
+    """Of the spans of one rank's trace, which ran on such a device."""
     ranges = (event for event in events if event.category == ANNOTATIONS)  # a GPU has them again, on its streams
     marks = [(event, number) for event in ranges if (number := iteration_of(event)) is not None]
     window = _window([event for event, _ in marks] or events)
     numbers = [number for _, number in marks] or [0]
-    on_gpu = any(event.category in KERNELS for event in events)
+    on_gpu = device == "cuda"
     threads = {event.thread for event, _ in marks} or {event.thread for event in events}
     waits = [event for event in events if event.thread in threads and _is_wait(event, on_gpu)]
     if on_gpu:
@@ -91,7 +92,7 @@ def summarize(events: Sequence[TraceEvent], rank: int) -> RankSummary:
     spent = length(compute) + length(exposed) + length(exposed_messages)
     return RankSummary(
         rank=rank,
-        device="cuda" if on_gpu else "cpu",
+        device=device,
         first_iteration=min(numbers),
         last_iteration=max(numbers),
         window_s=window[1] - window[0],

@@ -25,9 +25,10 @@ class SummaryJobs:
         self._unsaid: list[Path] = []
         self._next_s = 0.0
 
-    def start(self, trace: Path) -> None:
+    def start(self, trace: Path, device: str) -> None:
         """Of a trace that this rank has written. Raises OSError where no process can be started."""
-        command = [sys.executable, "-m", "training.profile.summarize", str(trace.absolute()), str(self.limit_mib)]
+        arguments = [str(trace.absolute()), device, str(self.limit_mib)]
+        command = [sys.executable, "-m", "training.profile.summarize", *arguments]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
         self._processes.append((trace, process))
 

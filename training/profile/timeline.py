@@ -75,7 +75,8 @@ class TimelineCallback(Callback):
 
     def _gathered(self, own: Sequence[float]) -> torch.Tensor:
         """fp64 [ranks, numbers], in order of rank."""
-        mine = torch.tensor(own, dtype=torch.float64).to(self.ranks.device)
+        on_gpu = self.ranks.device.type == "cuda"
+        mine = torch.tensor(own, dtype=torch.float64, pin_memory=on_gpu).to(self.ranks.device, non_blocking=True)
         count = dist.get_world_size(self.group)
         table = torch.empty(count * len(own), dtype=torch.float64, device=self.ranks.device)
         dist.all_gather_into_tensor(table, mine, group=self.group)

@@ -108,7 +108,7 @@ def parts(one: RankSummary) -> list[float]:
 
 
 def test_a_trace_of_a_cpu(tmp_path: Path) -> None:
-    found = summarize(read_trace(written(tmp_path / "rank_00003.json", cpu_events())), 3)
+    found = summarize(read_trace(written(tmp_path / "rank_00003.json", cpu_events())), 3, "cpu")
     assert (found.device, found.rank, found.first_iteration, found.last_iteration) == ("cpu", 3, 5, 5)
     assert micro(found.window_s) == 1000
     assert parts(found) == [300 + 110 + 40, 90 + 100 + 60, 85, 215]
@@ -130,7 +130,7 @@ def test_a_trace_of_a_cpu(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
-    found = summarize(read_trace(written(tmp_path / "rank_00000.json", gpu_events())), 0)
+    found = summarize(read_trace(written(tmp_path / "rank_00000.json", gpu_events())), 0, "cuda")
     assert (found.device, found.first_iteration, found.last_iteration) == ("cuda", 7, 8)
     assert micro(found.window_s) == 800
     assert parts(found) == [320, 100 + 50, 100, 230]
@@ -148,7 +148,7 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
 def test_a_trace_of_another_program_is_one_window(tmp_path: Path) -> None:
     """Megatron-LM's, without our ranges."""
     others = [event for event in gpu_events() if event["cat"] != "user_annotation"]
-    found = summarize(read_trace(written(tmp_path / "rank_00000.json", others)), 0)
+    found = summarize(read_trace(written(tmp_path / "rank_00000.json", others)), 0, "cuda")
     assert (found.first_iteration, micro(found.window_s), parts(found)[0]) == (0, 1900, 320)
 
 
@@ -156,7 +156,7 @@ def test_the_process_leaves_summaries_and_compressed_traces(tmp_path: Path) -> N
     """Two ranks: the second one's process finds the first one's part."""
     folder = trace_folder(tmp_path, 5)
     for rank in (3, 0):
-        assert main([str(written(folder / trace_name(rank), cpu_events())), "1"]) == 0
+        assert main([str(written(folder / trace_name(rank), cpu_events())), "cpu", "1"]) == 0
     found = read_summary(folder / "summary.json")
     assert found.version == 1
     assert [(one.rank, one.trace) for one in found.ranks] == [(0, "rank_00000.json.gz"), (3, "rank_00003.json.gz")]
@@ -170,6 +170,13 @@ def test_the_process_leaves_summaries_and_compressed_traces(tmp_path: Path) -> N
     ]
     assert "     30.0%       1 x aten::mm" in text
     assert "      9.0%       1 x collective all_reduce in forward_backward" in text
+
+
+def test_a_trace_of_a_gpu_without_kernels_is_said_to_be_one(tmp_path: Path) -> None:
+    found = summarize(read_trace(written(tmp_path / "rank_00000.json", cpu_events())), 0, "cuda")
+    assert found.compute_s == 0 and found.kernels == ()
+    text = page([found], "summary.json").splitlines()
+    assert len(text) == 4 and "no kernels" in text[1]
 
 
 def test_old_traces_go_first(tmp_path: Path) -> None:
