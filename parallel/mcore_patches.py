@@ -111,6 +111,22 @@ def _buffer_collectives() -> bool:
     return "dist_all_gather_func(" in gather and "= dist_reduce_scatter_func(" in scatter
 
 
+def _schedule_timers() -> bool:
+    from megatron.core.pipeline_parallel import schedules
+
+    forward, loss, backward = map(
+        inspect.getsource, (schedules.forward_step, schedules.forward_step_calc_loss, schedules.backward_step)
+    )
+    table = _arguments(schedules.get_schedule_table)
+    return (
+        "config.timers('forward-compute', log_level=2).start()" in forward
+        and "config.timers('forward-compute').stop()" in loss
+        and "config.timers('backward-compute', log_level=2).start()" in backward
+        and "config.timers('backward-compute').stop()" in backward
+        and table == ["num_microbatches", "num_model_chunks", "microbatch_group_size_per_vp_stage"]
+    )
+
+
 def _adam_names() -> bool:
     import megatron.core.optimizer as optimizer
     import megatron.core.optimizer.distrib_optimizer as distributed
@@ -311,6 +327,7 @@ PROBES = {
     "ChainedOptimizer.get_grad_norm and get_grad_norm_fp32, whose sums training/gradient_norm.py takes": _gradient_norm,
     "DistributedOptimizer._defer_param_sync, which training/optimizer.py sets": _gathered_once,
     "DynamicGradScaler's attributes and prepare_grads, which training/loss_scale.py restores and repeats": _loss_scale,
+    "timers of the schedules, and get_schedule_table, by which training/profile measures passes": _schedule_timers,
     "parallel_state.get_data_parallel_group, which parallel/groups.py replaces for SHARP": _sharp_group,
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,

@@ -292,6 +292,22 @@ def test_saving_and_starting() -> None:
     assert any("--no-load-optim" in line for line in drafted(f"{SMALLEST} --no-load-optim").unsupported)
 
 
+def test_profiles() -> None:
+    """As Megatron-LM does without --use-pytorch-profiler: for nsys."""
+    draft = drafted(f"{SMALLEST} --profile --profile-ranks 0 3 --profile-step-end 20 --record-shapes --nvtx-ranges")
+    profile = recipe_of(
+        " ".join([SMALLEST, "--profile --profile-ranks 0 3 --profile-step-end 20 --nvtx-ranges"])
+    ).profile
+    assert (profile.enable_profiling, profile.step_start, profile.step_end) == (True, 10, 20)
+    assert (profile.ranks, profile.use_pytorch_profiler, profile.nvtx_ranges) == ((0, 3), False, True)
+    assert draft.values["profile.pytorch_profiler_collect_shapes"] is True
+    torch_s = recipe_of(f"{SMALLEST} --profile --use-pytorch-profiler --record-memory-history").profile
+    assert (torch_s.use_pytorch_profiler, torch_s.ranks, torch_s.record_memory_history) == (True, (0,), True)
+    idle = drafted(f"{SMALLEST} --profile-step-start 3 --use-pytorch-profiler")
+    assert not [name for name in idle.values if name.startswith("profile.")]
+    assert "--profile-step-start: has no effect without --profile" in idle.irrelevant
+
+
 def test_gelu_by_erf_is_said_to_differ() -> None:
     assert not any("GELU" in line for line in drafted(SMALLEST).unsupported)
     assert any("GELU" in line for line in drafted(f"{SMALLEST} --disable-bias-linear").unsupported)

@@ -70,10 +70,7 @@ IRRELEVANT: dict[str, str] = {
         create-all-gather-group
     """,
     "profiling and diagnostics, which change nothing that is trained": """
-        profile profile-step-start=1 profile-step-end=1 use-pytorch-profiler pytorch-profiler-collect-shapes
-        pytorch-profiler-collect-callstack pytorch-profiler-collect-chakra profile-ranks=+ record-memory-history
-        memory-snapshot-path=1 record-shapes nvtx-ranges gpu-sniff-test-interval=1
-        train-sync-interval=1 dump-param-to-param-group-map=1
+        pytorch-profiler-collect-chakra gpu-sniff-test-interval=1 train-sync-interval=1 dump-param-to-param-group-map=1
         config-logger-dir=1 run-workload-inspector-server result-rejected-tracker-filename=1 flight-recorder-dump-path=1
         flight-recorder-trace-buffer-size=1 no-flight-recorder-dump-on-timeout disable-flight-recorder-dump-on-timeout
         flight-recorder-include-stack-trace no-flight-recorder-include-only-active
@@ -83,6 +80,9 @@ IRRELEVANT: dict[str, str] = {
         moe-routing-trace-max-training-iters=1 moe-routing-trace-capture-logits moe-routing-trace-capture-hidden-states
         moe-routing-trace-dump-weights save-activations-interval=1 save-tokens-per-expert-interval=1
         save-wgrads-interval=1 save-dgrads-interval=1
+    """,
+    "memory snapshots lie in RUN_DIR/profile": """
+        memory-snapshot-path=1
     """,
     "Triplane always watches for stragglers, spikes and non-finite values (section fault)": """
         log-straggler straggler-ctrlr-port=1 straggler-minmax-count=1 disable-straggler-on-startup rerun-mode=1

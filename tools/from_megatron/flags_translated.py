@@ -173,5 +173,7 @@ RULES = """
     save=1 load=1 pretrained-checkpoint=1 save-interval=1 persistent-save-interval=1 finetune no-load-optim no-load-rng
     save-retain-interval=1
     tensorboard-dir=1 wandb-project=1 wandb-exp-name=1
+    profile profile-step-start=1 profile-step-end=1 profile-ranks=+ use-pytorch-profiler
+    pytorch-profiler-collect-shapes pytorch-profiler-collect-callstack record-shapes nvtx-ranges record-memory-history
 """
 """Flags that ``rules_*`` read, since several together, or a default of Megatron-LM's, make a field."""

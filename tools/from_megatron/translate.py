@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tools.from_megatron import flags_translated as table
-from tools.from_megatron import rules_data, rules_model, rules_parallel, rules_training
+from tools.from_megatron import rules_data, rules_model, rules_parallel, rules_profile, rules_training
 from tools.from_megatron.arguments import parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.flags import Flag, known
@@ -33,6 +33,7 @@ def translate(words: Sequence[str], world: int | None = None) -> Draft:
         rules_data.vocabulary,
         rules_data.saving,
         rules_data.logging,
+        rules_profile.profile,
     ):
         rule(draft)
     _kernels(draft)

@@ -72,6 +72,8 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "tokens_per_s": "{:,.0f} tok/s".format,
     "tokens_per_s_per_gpu": "{:,.0f} tok/s/GPU".format,
     "mfu": "MFU {:.1%}".format,
+    "pipeline_bubble": "bubble {:.1%}".format,
+    "exposed_communication": "exposed communication {:.1%}".format,
     "memory_gib": "mem {:.1f} GiB".format,
     "eta_s": _eta,
 }

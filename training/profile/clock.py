@@ -11,11 +11,11 @@ from megatron.core.pipeline_parallel.schedules import get_schedule_table
 
 from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
-from training.profile.range_names import BACKWARD, COLLECTIVE, FORWARD, PHASES
+from training.profile.range_names import BACKWARD, FORWARD, PHASES, WAIT, is_collective
 from training.profile.spans import Span
 
 _KINDS = {FORWARD: "forward", BACKWARD: "backward", "reduce": "reduce", "update": "update"}
-SHARDS = COLLECTIVE + "of shards"
+SHARDS = WAIT + "shards"
 """The wait for fully_shard's collectives."""
 
 
@@ -81,8 +81,8 @@ class StepClock:
         return Measured(
             spans=self._spans([(_KINDS[name], begin, end) for name, begin, end in times if name in _KINDS]),
             known_at_s=self._known_at_s,
-            step_s=known_s + max(0.0, *(end for _, _, end in times)),
-            exposed_s=sum(end - begin for name, begin, end in times if name.startswith(COLLECTIVE)),
+            step_s=known_s + max([0.0, *(end for _, _, end in times)]),
+            exposed_s=sum(end - begin for name, begin, end in times if is_collective(name)),
         )
 
     def _counts(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class StepClock:
         """
         if name in (FORWARD, BACKWARD):
             return self._phase == "forward_backward"
-        if name.startswith(COLLECTIVE):
+        if is_collective(name):
             return self._phase not in ("", "measure") and self._is_computing()
         return name in _KINDS
 

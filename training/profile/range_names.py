@@ -5,9 +5,9 @@
 | ``iteration N`` | as the log counts them |
 | ``forward_backward``, ``reduce``, ``measure``, ``update`` | the functions of training/step.py, once a step |
 | ``forward-compute``, ``backward-compute`` | Megatron's names: a microbatch's pass through a chunk |
-| ``layer N`` | the forward pass of a layer, numbered as megatron-core does |
-| ``collective all_reduce`` ... | the call of a collective, and the wait for its end |
-| ``message send``, ``message recv`` | the same of messages between stages |
+| ``layer N`` | the forward pass of a layer, numbered as megatron-core does; none where layers are CUDA graphs |
+| ``collective all_reduce`` ..., ``message send``, ``message recv`` | the call of a collective, or of a message |
+| ``wait for all_reduce`` ..., ``wait for send`` ... | the host waits for its end; with NCCL, the stream does |
 """
 
 import re
@@ -15,8 +15,9 @@ from typing import Protocol
 
 PHASES = ("forward_backward", "reduce", "measure", "update")
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
-COLLECTIVE, MESSAGE = "collective ", "message "
+COLLECTIVE, MESSAGE, WAIT = "collective ", "message ", "wait for "
 """What names of ranges begin with."""
+MESSAGES = ("send", "recv")
 _ITERATION = re.compile(r"iteration (\d{1,18})")
 
 
@@ -25,6 +26,16 @@ class Named(Protocol):
 
     @property
     def name(self) -> str: ...
+
+
+def call_of(kind: str) -> str:
+    """The range of a call, of a collective or of one of MESSAGES."""
+    return (MESSAGE if kind in MESSAGES else COLLECTIVE) + kind
+
+
+def is_collective(name: str) -> bool:
+    """The call of a collective, or the wait for one."""
+    return name.startswith(COLLECTIVE) or (name.startswith(WAIT) and name.removeprefix(WAIT) not in MESSAGES)
 
 
 def iteration_name(number: int) -> str:

@@ -141,7 +141,8 @@ def _passes(ranges: Ranges, chunks: Chunks) -> contextlib.AbstractContextManager
 @contextlib.contextmanager
 def _layers(ranges: Ranges, chunks: Chunks) -> Iterator[None]:
     handles = []
-    for chunk in chunks:
+    plain = [chunk for chunk in chunks if chunk.config.cuda_graph_impl == "none"]  # else megatron-core refuses hooks
+    for chunk in plain:
         for layer in layers_of(unwrap(chunk)):
             name = f"layer {getattr(layer, 'layer_number', '?')}"
             handles.append(layer.register_forward_pre_hook(lambda _module, _inputs, name=name: ranges.push(name)))

@@ -17,13 +17,13 @@ from typing import Literal
 
 from training.profile.chrome_trace import ANNOTATIONS, HOST_CALLS, KERNELS, OPERATORS, TraceEvent
 from training.profile.intervals import Interval, length, union, within, without
-from training.profile.range_names import COLLECTIVE, MESSAGE, PHASES, iteration_of
+from training.profile.range_names import MESSAGES, PHASES, WAIT, iteration_of
 
 Device = Literal["cuda", "cpu"]
 MOST_ROWS = 20
 """Of a table: kernels, and so on."""
 _GLOO, _C10D = "gloo:", "c10d::"
-_MESSAGES = {"send", "recv", "coalesced"}
+_MESSAGES = {*MESSAGES, "coalesced"}
 """NCCL's and gloo's names of messages; a group of them is "coalesced"."""
 
 
@@ -132,7 +132,7 @@ def _is_communication(event: TraceEvent) -> bool:
 
 def _communication_name(event: TraceEvent) -> str:
     if event.category == ANNOTATIONS:
-        return event.name.removeprefix(_GLOO).removeprefix(COLLECTIVE).removeprefix(MESSAGE)
+        return event.name.removeprefix(_GLOO).removeprefix(WAIT)
     return str(event.args.get("Collective name") or event.name)
 
 
@@ -143,10 +143,10 @@ def _is_message(event: TraceEvent) -> bool:
 
 
 def _is_wait(event: TraceEvent, on_gpu: bool) -> bool:
-    """Calls of CUDA in which the host stands still; on a CPU, calls of collectives and waits for them."""
+    """Calls of CUDA in which the host stands still; on a CPU, waits for gloo."""
     if on_gpu:
         return event.category in HOST_CALLS and (event.name.endswith("Synchronize") or event.name == "cudaMemcpy")
-    return event.category == ANNOTATIONS and event.name.startswith((COLLECTIVE, MESSAGE))
+    return event.category == ANNOTATIONS and event.name.startswith(WAIT)
 
 
 def _largest(rows: Iterable[Row]) -> tuple[Row, ...]:

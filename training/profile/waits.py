@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup, Work
 
-from training.profile.range_names import COLLECTIVE, MESSAGE
+from training.profile.range_names import MESSAGES, WAIT, call_of
 
 COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -32,13 +32,13 @@ COLLECTIVES = {
     "barrier": "barrier",
 }
 """Method of a process group -> the collective's name in torch.distributed."""
-MESSAGES = ("send", "recv")
 END_OF_GROUP = "_end_coalescing"
+"""Of several calls, of which the last one gives its name."""
 
 
 @contextlib.contextmanager
 def record_waits(push: Callable[[str], None], pop: Callable[[], None]) -> Iterator[None]:
-    """Within, a collective is a range twice: its call, and the wait for its end (``Work.wait``).
+    """Within, a collective or message is a range twice: its call, and the wait for its end (``Work.wait``).
 
     On a CPU the rank stands still in the second. On a GPU the host does not: a collective that runs on the stream that
     it was called on (``async_op=False``) is what lies between two CUDA events around the call, and one on a stream of
@@ -47,11 +47,11 @@ def record_waits(push: Callable[[str], None], pop: Callable[[], None]) -> Iterat
     works: WeakKeyDictionary[Work, str] = WeakKeyDictionary()  # weak: a work may hold its tensors' memory
     newest = ""
 
-    def calling(method: Any, name: str) -> Callable[..., Any]:
+    def calling(method: Any, kind: str) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             nonlocal newest
-            newest = name or newest
-            push(newest)
+            newest = kind or newest
+            push(call_of(newest))
             try:
                 work = method.__get__(group)(*args, **kwargs)
             finally:
@@ -65,18 +65,17 @@ def record_waits(push: Callable[[str], None], pop: Callable[[], None]) -> Iterat
     wait = vars(Work)["wait"]  # as it lies in the class: a method of pybind11 would come back unbound
 
     def waiting(work: Work, *args: Any, **kwargs: Any) -> Any:
-        push(works.pop(work, COLLECTIVE + "?"))
+        push(WAIT + works.pop(work, "?"))
         try:
             return wait.__get__(work)(*args, **kwargs)
         finally:
             pop()
 
-    names = {method: COLLECTIVE + name for method, name in COLLECTIVES.items()}
-    names |= {method: MESSAGE + method for method in MESSAGES} | {END_OF_GROUP: ""}
-    before = {method: function for method, function in vars(ProcessGroup).items() if method in names}
+    kinds = {**COLLECTIVES, **{method: method for method in MESSAGES}, END_OF_GROUP: ""}
+    before = {method: function for method, function in vars(ProcessGroup).items() if method in kinds}
     try:
         for method, function in before.items():
-            setattr(ProcessGroup, method, calling(function, names[method]))
+            setattr(ProcessGroup, method, calling(function, kinds[method]))
         Work.wait = waiting  # type: ignore[assignment, method-assign]
         yield
     finally:

@@ -76,7 +76,11 @@ def key() -> str:
 
 def compile_all(folder: Path) -> None:
     """Two compilers at a time."""
-    stubs(folder / "runtime_stubs.c", ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so"), "cuda|cublas|nccl|__cuda")
+    stubs(
+        folder / "runtime_stubs.c",
+        ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so"),
+        "cuda|cublas|nccl|__cuda",
+    )
     stubs(folder / "driver_stubs.c", ("libcaffe2_nvrtc.so",), "cu[A-Z]")
     shared = "-shared", "-Wl,-z,nodelete"
     commands = [

@@ -42,12 +42,13 @@ def cpu_events() -> list[dict[str, Any]]:
         operator("aten::add", 310, 360),
         operator("c10d::allreduce_", 395, 399),
         note("gloo:all_reduce", 390, 485, GLOO),
-        note("collective all_reduce", 400, 490),
+        note("collective all_reduce", 392, 400),
+        note("wait for all_reduce", 400, 490),
         note("gloo:recv", 505, 580),
-        note("message recv", 520, 590),
+        note("wait for recv", 520, 590),
         note("reduce", 600, 800),
         note("gloo:all_reduce", 600, 690, GLOO),
-        note("collective all_reduce", 620, 700),
+        note("wait for all_reduce", 620, 700),
         note("update", 800, 1000),
         note("gloo:all_gather", 850, 950, GLOO),
         operator("aten::mul", 860, 900),
@@ -117,9 +118,9 @@ def test_a_trace_of_a_cpu(tmp_path: Path) -> None:
         ("aten::mm", ""): (1, 300), ("_Reduce", ""): (1, 60), ("aten::add", ""): (1, 50), ("aten::mul", ""): (1, 40)
     }  # fmt: skip
     assert rows(found.host_waits) == {
-        ("collective all_reduce", "forward_backward"): (1, 90),
-        ("collective all_reduce", "reduce"): (1, 80),
-        ("message recv", "forward_backward"): (1, 70),
+        ("wait for all_reduce", "forward_backward"): (1, 90),
+        ("wait for all_reduce", "reduce"): (1, 80),
+        ("wait for recv", "forward_backward"): (1, 70),
     }
     assert rows(found.communication) == {
         ("all_reduce", ""): (2, 185), ("recv", ""): (1, 75), ("all_gather", ""): (1, 100)
@@ -169,7 +170,7 @@ def test_the_process_leaves_summaries_and_compressed_traces(tmp_path: Path) -> N
         "  collectives 30.0%, messages between stages 8.5%, host waits 24.0%",
     ]
     assert "     30.0%       1 x aten::mm" in text
-    assert "      9.0%       1 x collective all_reduce in forward_backward" in text
+    assert "      9.0%       1 x wait for all_reduce in forward_backward" in text
 
 
 def test_a_trace_of_a_gpu_without_kernels_is_said_to_be_one(tmp_path: Path) -> None:
