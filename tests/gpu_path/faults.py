@@ -1,5 +1,6 @@
 """A hook: what goes wrong in a run, in iteration 3 on rank 1. EMULATED_CUDA_FAULT names it."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -61,7 +62,19 @@ class Killed(loop.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-FAULTS = {fault.__name__: fault for fault in (NanOnce, InfiniteWeight, Killed)}
+class MemoryRunsOut(loop.Callback):
+    """For an allocation that the program can do without: 1 TiB."""
+
+    def __init__(self, chunks: Chunks, run_dir: Path) -> None:
+        pass
+
+    def before_step(self, progress: Progress) -> None:
+        if progress.iteration + 1 == ITERATION:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+
+
+FAULTS = {fault.__name__: fault for fault in (NanOnce, InfiniteWeight, Killed, MemoryRunsOut)}
 build_health = train.build_health
 
 

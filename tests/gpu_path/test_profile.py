@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,13 +90,27 @@ def test_a_trace_by_torch_of_a_gpu_without_cupti(device: WarmDevice, tmp_path: P
     assert summary.device == "cuda" and {row.name for row in summary.phases} >= {"forward_backward", "update"}
 
 
+HISTORY = ("--profile.record_memory_history", "True")
+
+
+def recorded(run_dir: Path, rank: int) -> list[dict[str, Any]]:
+    """Allocations and frees, the newest one last."""
+    path = run_dir / f"profile/out_of_memory/rank_{rank:05d}_memory.pickle"
+    [trace] = [trace for trace in pickle.loads(path.read_bytes())["device_traces"] if trace]
+    return trace
+
+
 def test_where_memory_runs_out_every_allocation_is_kept(device: WarmDevice, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as failed:
-        flags = ["--profile.record_memory_history", "True"]
-        device.train(Training(), tmp_path, Emulation(memory_mib=4), flags)
-    path = tmp_path / "profile/out_of_memory/rank_00000_memory.pickle"
-    assert re.search(r"Every allocation of rank \d is in .*_memory.pickle", str(failed.value))
-    snapshot = pickle.loads(path.read_bytes())
-    [trace] = [trace for trace in snapshot["device_traces"] if trace]
-    assert trace[-1]["action"] == "oom"  # written then, before anything was freed
+        device.train(Training(), tmp_path, Emulation(memory_mib=4), HISTORY)
+    assert re.search(r"Every allocation of rank 0 is in .*/rank_00000_memory.pickle", str(failed.value))
+    trace = recorded(tmp_path, 0)
+    assert trace[-1]["action"] == "oom"
     assert any("training/" in frame["filename"] for entry in trace for frame in entry.get("frames", ()))
+
+
+def test_a_failure_that_a_run_survives_is_kept_too(device: WarmDevice, tmp_path: Path) -> None:
+    emulation = Emulation(hooks=("tests.gpu_path.faults",), settings={"EMULATED_CUDA_FAULT": "MemoryRunsOut"})
+    device.train(Training(layout="dp2overlap"), tmp_path, emulation, HISTORY)
+    assert (trace := recorded(tmp_path, 1))[-1]["action"] == "oom" and trace[-1]["size"] == 1 << 40
+    assert len(list((tmp_path / "profile").rglob("*.pickle"))) == 1

@@ -97,7 +97,7 @@ def profile_problems(profile: ProfileConfig, layout: Layout, device: str, *, ela
     found = []
     world_size = layout.world_size
     if profile.traces and not elastic and (missing := [rank for rank in profile.ranks if rank >= world_size]):
-        found.append(f"profile.ranks: there is no rank {missing[0]}; the {world_size} ranks are 0 to {world_size - 1}.")
+        found.append(f"profile.ranks: there is no rank {missing[0]}; the run has {world_size}, counted from 0.")
     if device == "cpu" and profile.traces and not profile.use_pytorch_profiler:
         found.append(
             "profile.use_pytorch_profiler = false is for nsys, which needs GPUs; the device is cpu. Leave it true."

@@ -227,10 +227,16 @@ def test_a_section_that_cannot_be(profile: dict[str, Any], words: str) -> None:
 def test_ranks_and_devices_that_are_not_there() -> None:
     profile = ProfileConfig(enable_profiling=True, ranks=(0, 4), use_pytorch_profiler=False)
     no_rank, no_gpu = profile_problems(profile, Layout(dp=4), "cpu", elastic=False)
-    assert no_rank == "profile.ranks: there is no rank 4; the 4 ranks are 0 to 3."
+    assert no_rank == "profile.ranks: there is no rank 4; the run has 4, counted from 0."
     assert "needs GPUs" in no_gpu
     assert profile_problems(profile, Layout(dp=4), "cuda", elastic=True) == []
     assert profile_problems(ProfileConfig(ranks=(9,)), Layout(), "cpu", elastic=False) == []
+
+
+def test_a_run_that_cannot_be_traced_does_not_begin(tmp_path: Path) -> None:
+    config = configuration(tmp_path, "--profile.enable_profiling", "True", "--profile.ranks", "1")
+    assert config.problems(2) == []
+    assert config.problems(1) == ["profile.ranks: there is no rank 1; the run has 1, counted from 0."]
 
 
 def test_iterations_that_belong_to_a_trace() -> None:
