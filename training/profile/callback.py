@@ -1,6 +1,7 @@
 """When a trace begins and ends, and on which ranks."""
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +9,7 @@ from typing import Protocol
 from parallel.groups import Ranks
 from training.config.profile_config import ProfileConfig
 from training.loop import Callback
-from training.profile.files import trace_folder, trace_name
+from training.profile.files import part_path, trace_folder, trace_name
 from training.profile.memory_snapshot import file_name, write_snapshot
 from training.profile.nsys import NsysTrace
 from training.profile.ranges import StepRanges
@@ -47,6 +48,7 @@ class ProfileCallback(Callback):
         self.trace: Trace | None = None
         """This rank's part in it."""
         self.begun = False
+        """It has begun, on the ranks that are traced."""
         if missing := sorted(set(config.ranks) - set(traced)):
             ranks.say(f"warning: profile.ranks: there is no rank {missing[0]} among {world_size}: it is not traced")
 
@@ -54,10 +56,10 @@ class ProfileCallback(Callback):
         self._prepare(self.config.trace_number(progress.iteration))
 
     def before_step(self, progress: Progress) -> None:
+        begins, self.begun = not self.begun, self.number is not None
         if self.trace is not None:
-            if not self.begun:
+            if begins:
                 self.trace.begin()
-                self.begun = True
             self.trace.begin_iteration(progress.iteration + 1)
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
@@ -71,11 +73,12 @@ class ProfileCallback(Callback):
 
     def stop(self, progress: Progress, reason: str) -> None:
         self._end(progress)
-        self.jobs.finish(self.beat)
+        if reason != "requested":  # whoever asks a run to stop does not wait for summaries
+            self.jobs.finish(self.beat)
 
     def _prepare(self, number: int | None) -> None:
         """For the next iteration, which belongs to trace ``number``."""
-        self.number, self.begun = number, False
+        self.number = number
         if number is not None and self.is_traced:
             if self.config.use_pytorch_profiler:
                 self.trace = TorchTrace(self.config, self.steps, self.ranks)
@@ -86,21 +89,25 @@ class ProfileCallback(Callback):
     def _end(self, progress: Progress) -> None:
         """Of the trace that is on, if one is. A disk that takes no trace ends no training."""
         folder = trace_folder(self.run_dir, progress.iteration)
-        trace, number = self.trace, self.number
-        self.trace, self.number = None, None
-        if trace is not None and self.begun:
+        trace, begun = self.trace, self.begun
+        self.trace, self.number, self.begun = None, None, False
+        if not begun:  # the run has ended before its first iteration
+            return
+        if trace is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._write(trace, folder)
             except OSError as error:
                 print(f"profile: rank {self.ranks.rank}: no trace in {folder}: {error}", file=sys.stderr)
-        if number is not None and self.config.use_pytorch_profiler:
+        if self.config.use_pytorch_profiler:
             self.jobs.expect(folder)
 
     def _write(self, trace: Trace, folder: Path) -> None:
-        path = folder / trace_name(self.ranks.rank)
+        path, began_s = folder / trace_name(self.ranks.rank), time.monotonic()
+        part_path(folder, self.ranks.rank).unlink(missing_ok=True)  # of an earlier start
         trace.end(path)
         if self.config.use_pytorch_profiler:
             self.jobs.start(path, self.ranks.device.type)
         if self.config.record_memory_history and self.ranks.device.type == "cuda":
             write_snapshot(folder / file_name(self.ranks.rank))
+        self.ranks.say(f"profile: traced into {folder}; training stood still for {time.monotonic() - began_s:.2f} s")

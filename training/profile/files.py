@@ -64,16 +64,26 @@ def traces_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if rank_of(path) is not None)
 
 
+def part_path(folder: Path, rank: int) -> Path:
+    """Of one rank's own summary."""
+    return folder / f"rank_{rank:05d}.summary.json"
+
+
 def write_part(folder: Path, summary: RankSummary) -> None:
     """One rank's own file, and ``summary.json`` of all that are there: the last one to be written has every rank."""
     text = json.dumps(rounded(dataclasses.asdict(summary)))
-    replace_file(folder / f"rank_{summary.rank:05d}.summary.json", text.encode(), suffix=".unfinished", durable=False)
+    replace_file(part_path(folder, summary.rank), text.encode(), suffix=".unfinished", durable=False)
     merge(folder, summary.rank)
 
 
 def merge(folder: Path, rank: int) -> Summary:
-    """``summary.json`` of the ranks whose own files are there. Any rank may do it again, at any time; rank: which."""
+    """``summary.json`` of the ranks whose own files are there. Any rank may do it again, at any time; rank: which.
+
+    Raises FileNotFoundError where none is.
+    """
     parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
+    if not parts:
+        raise FileNotFoundError(f"no rank has written a summary into {folder}")
     summary = Summary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
     text = json.dumps(dataclasses.asdict(summary), indent=1)
     replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{rank}", durable=False)

@@ -4,14 +4,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from parallel.untrusted import InputError
-from training.profile.files import SUMMARY, merge, read_summary
+from training.profile.files import SUMMARY, merge
 from training.profile.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
-END_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 60.0
 """How long a run's end waits for the last summary."""
 
 
@@ -29,7 +30,8 @@ class SummaryJobs:
         """Of a trace that this rank has written. Raises OSError where no process can be started."""
         arguments = [str(trace.absolute()), device, str(self.limit_mib)]
         command = [sys.executable, "-m", "training.profile.summarize", *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+        # In a session of its own: no Ctrl-C, and it ends by itself if this rank ends before.
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
         self._processes.append((trace, process))
 
     def expect(self, folder: Path) -> None:
@@ -64,19 +66,17 @@ class SummaryJobs:
     def _runs(self, trace: Path, process: "subprocess.Popen[bytes]") -> bool:
         code = process.poll()
         if code:
-            print(f"the summary of {trace} failed with exit code {code}; the trace is there", file=sys.stderr)
-            self._unsaid = [folder for folder in self._unsaid if folder != trace.parent]
+            text = f"warning: the summary of {trace} failed with exit code {code}, see logs/; the trace is there"
+            (self.say if self.rank == 0 else partial(print, file=sys.stderr))(text)
         return code is None
 
     def _say(self, folder: Path, *, complete: bool) -> None:
         """What the folder's summary holds. complete: only if all ranks are in it."""
         try:
-            summary = read_summary(folder / SUMMARY)
-            if len(summary.ranks) < len(self.ranks):
-                summary = merge(folder, self.rank)  # two ranks may have merged at the same moment
+            summary = merge(folder, self.rank)  # again: two ranks may have done it at the same moment
         except (OSError, InputError) as error:
             if not complete:
-                self.say(f"warning: no summary of {folder}: {error}")
+                self.say(f"warning: no summary of a trace: {error}")
                 self._unsaid.remove(folder)
             return
         if len(summary.ranks) >= len(self.ranks) or not complete:
