@@ -28,9 +28,9 @@ NO_TORCH = """
     models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
-    training.config.divisibility training.config.recipe training.cli.flags training.cli.help training.cli.parse
+    training.config.divisibility training.config.profile_config training.config.recipe training.cli.flags training.cli.help training.cli.parse
     training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
-    training.watchdog.watchdog training.watchdog.rank_monitor
+    training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
     models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
     tools.plan.run tools.plan.backtest.command
 """
@@ -48,6 +48,7 @@ TORCH = """
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: across_ranks block_outputs log_disk meters parameter_stats recorder
+    training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
     training.run_dir: run_files resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
