@@ -28,7 +28,8 @@ NO_TORCH = """
     models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
-    training.config.divisibility training.config.profile_config training.config.recipe training.cli.flags training.cli.help training.cli.parse
+    training.config.divisibility training.config.profile_config training.config.recipe
+    training.cli.flags training.cli.help training.cli.parse
     training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
     models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice

@@ -43,6 +43,9 @@ RARE = {
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
     "straggler_interval straggler_ratio memory_interval memory_growth_mib",
+    "profile": "enable_profiling step_start step_end profile_freq ranks use_pytorch_profiler nvtx_ranges "
+    "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack trace_limit_mib record_memory_history "
+    "timeline_interval",
 }
 """Fields that ``--help`` leaves to ``--help_all``: nearly every run leaves them as they are."""
 

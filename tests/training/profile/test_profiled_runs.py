@@ -21,6 +21,7 @@ from runs import configuration, losses, train
 from tests.training.health.injected import Rank, inject
 from training import step
 from training.config.profile_config import ProfileConfig, profile_problems
+from training.profile import timeline
 from training.profile.files import Summary, read_summary
 from training.profile.ranges import layers_of
 from training.profile.spans import Span, Timeline
@@ -146,15 +147,15 @@ def test_a_timeline_has_every_pass_of_every_rank(profiled: Run) -> None:
     timelines = profiled.timelines()
     assert [one.iteration for one in timelines] == [3, 6]
     layout = Layout(tp=2, pp=2)
-    for timeline in timelines:
-        assert [(one.rank, one.pp) for one in timeline.ranks] == [(n, layout.coordinates(n).pp) for n in range(4)]
-        assert min(span.begin_s for one in timeline.ranks for span in one.spans) == 0
-        for one in timeline.ranks:
+    for found in timelines:
+        assert [(one.rank, one.pp) for one in found.ranks] == [(n, layout.coordinates(n).pp) for n in range(4)]
+        assert min(span.begin_s for one in found.ranks for span in one.spans) == 0
+        for one in found.ranks:
             ends = check_one_rank(one.spans, MICROBATCHES, 1)
             assert [span.kind for span in one.spans[-2:]] == ["reduce", "update"]
             assert ends <= one.spans[-2].begin_s
         for first, last in ((0, 2), (1, 3)):  # with the same place in TP
-            check_two_stages(timeline.ranks[first].spans, timeline.ranks[last].spans)
+            check_two_stages(found.ranks[first].spans, found.ranks[last].spans)
 
 
 def test_logged_once_for_each_timeline(profiled: Run) -> None:
@@ -200,13 +201,28 @@ def test_virtual_stages(prepared: Prepared, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = ("--train.train_iters", "2", "--profile.timeline_interval", "2")
     metrics = train(prepared, configuration(folder, *flags, *vpp), 2)
-    [timeline] = Run(folder, metrics, "").timelines()
-    for one in timeline.ranks:
+    [found] = Run(folder, metrics, "").timelines()
+    for one in found.ranks:
         check_one_rank(one.spans, MICROBATCHES, 2)
-    first, second = (one.spans for one in timeline.ranks)
+    first, second = (one.spans for one in found.ranks)
     check_two_stages(first, second, 0, 0)
     check_two_stages(second, first, 0, 1)
     check_two_stages(first, second, 1, 1)
+
+
+def test_of_many_ranks_one_pipeline_is_measured(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of more than 16 ranks: one rank a stage, of four."""
+    monkeypatch.setattr(timeline, "MOST_RANKS", 3)
+    flags = ("--train.train_iters", "2", "--profile.timeline_interval", "2")
+    pp2 = ("--parallel.pipeline_model_parallel_size", "2")
+    metrics = train(prepared, configuration(tmp_path, *flags, *pp2), 4)
+    [found] = Run(tmp_path, metrics, "").timelines()
+    assert [(one.rank, one.pp) for one in found.ranks] == [(0, 0), (2, 1)]
+    for one in found.ranks:
+        check_one_rank(one.spans, MICROBATCHES // 2, 1)
+    assert 0 < metrics[-1]["pipeline_bubble"] < 1
 
 
 @pytest.mark.parametrize(
