@@ -19,7 +19,7 @@ from training.progress import Progress
 from training.step import StepResult
 
 
-class Trace(Protocol):
+class Tracer(Protocol):
     """A profiler that is on for a few iterations."""
 
     def prepare(self) -> None: ...
@@ -45,7 +45,7 @@ class ProfileCallback(Callback):
         self.jobs = SummaryJobs(ranks.rank, traced, config.trace_limit_mib, ranks.say)
         self.number: int | None = None
         """Of the trace that the next iteration belongs to, the same on all ranks."""
-        self.trace: Trace | None = None
+        self.trace: Tracer | None = None
         """This rank's part in it."""
         self.begun = False
         """It has begun, on the ranks that are traced."""
@@ -95,19 +95,23 @@ class ProfileCallback(Callback):
             return
         if trace is not None:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
                 self._write(trace, folder)
             except OSError as error:
                 print(f"profile: rank {self.ranks.rank}: no trace in {folder}: {error}", file=sys.stderr)
         if self.config.use_pytorch_profiler:
             self.jobs.expect(folder)
 
-    def _write(self, trace: Trace, folder: Path) -> None:
-        path, began_s = folder / trace_name(self.ranks.rank), time.monotonic()
-        part_path(folder, self.ranks.rank).unlink(missing_ok=True)  # of an earlier start
+    def _write(self, trace: Tracer, folder: Path) -> None:
+        began_s, by_torch = time.monotonic(), self.config.use_pytorch_profiler
+        snapshot = self.config.record_memory_history and self.ranks.device.type == "cuda"
+        if by_torch or snapshot:
+            folder.mkdir(parents=True, exist_ok=True)
+            part_path(folder, self.ranks.rank).unlink(missing_ok=True)  # of an earlier start
+        path = folder / trace_name(self.ranks.rank)
         trace.end(path)
-        if self.config.use_pytorch_profiler:
+        if by_torch:
             self.jobs.start(path, self.ranks.device.type)
-        if self.config.record_memory_history and self.ranks.device.type == "cuda":
+        if snapshot:
             write_snapshot(folder / file_name(self.ranks.rank))
-        self.ranks.say(f"profile: traced into {folder}; training stood still for {time.monotonic() - began_s:.2f} s")
+        where, stall_s = f"into {folder}" if by_torch else "for nsys", time.monotonic() - began_s
+        self.ranks.say(f"profile: traced {where}; training stood still for {stall_s:.2f} s")

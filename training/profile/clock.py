@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel.schedules import get_schedule_table
 from parallel.ddp import Chunks
 from parallel.fsdp import FullyShardedChunk
 from training.profile.range_names import BACKWARD, FORWARD, PHASES, WAIT, is_collective
-from training.profile.spans import Span
+from training.profile.spans import StepSpan
 
 _KINDS = {FORWARD: "forward", BACKWARD: "backward", "reduce": "reduce", "update": "update"}
 SHARDS = WAIT + "shards"
@@ -24,7 +24,7 @@ class Measured:
     """Of one step. Seconds since the rank knew the reduced loss and norm (the end of ``measure``), which all ranks know
     at the same moment, but for the latency of a small all-reduce."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StepSpan] = field(default_factory=list)
     known_at_s: float = 0.0
     """That moment by the host's clock (time.perf_counter), which the ranks of a host share."""
     step_s: float = 0.0
@@ -109,17 +109,17 @@ class StepClock:
         self._newest.record(self.stream)
         return self._newest
 
-    def _spans(self, times: Sequence[tuple[str, float, float]]) -> list[Span]:
+    def _spans(self, times: Sequence[tuple[str, float, float]]) -> list[StepSpan]:
         """With microbatch and chunk, in the order in which Megatron's schedule goes through them."""
         passes = {kind: [span for span in times if span[0] == kind] for kind in ("forward", "backward")}
         count = len(self.chunks)
         microbatches = len(passes["forward"]) // count
         group = self.chunks[0].config.microbatch_group_size_per_vp_stage
         table = get_schedule_table(microbatches, count, group) if count > 1 else [(n, 0) for n in range(microbatches)]
-        found = [Span(kind, None, None, begin, end) for kind, begin, end in times if kind not in passes]
+        found = [StepSpan(kind, None, None, begin, end) for kind, begin, end in times if kind not in passes]
         for kind, own in passes.items():
             for (microbatch, chunk), (_, begin, end) in zip(table, own, strict=False):
-                found.append(Span(kind, microbatch, chunk if kind == "forward" else count - 1 - chunk, begin, end))
+                found.append(StepSpan(kind, microbatch, chunk if kind == "forward" else count - 1 - chunk, begin, end))
         return found
 
 

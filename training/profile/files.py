@@ -7,7 +7,7 @@
 | ``rank_00000.json.gz`` | the trace, for Perfetto or chrome://tracing; ``.json`` until its summary is written |
 | ``rank_00000.summary.json`` | of this rank (RankSummary) |
 | ``rank_00000_memory.pickle`` | a snapshot of the GPU's memory |
-| ``summary.json`` | of all ranks that have one (Summary) |
+| ``summary.json`` | of all ranks that have one (TraceSummary) |
 | ``out_of_memory/rank_00000_memory.pickle`` | a snapshot of the moment when memory ran out |
 """
 
@@ -30,7 +30,7 @@ _PART = re.compile(r"rank_(\d{5,})\.summary\.json")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Summary:
+class TraceSummary:
     """The file summary.json: of a trace, all ranks that were traced."""
 
     version: int
@@ -76,7 +76,7 @@ def write_part(folder: Path, summary: RankSummary) -> None:
     merge(folder, summary.rank)
 
 
-def merge(folder: Path, rank: int) -> Summary:
+def merge(folder: Path, rank: int) -> TraceSummary:
     """``summary.json`` of the ranks whose own files are there. Any rank may do it again, at any time; rank: which.
 
     Raises FileNotFoundError where none is.
@@ -84,7 +84,7 @@ def merge(folder: Path, rank: int) -> Summary:
     parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
     if not parts:
         raise FileNotFoundError(f"no rank has written a summary into {folder}")
-    summary = Summary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
+    summary = TraceSummary(version=1, ranks=tuple(read_json(path, RankSummary) for path in parts))
     text = json.dumps(dataclasses.asdict(summary), indent=1)
     replace_file(folder / SUMMARY, text.encode(), suffix=f".unfinished-{rank}", durable=False)
     return summary
@@ -99,9 +99,9 @@ def rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def read_summary(path: Path) -> Summary:
+def read_summary(path: Path) -> TraceSummary:
     """``summary.json``. Raises InputError, or the system's OSError."""
-    summary: Summary = read_json(path, Summary)
+    summary: TraceSummary = read_json(path, TraceSummary)
     return summary
 
 

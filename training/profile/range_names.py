@@ -21,7 +21,7 @@ MESSAGES = ("send", "recv")
 _ITERATION = re.compile(r"iteration (\d{1,18})")
 
 
-class Named(Protocol):
+class NamedEvent(Protocol):
     """An event of a trace."""
 
     @property
@@ -43,7 +43,7 @@ def iteration_name(number: int) -> str:
     return f"iteration {number}"
 
 
-def iteration_of(event: Named) -> int | None:
+def iteration_of(event: NamedEvent) -> int | None:
     """The number, where the event is the range of an iteration."""
     found = _ITERATION.fullmatch(event.name)
     return int(found[1]) if found else None

@@ -9,7 +9,7 @@ KINDS = ("forward", "backward", "reduce", "update")
 PASSES = KINDS[:2]
 
 
-class Span(NamedTuple):
+class StepSpan(NamedTuple):
     """What a rank did from one moment to another."""
 
     kind: str
@@ -27,7 +27,7 @@ class RankTimeline:
     rank: int
     pp: int
     """Its stage."""
-    spans: tuple[Span, ...]
+    spans: tuple[StepSpan, ...]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -38,7 +38,7 @@ class Timeline:
     ranks: tuple[RankTimeline, ...]
 
 
-def pipeline_bubble(pipelines: Iterable[Sequence[Sequence[Span]]]) -> float:
+def pipeline_bubble(pipelines: Iterable[Sequence[Sequence[StepSpan]]]) -> float:
     """Share of the pipelines' time, from the first pass to the last, in which their ranks are in no pass.
 
     pipelines: of each its ranks' spans, by one clock. With equal passes, p ranks, m microbatches and v chunks a rank

@@ -1,4 +1,4 @@
-"""python -m training.profile.summarize TRACE DEVICE LIMIT_MIB: what is left to do once a rank has written its trace.
+"""python -m training.profile.summarize TRACE DEVICE LIMIT_MIB: what there is to do once a rank has written its trace.
 
 A process of its own, of low priority, while training goes on: reading a trace in Python takes a second for 100,000
 events, and would hold up the thread that launches kernels. Writes the summary, compresses the trace, and removes what

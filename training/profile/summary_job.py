@@ -49,7 +49,7 @@ class SummaryJobs:
             self._say(folder, complete=True)
 
     def finish(self, beat: Callable[[], None]) -> None:
-        """Wait for all, at a run's end; rank 0 says what there is then. beat: called every second."""
+        """Wait for all, at a run's end; rank 0 says what there is then. beat: called all the while."""
         end_s = time.monotonic() + END_TIMEOUT_S
         while (self._processes or self._unsaid) and time.monotonic() < end_s:
             self._next_s = 0.0

@@ -21,7 +21,7 @@ from training.metrics.values import Value, Values
 from training.profile.clock import Measured, StepClock, waits_of_shards
 from training.profile.files import timeline_path
 from training.profile.ranges import StepRanges
-from training.profile.spans import KINDS, RankTimeline, Span, from_zero, pipeline_bubble
+from training.profile.spans import KINDS, RankTimeline, StepSpan, from_zero, pipeline_bubble
 from training.progress import Progress
 from training.step import StepResult
 
@@ -100,9 +100,9 @@ class TimelineCallback(Callback):
         shift = row[0] if one_host else 0.0
         return RankTimeline(rank=rank, pp=self.ranks.layout.coordinates(rank).pp, spans=tuple(_spans(row, shift)))
 
-    def _pipelines(self, timelines: Sequence[RankTimeline]) -> dict[Any, list[Sequence[Span]]]:
+    def _pipelines(self, timelines: Sequence[RankTimeline]) -> dict[Any, list[Sequence[StepSpan]]]:
         """The ranks of each, in order of stage."""
-        found = defaultdict[Any, list[Sequence[Span]]](list)
+        found = defaultdict[Any, list[Sequence[StepSpan]]](list)
         for one in timelines:
             found[self.ranks.layout.coordinates(one.rank)._replace(pp=0)].append(one.spans)
         return found
@@ -130,11 +130,11 @@ def _number(value: float) -> int | None:
     return int(value) if value >= 0 else None
 
 
-def _spans(row: Sequence[float], shift: float) -> list[Span]:
+def _spans(row: Sequence[float], shift: float) -> list[StepSpan]:
     """Back from ``_numbers``."""
     found = []
     for at in range(_HEAD, len(row), 5):
         kind, microbatch, chunk, begin, end = row[at : at + 5]
         if kind >= 0:
-            found.append(Span(KINDS[int(kind)], _number(microbatch), _number(chunk), begin + shift, end + shift))
+            found.append(StepSpan(KINDS[int(kind)], _number(microbatch), _number(chunk), begin + shift, end + shift))
     return found

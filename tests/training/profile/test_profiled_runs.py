@@ -22,9 +22,9 @@ from tests.training.health.injected import Rank, inject
 from training import step
 from training.config.profile_config import ProfileConfig, profile_problems
 from training.profile import timeline
-from training.profile.files import Summary, read_summary
+from training.profile.files import TraceSummary, read_summary
 from training.profile.ranges import layers_of
-from training.profile.spans import Span, Timeline
+from training.profile.spans import StepSpan, Timeline
 from training.progress import Progress
 
 TP2PP2 = ("--parallel.tensor_model_parallel_size", "2", "--parallel.pipeline_model_parallel_size", "2")
@@ -45,7 +45,7 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
     printed: str
 
-    def summary(self, iteration: int) -> Summary:
+    def summary(self, iteration: int) -> TraceSummary:
         return read_summary(self.folder / f"profile/iter_{iteration:07d}/summary.json")
 
     def timelines(self) -> list[Timeline]:
@@ -165,7 +165,7 @@ def test_logged_once_for_each_timeline(profiled: Run) -> None:
             assert 0 < line["pipeline_bubble"] < 1 and 0 < line["exposed_communication"] < 1
 
 
-def check_one_rank(spans: Sequence[Span], microbatches: int, chunks: int) -> float:
+def check_one_rank(spans: Sequence[StepSpan], microbatches: int, chunks: int) -> float:
     """Each pass once, none within another, a backward pass behind its forward pass: when the last one ends."""
     passes = [span for span in spans if span.microbatch is not None]
     expected = {
@@ -183,7 +183,9 @@ def check_one_rank(spans: Sequence[Span], microbatches: int, chunks: int) -> flo
     return passes[-1].end_s
 
 
-def check_two_stages(first: Sequence[Span], second: Sequence[Span], chunk: int = 0, next_chunk: int = 0) -> None:
+def check_two_stages(
+    first: Sequence[StepSpan], second: Sequence[StepSpan], chunk: int = 0, next_chunk: int = 0
+) -> None:
     """A stage's forward pass of a microbatch follows the former stage's; backward the other way round."""
     ends = {(span.kind, span.microbatch, span.chunk): span for span in first}
     others = {(span.kind, span.microbatch, span.chunk): span for span in second}

@@ -1,10 +1,12 @@
 """The bubble of pipelines whose spans are given."""
 
 from parallel.layout import Layout, bubble
-from training.profile.spans import RankTimeline, Span, from_zero, pipeline_bubble
+from training.profile.spans import RankTimeline, StepSpan, from_zero, pipeline_bubble
 
 
-def one_forward_one_backward(stages: int, microbatches: int, forward_s: float, backward_s: float) -> list[list[Span]]:
+def one_forward_one_backward(
+    stages: int, microbatches: int, forward_s: float, backward_s: float
+) -> list[list[StepSpan]]:
     """Megatron's schedule without a chunk more and with messages that take no time: each pass as early as it can be."""
     order = [
         [("forward", n) for n in range(warm)]
@@ -14,7 +16,7 @@ def one_forward_one_backward(stages: int, microbatches: int, forward_s: float, b
     ]
     ends = dict[tuple[int, str, int], float]()
     at, done = [0.0] * stages, [0] * stages
-    spans: list[list[Span]] = [[] for _ in range(stages)]
+    spans: list[list[StepSpan]] = [[] for _ in range(stages)]
     while any(done[stage] < len(order[stage]) for stage in range(stages)):
         for stage in range(stages):
             if done[stage] == len(order[stage]):
@@ -27,21 +29,25 @@ def one_forward_one_backward(stages: int, microbatches: int, forward_s: float, b
             begin = max(at[stage], ends[needs] if needs else 0.0)
             at[stage] = begin + (forward_s if kind == "forward" else backward_s)
             ends[stage, kind, number] = at[stage]
-            spans[stage].append(Span(kind, number, 0, begin, at[stage]))
+            spans[stage].append(StepSpan(kind, number, 0, begin, at[stage]))
             done[stage] += 1
     return spans
 
 
 def test_the_bubble_of_spans_made_by_hand() -> None:
     """Two ranks, 10 s from 2 to 12, of which they compute 6 and 7."""
-    first = [Span("forward", 0, 0, 2, 4), Span("backward", 0, 0, 8, 12), Span("reduce", None, None, 12, 20)]
-    second = [Span("forward", 0, 0, 4, 7), Span("backward", 0, 0, 7, 11), Span("update", None, None, 20, 30)]
+    first = [StepSpan("forward", 0, 0, 2, 4), StepSpan("backward", 0, 0, 8, 12), StepSpan("reduce", None, None, 12, 20)]
+    second = [
+        StepSpan("forward", 0, 0, 4, 7),
+        StepSpan("backward", 0, 0, 7, 11),
+        StepSpan("update", None, None, 20, 30),
+    ]
     assert pipeline_bubble([[first, second]]) == 1 - 13 / 20
     shifted = [
         [span._replace(begin_s=span.begin_s + 5, end_s=span.end_s + 5) for span in one] for one in (first, second)
     ]
     assert pipeline_bubble([[first, second], shifted]) == 1 - 13 / 20  # each pipeline by its own time
-    assert pipeline_bubble([[[Span("forward", 0, 0, 1, 3)]]]) == 0
+    assert pipeline_bubble([[[StepSpan("forward", 0, 0, 1, 3)]]]) == 0
     assert pipeline_bubble([]) == pipeline_bubble([[[]]]) == 0
 
 
@@ -54,9 +60,9 @@ def test_the_bubble_of_equal_passes_is_the_theory_s() -> None:
 
 
 def test_a_timeline_begins_at_zero() -> None:
-    late, early = Span("backward", 0, 0, -1.5, 1.25), Span("forward", 0, 0, -3.0, -2.0000004)
+    late, early = StepSpan("backward", 0, 0, -1.5, 1.25), StepSpan("forward", 0, 0, -3.0, -2.0000004)
     found = from_zero([
         RankTimeline(rank=0, pp=0, spans=(late, early)), RankTimeline(rank=1, pp=1, spans=(late,))
     ])  # fmt: skip
-    assert found[0].spans == (Span("forward", 0, 0, 0.0, 1.0), Span("backward", 0, 0, 1.5, 4.25))
-    assert found[1].spans == (Span("backward", 0, 0, 1.5, 4.25),)
+    assert found[0].spans == (StepSpan("forward", 0, 0, 0.0, 1.0), StepSpan("backward", 0, 0, 1.5, 4.25))
+    assert found[1].spans == (StepSpan("backward", 0, 0, 1.5, 4.25),)
