@@ -45,7 +45,7 @@ TORCH = """
     training: attention_backend batches evaluation forward_backward generate gradient_norm loop loss_scale manual_gc
     optimizer parts step train
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
-    save_interval saving storage stream_position    training.checkpoint.background: copying saver
+    save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: across_ranks block_outputs log_disk meters parameter_stats recorder

@@ -121,10 +121,7 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
                 reader.read([box for box in weights if not box.has_master])
                 reader.read(state)
             else:
-                with contextlib.ExitStack() as stack:
-                    for chunk in chunks:
-                        stack.enter_context(plain_weights(unwrap(chunk)))
-                    read_weights(reader, model_boxes(chunks, ranks))
+                read_model(reader, chunks, ranks)
         # Before weights are quantized with them.
         fp8_restored = source.optimizer and restore_fp8(reader, chunks, ranks)
         if source.optimizer:
@@ -133,6 +130,14 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
         else:
             optimizer_state.optimizer_from_weights(optimizer)
         return source.rng and restore_rng(reader, source.state, ranks), fp8_restored
+
+
+def read_model(reader: TensorReader, chunks: Chunks, ranks: Ranks) -> None:
+    """The weights alone, those in fp8 too."""
+    with contextlib.ExitStack() as stack:
+        for chunk in chunks:
+            stack.enter_context(plain_weights(unwrap(chunk)))
+        read_weights(reader, model_boxes(chunks, ranks))
 
 
 def read_weights(reader: TensorReader, boxes: Sequence[Box]) -> None:

@@ -1,0 +1,88 @@
+"""A checkpoint's model on ranks of any layout: the same logits everywhere, results alone on stdout, one message for
+what is wrong."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ranks  # noqa: F401  (imports torch and megatron once)
+from data.prepared import Prepared
+from parallel.errors import UserError
+from runs import configuration, train
+from tools.shared.loaded_model import LoadedModel, on_ranks
+from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
+from training.generate import last_logits
+
+FLAGS = ("--model.shape", "mixtral_tiny", "--train.train_iters", "1", "--precision.dtype", "bf16")
+
+
+@pytest.fixture(scope="module")
+def run(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, of two ranks in bf16: its checkpoint holds the optimizer's fp32 weights alone."""
+    folder = tmp_path_factory.mktemp("loaded") / "run"
+    train(prepared, configuration(folder, *FLAGS), 2)
+    return folder
+
+
+def logits(run: Path, output: Path, layout: str | None, dtype: str | None = "fp32") -> torch.Tensor:
+    """Those after 20 tokens, from rank 0."""
+    opened = open_checkpoint(ModelFlags(checkpoint=run, layout=layout, device="cpu", dtype=dtype))  # type: ignore[arg-type]
+
+    def work(model: LoadedModel) -> None:
+        found = last_logits(model.chunks, torch.arange(20), model.ranks, 64, model.shape.padded_vocab_size)
+        assert not any(param.requires_grad for chunk in model.chunks for _, param in chunk.module.named_parameters())
+        if model.ranks.rank == 0:
+            torch.save(found[: model.shape.vocab_size], output)
+        os.write(1, b"noise of a library\n")
+        model.ranks.say(f"{model.ranks.layout}")
+        model.write("result\n")
+
+    assert on_ranks(opened, "a test", work) == 0
+    return torch.load(output)  # type: ignore[no-any-return]
+
+
+def test_every_layout_computes_the_same_model(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    one = logits(run, tmp_path / "one", "dp2")
+    assert one.std() > 0
+    for layout in ("tp2sp", "pp2vpp2", "tp2spep2etp1", "dp2zero3"):
+        torch.testing.assert_close(logits(run, tmp_path / layout, layout), one, rtol=0, atol=1e-5)
+    out, err = capfd.readouterr()
+    assert out == "result\n" * 5
+    assert "TP 2 x PP 1 x DP 1\n" in err and "noise" not in err
+    assert not torch.equal(logits(run, tmp_path / "bf16", "pp2", None), one), "precision.dtype is bf16"
+
+
+def test_a_folder_without_a_checkpoint_and_a_layout_that_cannot_be_are_refused(run: Path) -> None:
+    for flags, words in (
+        (ModelFlags(checkpoint=run / "logs"), "/logs: expected a checkpoint"),
+        (ModelFlags(checkpoint=run / "nothing"), "found nothing there"),
+        (ModelFlags(checkpoint=run, layout="tpp2"), 'layout "tpp2": cannot read "t"'),
+        (ModelFlags(checkpoint=run, layout="tp3"), "model.num_attention_heads 4 is not divisible"),
+    ):
+        with pytest.raises(UserError, match=words):
+            open_checkpoint(flags)
+
+
+def test_damage_is_named_before_anything_is_computed(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoints/iter_0000001", tmp_path / "iter_0000001")
+    data = max(tmp_path.glob("iter_0000001/*.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[100] ^= 1
+    data.write_bytes(content)
+    opened = open_checkpoint(ModelFlags(checkpoint=tmp_path, layout="dp2", device="cpu"))
+    with pytest.raises(UserError, match=r"iter_0000001 is damaged: .*\.bin: expected hash"):
+        on_ranks(opened, "a test", lambda _: sys.exit("nothing may be computed"))
+
+
+def test_what_fails_on_a_rank_fails_the_tool(run: Path) -> None:
+    def work(model: LoadedModel) -> None:
+        if model.ranks.rank == 1:
+            raise ValueError("on one rank")
+
+    opened = open_checkpoint(ModelFlags(checkpoint=run, layout="dp2", device="cpu"))
+    with pytest.raises(RuntimeError, match=r"(?s)a test: rank 1 of 2 failed.*ValueError: on one rank"):
+        on_ranks(opened, "a test", work)

@@ -1,0 +1,167 @@
+"""A checkpoint's model on ranks of any layout, for tools that compute with it and train nothing.
+
+    opened = open_checkpoint(flags)                  (opened_checkpoint.py)
+    code = on_ranks(opened, "tools.evaluate", work)  calls work(model: LoadedModel) on every rank
+
+Ranks are made as pretrain_gpt.py makes them: those of torchrun or srun, forked ones on the CPU, new processes on GPUs.
+Only weights are restored: there is no optimizer, and no memory for gradients.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from data.tokenizers import Tokenizer
+from models.shapes import GPTShape
+from parallel import cuda_environment, launch, local_ranks, output
+from parallel.errors import UserError
+from parallel.launch import Identity
+from tools.shared.opened_checkpoint import OpenedCheckpoint
+from training.config.run_config import RunConfig
+from training.lean_imports import lean
+
+if TYPE_CHECKING:  # torch loads within
+    from parallel.ddp import Chunks
+    from parallel.groups import Ranks
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LoadedModel:
+    """What every rank is given."""
+
+    chunks: "Chunks"
+    """In evaluation mode, without gradients."""
+    ranks: "Ranks"
+    """``ranks.say`` writes to stderr."""
+    tokenizer: Tokenizer | None
+    shape: GPTShape
+    config: RunConfig
+    folder: Path
+    """The checkpoint."""
+    stdout: int | None
+    """On rank 0 the program's own stdout; libraries' words go elsewhere. See ``write``."""
+
+    def write(self, text: str) -> None:
+        """``text`` to the program's stdout, from rank 0. Raises BrokenPipeError where nothing reads it any more."""
+        data = memoryview(text.encode(errors="backslashreplace"))
+        while self.stdout is not None and data:
+            data = data[os.write(self.stdout, data) :]
+
+
+def on_ranks(
+    opened: OpenedCheckpoint,
+    program: str,
+    work: Callable[[LoadedModel], None],
+    timeout_minutes: float = 10.0,
+) -> int:
+    """Load the model on its ranks and call ``work`` on each: the exit code. torch loads here.
+
+    program: the module that runs, for messages and, on GPUs, to be started again for each rank. timeout_minutes: how
+    long a rank waits for another. Raises UserError, and RuntimeError with the first failing rank's traceback.
+    """
+    identity = launch.detect(os.environ)
+    if opened.config.device != "cpu" and launch.count_gpus(os.environ):
+        cuda_environment.prepare(os.environ, opened.config.parallel)
+    device = launch.choose_device(opened.config.device, os.environ)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads
+    if identity is None and device == "cuda" and opened.world_size > 1:
+        return local_ranks.spawn_ranks(opened.world_size, [sys.executable, *sys.orig_argv[1:]], os.environ)
+    with tempfile.TemporaryDirectory(prefix="triplane-logs-") as scratch:
+        logs = Path(scratch)
+        with output.own_output(logs, Identity(), every_rank=False), lean(device):
+            import training.checkpoint.weights
+            import training.train  # noqa: F401  (once, for all ranks that are forked)
+        run = partial(_run, opened, work, device, logs, timeout_minutes)
+        if identity is not None or opened.world_size == 1:
+            code, failure = local_ranks.guard(run, identity or Identity())
+        else:
+            code, failure = local_ranks.fork_ranks(opened.world_size, run)
+    if failure is None:
+        return code
+    if failure.code == 130:
+        raise KeyboardInterrupt
+    if failure.echo and identity is not None:
+        return code  # another rank shows it
+    if failure.code == 2:
+        raise UserError(failure.text)
+    raise RuntimeError(f"{program}: rank {failure.rank} of {opened.world_size} failed:\n{failure.text}{failure.notes}")
+
+
+def _run(
+    opened: OpenedCheckpoint,
+    work: Callable[[LoadedModel], None],
+    device: Device,
+    logs: Path,
+    timeout_minutes: float,
+    identity: Identity,
+) -> int:
+    """One rank."""
+    launch.set_rendezvous(os.environ, identity)  # type: ignore[arg-type]
+    stderr = os.dup(2) if identity.rank == 0 else None
+    with (
+        output.own_output(logs, identity, every_rank=False) as stdout,
+        loaded(opened, identity, device, stderr, stdout, timeout_minutes) as model,
+    ):
+        work(model)
+    return 0
+
+
+@contextlib.contextmanager
+def loaded(
+    opened: OpenedCheckpoint,
+    identity: Identity,
+    device: Device,
+    stderr: int | None = None,
+    stdout: int | None = None,
+    timeout_minutes: float = 10.0,
+) -> Iterator[LoadedModel]:
+    """The model on this rank, whose groups start and end with the context.
+
+    stderr, stdout: descriptors for words and for results, on rank 0. Raises UserError for a checkpoint that is damaged.
+    """
+    import torch
+
+    from models import gpt
+    from models.layers.spec import provider
+    from parallel import ddp, groups
+    from training.checkpoint.weights import restore_weights
+    from training.config.recipe import dump
+    from training.train import fusions
+
+    config, shape = opened.config, opened.shape
+    with (
+        groups.start(
+            config.layout(identity.world_size),
+            identity,
+            device=device,
+            seed=config.train.seed,
+            timeout_minutes=timeout_minutes,
+            facts={"the checkpoint and its configuration": f"{opened.folder}\n{dump(config)}"},
+            parallel=config.parallel,
+            console_fd=stderr,
+        ) as ranks,
+        torch.no_grad(),
+    ):
+        model = gpt.build(
+            config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed,
+            provider(ranks.device), fusions(config, shape, ranks), config.kernels.attention_backend,
+        )  # fmt: skip
+        for chunk in model:
+            chunk.requires_grad_(False)  # for which Megatron's DDP then makes no memory
+        chunks = ddp.wrap(model, config.parallel, config.precision, ranks, fill=lambda _: None)
+        restore_weights(opened.folder, chunks, ranks)
+        for wrapped in chunks:
+            wrapped.eval()
+        yield LoadedModel(
+            chunks=chunks, ranks=ranks, tokenizer=opened.tokenizer, shape=shape, config=config, folder=opened.folder,
+            stdout=stdout,
+        )  # fmt: skip

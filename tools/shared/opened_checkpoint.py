@@ -1,0 +1,143 @@
+"""A checkpoint that a tool computes with: found, its configuration and tokenizer read, and a layout for its ranks.
+
+Nothing here needs torch: what is wrong shows before ranks start. ``loaded_model`` goes on from here.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from data import tokenizers
+from data.tokenizers import Tokenizer
+from models.kernels import KernelsConfig
+from models.resolve import resolve
+from models.shapes import GPTShape
+from parallel import launch
+from parallel.config import ParallelConfig
+from parallel.errors import UserError
+from parallel.schema import JSON
+from tools.convert.exporting import read_config
+from tools.inspect_checkpoint.catalogue import find
+from tools.parity.layouts import with_layout
+from training.checkpoint.format.manifest import DamagedError
+from training.checkpoint.imported import IMPORTED, STAND_INS
+from training.checkpoint.state import read_state
+from training.cli import parse
+from training.config.run_config import RunConfig
+
+
+@dataclass(kw_only=True)
+class ModelFlags:
+    """Which model, and on which ranks. A tool's own flags inherit from it."""
+
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR_OR_CHECKPOINT")]
+    """A run's folder or a folder of checkpoints, of which the newest is taken, or one checkpoint."""
+
+    layout: str | None = None
+    """How the model is divided, such as tp2, pp2, tp2sp, pp2vpp2, ep2, dp2zero3 (names of tools.parity), whatever
+    layout trained it. None: a whole model on each rank; one rank, or those of torchrun or srun."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where the node has GPUs, else cpu."""
+
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None
+    """Number format of weights and activations. None: precision.dtype of the run; never fp8 or fp4."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OpenedCheckpoint:
+    """A checkpoint, and the configuration that it is computed with."""
+
+    folder: Path
+    """The checkpoint itself: iter_..., or an imported one."""
+    config: RunConfig
+    """The run's, but for what is of training alone; ``parallel``, ``device`` and ``precision`` as they are to be."""
+    shape: GPTShape
+    tokenizer: Tokenizer | None
+    """The checkpoint's own; None where it carries none that can be used, see ``tokenizer_problem``."""
+    tokenizer_problem: str
+    entries: Mapping[str, JSON]
+    """What else its state.json notes."""
+    world_size: int
+    """Ranks that ``config.parallel`` needs."""
+
+
+def open_checkpoint(flags: ModelFlags, world_size: int | None = None) -> OpenedCheckpoint:
+    """world_size: ranks that a launcher has started; None: as many as the layout needs.
+
+    Raises UserError for a path without a checkpoint, a configuration that cannot be read, and a layout that this model
+    cannot have.
+    """
+    folder = find(flags.checkpoint)[0]
+    config = read_config(folder)
+    try:
+        entries = read_state(folder).entries
+    except DamagedError as error:
+        raise UserError(f"checkpoint {folder} is damaged: {error}") from None
+    tokenizer, problem = _tokenizer(config, folder, entries)
+    if tokenizer is None and config.model.vocab_size is None:
+        raise UserError(f"{problem} Its vocabulary is not known without it.")
+    placed, needed = with_layout(config, flags.layout or "tp1")
+    parallel, world_size = _without_gradients(placed.parallel), world_size or needed
+    config = _to_compute(config, parallel, flags, world_size)
+    parse.check(config, world_size)
+    return OpenedCheckpoint(
+        folder=folder,
+        config=config,
+        shape=resolve(config.model, tokenizer.vocab_size if tokenizer and config.model.vocab_size is None else None),
+        tokenizer=tokenizer,
+        tokenizer_problem=problem,
+        entries=entries,
+        world_size=world_size,
+    )
+
+
+def _tokenizer(config: RunConfig, folder: Path, entries: Mapping[str, JSON]) -> tuple[Tokenizer | None, str]:
+    """The checkpoint's own tokenizer, or None and why."""
+    if config.data.tokenizer in STAND_INS and IMPORTED in entries:
+        return None, f"{folder}: the folder that it was imported from had no tokenizer that Triplane reads."
+    try:
+        return tokenizers.load(config.data, folder, lambda _: None), ""
+    except UserError as error:
+        return None, f"{folder}: its tokenizer cannot be opened: {error}"
+
+
+def _without_gradients(parallel: ParallelConfig) -> ParallelConfig:
+    """The same division of weights, with nothing for gradients."""
+    plain = dataclasses.replace(
+        parallel, use_distributed_optimizer=False, overlap_grad_reduce=False, overlap_param_gather=False
+    )
+    if plain.fully_sharded:
+        return plain
+    return dataclasses.replace(plain, data_parallel_sharding_strategy=None, ddp_bucket_size=None)
+
+
+def _to_compute(config: RunConfig, parallel: ParallelConfig, flags: ModelFlags, world_size: int) -> RunConfig:
+    """The run's configuration without what is of training, of its own layout, or of its own device."""
+    replicas = 1
+    if world_size % (replica := parallel.tensor_model_parallel_size * parallel.context_parallel_size) == 0:
+        replicas = max(1, world_size // (replica * parallel.pipeline_model_parallel_size))
+    precision = config.precision.without_products()
+    return dataclasses.replace(
+        config,
+        run_dir=None,
+        nproc=None,
+        device="cpu" if flags.device == "auto" and not launch.count_gpus(os.environ) else flags.device,
+        parallel=parallel,
+        kernels=KernelsConfig(attention_backend=config.kernels.attention_backend),
+        precision=dataclasses.replace(precision, dtype=flags.dtype or precision.dtype, loss_scale=None),
+        train=dataclasses.replace(
+            config.train,
+            micro_batch_size=1,
+            global_batch_size=replicas * parallel.pipeline_model_parallel_size,
+            rampup_batch_size=None,
+            recompute_granularity=None,
+            recompute_method=None,
+            recompute_num_layers=None,
+        ),
+    )
