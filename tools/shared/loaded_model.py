@@ -128,29 +128,35 @@ def loaded(
 
     stderr, stdout: descriptors for words and for results, on rank 0. Raises UserError for a checkpoint that is damaged.
     """
+    from parallel import groups
+    from training.config.recipe import dump
+
+    config = opened.config
+    with groups.start(
+        config.layout(identity.world_size),
+        identity,
+        device=device,
+        seed=config.train.seed,
+        timeout_minutes=timeout_minutes,
+        facts={"the checkpoint and its configuration": f"{opened.folder}\n{dump(config)}"},
+        parallel=config.parallel,
+        console_fd=stderr,
+    ) as ranks:
+        yield build(opened, ranks, stdout)
+
+
+def build(opened: OpenedCheckpoint, ranks: "Ranks", stdout: int | None = None) -> LoadedModel:
+    """The model with the checkpoint's weights. Raises UserError for a checkpoint that is damaged."""
     import torch
 
     from models import gpt
     from models.layers.spec import provider
-    from parallel import ddp, groups
+    from parallel import ddp
     from training.checkpoint.weights import restore_weights
-    from training.config.recipe import dump
     from training.train import fusions
 
     config, shape = opened.config, opened.shape
-    with (
-        groups.start(
-            config.layout(identity.world_size),
-            identity,
-            device=device,
-            seed=config.train.seed,
-            timeout_minutes=timeout_minutes,
-            facts={"the checkpoint and its configuration": f"{opened.folder}\n{dump(config)}"},
-            parallel=config.parallel,
-            console_fd=stderr,
-        ) as ranks,
-        torch.no_grad(),
-    ):
+    with torch.no_grad():
         model = gpt.build(
             config.model, shape, config.parallel, config.precision, gpt.Recompute(), ranks, config.train.seed,
             provider(ranks.device), fusions(config, shape, ranks), config.kernels.attention_backend,
@@ -159,9 +165,9 @@ def loaded(
             chunk.requires_grad_(False)  # for which Megatron's DDP then makes no memory
         chunks = ddp.wrap(model, config.parallel, config.precision, ranks, fill=lambda _: None)
         restore_weights(opened.folder, chunks, ranks)
-        for wrapped in chunks:
-            wrapped.eval()
-        yield LoadedModel(
-            chunks=chunks, ranks=ranks, tokenizer=opened.tokenizer, shape=shape, config=config, folder=opened.folder,
-            stdout=stdout,
-        )  # fmt: skip
+    for wrapped in chunks:
+        wrapped.eval()
+    return LoadedModel(
+        chunks=chunks, ranks=ranks, tokenizer=opened.tokenizer, shape=shape, config=config, folder=opened.folder,
+        stdout=stdout,
+    )  # fmt: skip

@@ -28,7 +28,7 @@ from training.checkpoint.format.manifest import DamagedError
 from training.checkpoint.imported import IMPORTED, STAND_INS
 from training.checkpoint.state import read_state
 from training.cli import parse
-from training.config.run_config import RunConfig
+from training.config.run_config import RunConfig, TrainConfig
 
 
 @dataclass(kw_only=True)
@@ -123,21 +123,16 @@ def _to_compute(config: RunConfig, parallel: ParallelConfig, flags: ModelFlags, 
     if world_size % (replica := parallel.tensor_model_parallel_size * parallel.context_parallel_size) == 0:
         replicas = max(1, world_size // (replica * parallel.pipeline_model_parallel_size))
     precision = config.precision.without_products()
-    return dataclasses.replace(
-        config,
-        run_dir=None,
-        nproc=None,
-        device="cpu" if flags.device == "auto" and not launch.count_gpus(os.environ) else flags.device,
+    device = "cpu" if flags.device == "auto" and not launch.count_gpus(os.environ) else flags.device
+    return RunConfig(
+        device=device,
         parallel=parallel,
+        model=config.model,
         kernels=KernelsConfig(attention_backend=config.kernels.attention_backend),
         precision=dataclasses.replace(precision, dtype=flags.dtype or precision.dtype, loss_scale=None),
-        train=dataclasses.replace(
-            config.train,
-            micro_batch_size=1,
+        data=config.data,
+        train=TrainConfig(
+            seed=config.train.seed,
             global_batch_size=replicas * parallel.pipeline_model_parallel_size,
-            rampup_batch_size=None,
-            recompute_granularity=None,
-            recompute_method=None,
-            recompute_num_layers=None,
         ),
     )
