@@ -39,13 +39,14 @@ TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights mla mtp norm packed
-    routing spec userbuffers wgrad
+    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights kv_cache mla mtp
+    norm packed routing spec userbuffers wgrad
     data: loader prefetch
-    training: attention_backend batches evaluation forward_backward generate gradient_norm loop loss_scale manual_gc
+    training: attention_backend batches evaluation forward_backward gradient_norm loop loss_scale manual_gc
     optimizer parts step train
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
+    training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: across_ranks block_outputs log_disk meters parameter_stats recorder

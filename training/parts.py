@@ -24,6 +24,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation import Evaluation
+from training.generation.samples import SampleCallback
 from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
 from training.metrics.block_outputs import BlockOutputs
@@ -122,6 +123,20 @@ def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Ev
         partial(open_source, prepared, config, "validation"),
         recorder.validation,
         Packing.from_config(config.data, prepared.tokenizer.eod),
+        run.heartbeat,
+        lambda: run.stop.number is not None,
+    )
+
+
+def build_samples(run: TrainingRun, chunks: Chunks) -> SampleCallback:
+    """What the model makes of fixed prompts; ended early by a stop signal."""
+    return SampleCallback(
+        run.config.train,
+        chunks,
+        run.prepared.tokenizer,
+        run.ranks,
+        run.config.model.seq_length,
+        run.run_dir,
         run.heartbeat,
         lambda: run.stop.number is not None,
     )

@@ -34,7 +34,7 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
-from training.generate import continuation
+from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
@@ -45,6 +45,7 @@ from training.parts import (
     build_evaluation,
     build_profile,
     build_recorder,
+    build_samples,
     build_saves,
     build_shadow,
     build_stats,
@@ -59,8 +60,6 @@ from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy
 from training.watchdog.callbacks import HeartbeatCallback, StopCallback
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
-
-PROMPT = "def read(self, path):\n"
 
 
 def train(
@@ -130,6 +129,7 @@ def train(
             MemoryReport(config, shape, chunks, optim, ranks),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
             build_evaluation(run, chunks, recorder),
+            samples := build_samples(run, chunks),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
@@ -151,7 +151,7 @@ def train(
             config.train, config.checkpoint, begun.progress, step, heartbeat.within("save", saves), callbacks
         )
         stream.close()
-        finish(run, chunks, progress, reason)
+        finish(run, samples, progress, reason)
     return STOPPED if reason == "requested" else 0
 
 
@@ -281,30 +281,14 @@ def computed_in(precision: PrecisionConfig, device: torch.device, mtp: bool) -> 
     return text + (", weights kept in fp8" if precision.fp8_param_gather else "")
 
 
-def finish(run: TrainingRun, chunks: Chunks, progress: Progress, reason: loop.Reason) -> None:
-    """The marker ``done`` or ``requeue``, a sample of what the model writes, and where everything lies."""
-    config, ranks, run_dir = run.config, run.ranks, run.run_dir
+def finish(run: TrainingRun, samples: SampleCallback, progress: Progress, reason: loop.Reason) -> None:
+    """The marker ``done`` or ``requeue``, samples of what the model writes, and where everything lies."""
+    ranks, run_dir = run.ranks, run.run_dir
     run_files.mark(run_dir, progress, reason, ranks)
     if reason == "requested":
         ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
         return
-    if config.train.generate_tokens and ranks.layout.cp == 1:
-        text = continuation(
-            chunks,
-            run.prepared.tokenizer,
-            PROMPT,
-            config.train.generate_tokens,
-            ranks,
-            seq_length=config.model.seq_length,
-            padded_vocab_size=run.shape.padded_vocab_size,
-        )
-        ranks.say(
-            "\na sample continuation of "
-            + repr(PROMPT)
-            + ":\n"
-            + "\n".join("    " + line for line in text.splitlines())
-            + "\n"
-        )
+    samples.sample_at_end(progress)
     ranks.say(
         f"{reason} at iteration {progress.iteration}; in {run_dir}: "
         "checkpoints/, metrics.jsonl, events/, logs/, config.toml"

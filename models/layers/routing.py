@@ -1,6 +1,7 @@
 """Group-limited routing as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2), and what routing leaves behind."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -93,3 +94,23 @@ def best_of_best_groups(
     chosen = groups.amax(dim=-1).topk(group_topk, dim=-1).indices
     kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, chosen, True)
     return groups.masked_fill(~kept[..., None], -1.0).flatten(-2).topk(topk, dim=-1)
+
+
+@contextlib.contextmanager
+def drop_no_token(chunks: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Within, experts take all tokens that choose them: a capacity counts on a training batch, and would make a text
+    depend on what is computed beside it."""
+    owners = [module.config for chunk in chunks for module in chunk.modules() if isinstance(module, MoELayer)]
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, MoELayer):
+                owners += [module.token_dispatcher, getattr(module.token_dispatcher, "_comm_manager", None)]
+    limits = {"moe_expert_capacity_factor": None, "capacity_factor": None, "drop_and_pad": False}
+    kept = [(owner, name, vars(owner)[name]) for owner in owners if owner for name in limits if name in vars(owner)]
+    for owner, name, _ in kept:
+        setattr(owner, name, limits[name])
+    try:
+        yield
+    finally:
+        for owner, name, value in kept:
+            setattr(owner, name, value)

@@ -15,7 +15,7 @@ from parallel.errors import UserError
 from runs import configuration, train
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
-from training.generate import last_logits
+from training.generation.forward import WindowLogits, evaluating
 
 FLAGS = ("--model.shape", "mixtral_tiny", "--train.train_iters", "1", "--precision.dtype", "bf16")
 
@@ -29,14 +29,15 @@ def run(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(run: Path, output: Path, layout: str | None, dtype: str | None = "fp32") -> torch.Tensor:
-    """Those after 20 tokens, from rank 0."""
+    """Those after 20 tokens."""
     opened = open_checkpoint(ModelFlags(checkpoint=run, layout=layout, device="cpu", dtype=dtype))  # type: ignore[arg-type]
 
     def work(model: LoadedModel) -> None:
-        found = last_logits(model.chunks, torch.arange(20), model.ranks, 64, model.shape.padded_vocab_size)
+        with evaluating(model.chunks):
+            found = WindowLogits(model.chunks, model.ranks, 64, [0])([range(20)])
         assert not any(param.requires_grad for chunk in model.chunks for _, param in chunk.module.named_parameters())
-        if model.ranks.rank == 0:
-            torch.save(found[: model.shape.vocab_size], output)
+        if found is not None and model.ranks.at.dp == model.ranks.at.tp == 0:
+            torch.save(found[0][0, : model.shape.vocab_size], output)
         os.write(1, b"noise of a library\n")
         model.ranks.say(f"{model.ranks.layout}")
         model.write("result\n")

@@ -18,7 +18,7 @@ MEMORY = "out of memory", "out-of-memory"
 """What a verdict says of a rank that ran out of memory, the GPU's or the node's: no machine is to blame for that."""
 SURROUNDINGS = ("OSError", "[Errno", "Connection", "Dist", "NCCL", "Timeout", "timed out")
 """What an exception's last line says when it is about files and networks, which may answer the next time."""
-TRAINING = ("step", "evaluation", "save")
+TRAINING = ("step", "evaluation", "generation", "save")
 """The phases in which program and data have all they need: what they end there they end again."""
 MARKERS = ("done", "requeue")
 

@@ -198,7 +198,14 @@ class TrainConfig:
     Python collects by itself, on each rank at another moment."""
 
     generate_tokens: int = 0
-    """Length in tokens of a sample continuation that is printed at the end; 0: none."""
+    """Length in tokens of each sample: what the model makes of sample_prompts, at the end of training. It is shown on
+    the console and written to RUN_DIR/samples.jsonl. 0: none."""
+
+    sample_prompts: tuple[str, ...] = ("def read(self, path):\n",)
+    """Texts that samples continue, each shorter than seq_length."""
+
+    sample_interval: int | None = None
+    """Iterations between samples during training; needs generate_tokens. None: only at the end."""
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
@@ -210,6 +217,7 @@ class TrainConfig:
             "micro_batch_size": self.micro_batch_size,
             "eval_interval": self.eval_interval,
             "eval_iters": self.eval_iters,
+            "sample_interval": self.sample_interval,
             "recompute_num_layers": self.recompute_num_layers,
         }
         for name, value in counts.items():
@@ -220,6 +228,10 @@ class TrainConfig:
                 found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
             found.append(f"train.seed must be in [0, 2^31), found {self.seed}.")
+        if self.sample_interval is not None and not self.generate_tokens:
+            found.append("train.sample_interval needs train.generate_tokens, tokens of a sample, found 0.")
+        if self.generate_tokens and not self.sample_prompts:
+            found.append("train.generate_tokens needs train.sample_prompts, found none. Give a text, or 0 tokens.")
         full = self.recompute_granularity == "full"
         if full and (self.recompute_method is None or self.recompute_num_layers is None):
             found.append('train.recompute_granularity = "full" needs recompute_method and recompute_num_layers.')

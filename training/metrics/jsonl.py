@@ -37,7 +37,7 @@ class JsonlSink:
         self._path, self._say, self._file = path, say, append_regular(path)
         self._waiting: list[bytes] = []
 
-    def write(self, iteration: int, values: Values) -> None:
+    def write(self, iteration: int, values: Values | Mapping[str, str]) -> None:
         """Append one line, after those that wait."""
         record = {"iteration": iteration, **{name: _plain(value) for name, value in values.items()}}
         waited = bool(self._waiting)

@@ -20,7 +20,7 @@ from typing import Any
 from parallel.schema import Text
 from parallel.untrusted import parse_json
 
-PHASES = ("start", "data", "load", "step", "evaluation", "save", "shutdown", "ended")
+PHASES = ("start", "data", "load", "step", "evaluation", "generation", "save", "shutdown", "ended")
 """What a rank does, in the order in which an iteration comes to it: a rank in an earlier one is behind."""
 
 _RANK, _RANK_AT = struct.Struct("<QqBBBi"), 0

@@ -44,6 +44,7 @@ FIRST_STEP = {
     "train.train_iters": 1,
     "train.eval_interval": None,
     "train.generate_tokens": 0,
+    "train.sample_interval": None,
     "optimizer.lr_warmup_iters": 0,
     "log.tensorboard": False,
 }

@@ -108,7 +108,9 @@ def measured_s(question: PlanRequest, layout: Candidate, base: RunConfig | None)
         config,
         device="cpu" if on_cpu(question.cluster) else "cuda",
         nproc=layout.world_size,
-        train=dataclasses.replace(config.train, train_iters=STEPS, eval_interval=None, generate_tokens=0),
+        train=dataclasses.replace(
+            config.train, train_iters=STEPS, eval_interval=None, generate_tokens=0, sample_interval=None
+        ),
         data=config.data if base is not None else dataclasses.replace(config.data, tokenizer="byte"),
         log=dataclasses.replace(config.log, log_interval=1, tensorboard=False),
         checkpoint=dataclasses.replace(config.checkpoint, save_interval=None),

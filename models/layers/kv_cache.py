@@ -1,0 +1,128 @@
+"""A KV cache: attention keeps the keys and values of a text, so that each new token costs one position and not all.
+
+Every call says which positions its tokens have, row by row, and each layer writes keys and values there and attends to
+what is there. So rows of a batch may have different lengths, a long prompt may come in parts, and a call may hold more
+positions than there are tokens (sequence parallelism and fp8 want multiples): what is written beyond a row's end lies
+after all that its queries see, until a token of the row takes the place.
+
+Of megatron-core's contexts, StaticInferenceContext has one length for all rows of a batch, and cuts the rotary
+embedding by it; DynamicInferenceContext needs flash-attn's kernels, and of latent attention Flash MLA. Neither runs
+with keys in rows of unequal lengths on a CPU, or with our attention, its windows and TP's sequence shards.
+
+Shape letters: n positions of a call, t positions of the cache, b rows, d head width; heads and groups are a TP rank's.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.transformer.attention import Attention
+from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor, nn
+
+from models.layers.attention import check_supported
+from models.layers.blockwise_attention import attend
+from parallel.ddp import Chunks
+
+
+@dataclass(slots=True)
+class CallPositions:
+    """Of one call: where its tokens are in their rows."""
+
+    rows: Tensor
+    """int64 [b, n]."""
+    end: int
+    """Behind the last of them."""
+
+
+class KVCache:
+    """Keys and values of all layers of a rank's chunks. Set ``call`` before each forward pass."""
+
+    def __init__(self, rows: int, length: int) -> None:
+        """rows: texts at once. length: positions at most, those beyond a row's end included."""
+        self.rows, self.length = rows, length
+        self.call: CallPositions | None = None
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        """By layer: keys and values [t, b, groups, d]."""
+
+    @property
+    def bytes(self) -> int:
+        """Of this rank; known after the first call."""
+        return sum(tensor.nbytes for pair in self.held.values() for tensor in pair)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, left: int | None, scale: float | None
+    ) -> Tensor:
+        """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
+
+        left: tokens before its own that a query sees; None: all.
+        """
+        assert self.call is not None
+        n, b = query.shape[:2]
+        if layer not in self.held:  # zeros: what a row has not reached has no weight, and must be a number
+            self.held[layer] = tuple(one.new_zeros(self.length, *one.shape[1:]) for one in (key, value))  # type: ignore[assignment]
+        keys, values = self.held[layer]
+        places = self.call.rows.T, torch.arange(b, device=query.device)
+        keys[places], values[places] = key, value
+        queries, seen = self.call.rows[:, :, None], torch.arange(self.call.end, device=query.device)
+        mask = seen <= queries
+        if left is not None:
+            mask &= seen >= queries - left
+        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None])
+        return out.permute(2, 0, 1, 3).reshape(n, b, -1)
+
+    def rotary(self, whole: Tensor, n: int) -> Tensor:
+        """The rotary embedding [n, b, 1, d] of this call, from that of all positions, [t, 1, 1, d]."""
+        assert self.call is not None and self.call.rows.shape[1] == n
+        return whole[self.call.rows.T, 0]
+
+
+@contextlib.contextmanager
+def cached(chunks: Chunks, rows: int, length: int) -> Iterator[KVCache]:
+    """Within, the chunks' attention writes to a cache and reads from it. Not with context parallelism.
+
+    Raises SharedMistake for kinds of softmax that ``attend`` does not compute.
+    """
+    cache = KVCache(rows, length)
+    changed: list[nn.Module] = []
+    check_supported(chunks[0].config)
+    try:
+        for chunk in chunks:
+            for module in chunk.modules():
+                if isinstance(module, Attention):
+                    _keep(module, cache, layer=len(changed))
+                    changed.append(module.core_attention)
+                if isinstance(rotary := getattr(module, "rotary_pos_emb", None), nn.Module):
+                    _place(rotary, cache)
+                    changed.append(rotary)
+        yield cache
+    finally:
+        for module in changed:
+            module.__dict__.pop("forward", None)
+
+
+def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
+    """Let the core attention, ours or Transformer Engine's, go through the cache."""
+    config = attention.config
+    windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, attention.layer_number)
+    left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
+    scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
+
+    def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
+        return cache.attend(layer, query, key, value, left, scale)
+
+    attention.core_attention.forward = forward
+
+
+def _place(rotary: Any, cache: KVCache) -> None:
+    """Let a rotary embedding be that of the call's positions. YaRN's of latent attention comes with a factor."""
+    whole: Sequence[Any] | Tensor = type(rotary).forward(rotary, cache.length)
+
+    def forward(n: int, **_: object) -> Any:
+        if isinstance(whole, Tensor):
+            return cache.rotary(whole, n)
+        return cache.rotary(whole[0], n), whole[1]
+
+    rotary.forward = forward
