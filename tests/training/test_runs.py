@@ -427,6 +427,8 @@ def test_the_sample_continuation_does_not_depend_on_the_layout(
         4,
     )
     assert sample(capfd) == one
+    train(prepared, configuration(tmp_path / "two", *flags, "--parallel.context_parallel_size", "2"), 2)
+    assert sample(capfd) == one
 
 
 def test_an_explicit_pipeline_layout(prepared: Prepared, tmp_path: Path) -> None:

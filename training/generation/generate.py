@@ -14,7 +14,8 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.generation.forward import CachedLogits, NextLogits, WindowLogits, evaluating
-from training.generation.sampling import Sampling, choose
+from training.generation.sampling import choose, generator_of
+from training.generation.settings import Sampling
 
 Reason = Literal["end", "stop", "length", "interrupted"]
 """Why a text ends: its end token, a stop text, the number of tokens, or a request."""
@@ -85,7 +86,7 @@ def generate(
     was; all texts then end.
     """
     rows = [
-        Row(list(prompt), len(prompt), drawn=sampling.generator(first_number + number))
+        Row(list(prompt), len(prompt), drawn=generator_of(sampling, first_number + number))
         for number, prompt in enumerate(prompts)
     ]
     # With several replicas each has every dp-th row; one that has fewer than others repeats row 0 to keep step.

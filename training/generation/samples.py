@@ -12,8 +12,8 @@ from parallel.ddp import Chunks
 from parallel.errors import SharedMistake, printable
 from parallel.groups import Ranks
 from training.config.run_config import TrainConfig
-from training.generation.sampling import Sampling
-from training.generation.texts import TextLimits, continue_prompts, prompt_ids
+from training.generation.settings import Sampling, TextLimits
+from training.generation.texts import continue_prompts, prompt_ids
 from training.loop import Callback
 from training.metrics.jsonl import JsonlSink
 from training.progress import Progress

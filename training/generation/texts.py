@@ -7,7 +7,7 @@ from data.tokenizers import Tokenizer
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.generation.generate import Limits, Reason, Row, generate
-from training.generation.sampling import Sampling
+from training.generation.settings import Sampling, TextLimits
 
 UNFINISHED = "�"
 """What a decoder makes of a character whose last bytes are still to come."""
@@ -23,20 +23,6 @@ class Continuation:
     tokens: int
     """That were generated."""
     reason: Reason
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class TextLimits:
-    """When texts end."""
-
-    new_tokens: int
-    """At most, of each text."""
-    seq_length: int
-    """Tokens of a text and its prompt, at most."""
-    ends: frozenset[int] = frozenset()
-    """Ids that end a text, beside the one that ends a document."""
-    stops: tuple[str, ...] = ()
-    """Texts that end a text."""
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, begin: int | None = None) -> list[int]:

@@ -187,6 +187,9 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         # the rest
         ("--train.generate_tokens -1", 1, ["train.generate_tokens"]),
+        ("--train.sample_interval 5", 1, ["train.sample_interval needs train.generate_tokens"]),
+        ("--train.sample_interval 0 --train.generate_tokens 5", 1, ["train.sample_interval must be 1 or more"]),
+        ("--train.generate_tokens 5 --train.sample_prompts", 1, ["train.generate_tokens needs train.sample_prompts"]),
         ("--nproc 0", 1, ["nproc must be 1 or more, found 0"]),
         ("--nproc -2", -2, ["nproc must be 1 or more, found -2"]),
         ("--world_size 8", 1, ["world_size is what --dry_run plans for"]),

@@ -1,0 +1,58 @@
+"""Greedy texts are those of transformers' ``generate`` on the exported model, for every family, in every layout; logits
+with the KV cache are those without."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import run_ranks
+from tests.training.generation.families import CROWDED, SHAPES, ours, theirs, write_checkpoints
+
+ALL = [*SHAPES, CROWDED]
+QUICK = {
+    "tp2sp": ["gpt2_tiny", "llama3_tiny", "deepseek_v3_tiny"],
+    "pp2vpp2": ["qwen2_tiny", "mistral_tiny", "deepseek_v3_tiny"],
+    "dp2ep2": [CROWDED, "qwen3_moe_tiny"],
+    "dp2zero3": ["gpt2_tiny", "deepseek_v2_tiny"],
+}
+EXPERTS = [name for name in ALL if SHAPES.get(name, SHAPES["mixtral_tiny"]).num_moe_experts]
+DENSE = [name for name in ALL if name not in EXPERTS]
+CAMPAIGN = {
+    "tp2": DENSE, "tp2sp": ALL, "pp2": ALL, "pp2vpp2": ALL, "dp2ep2": EXPERTS, "tp2spep2etp1": EXPERTS,
+    "dp2zero2": ALL, "dp2zero3": ALL, "tp2sppp2dp2": ALL, "dp3": ALL, "cp2": ALL,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints, exported models, and ``theirs.pt``."""
+    folder = tmp_path_factory.mktemp("families")
+    write_checkpoints(folder)
+    run_ranks(1, theirs, folder, folder / "theirs.pt")
+    return folder
+
+
+def check(folder: Path, layout: str, names: list[str], world_size: int) -> None:
+    run_ranks(world_size, ours, folder, layout, names, folder / f"{layout}.pt")
+    expected, found = torch.load(folder / "theirs.pt"), torch.load(folder / f"{layout}.pt")
+    assert list(found) == names
+    for name, (texts, difference) in found.items():
+        assert texts == expected[name], f"{name}: not transformers' text"
+        assert difference <= 1e-5, f"{name}: logits with the cache are off by {difference:.1e}"
+        assert len({token for text in texts for token in text}) > 15, f"{name}: texts that say something"
+
+
+def test_every_family_on_one_rank(folder: Path) -> None:
+    check(folder, "tp1", ALL, 1)
+
+
+@pytest.mark.parametrize("layout", QUICK)
+def test_layouts(folder: Path, layout: str) -> None:
+    check(folder, layout, QUICK[layout], 2)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layout", CAMPAIGN)
+def test_every_family_in_every_layout(folder: Path, layout: str) -> None:
+    check(folder, layout, CAMPAIGN[layout], {"tp2sppp2dp2": 8, "dp3": 3}.get(layout, 2))
