@@ -320,7 +320,26 @@ def _sharded_gradients() -> bool:
     )
 
 
+def _generation() -> bool:
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+    from megatron.core.transformer.attention import Attention
+    from megatron.core.transformer.moe import router, token_dispatcher
+    from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+    model, latent = inspect.getsource(HybridModel), inspect.getsource(MLASelfAttention)
+    return (
+        "rotary_pos_emb = self.rotary_pos_emb(\n" in model
+        and "mtp_forward_ran = self.mtp_process and" in model
+        and "= self.rotary_pos_emb(rotary_seq_len, packed_seq=thd_packed_seq)" in latent
+        and "apply_module(self.core_attention)(" in inspect.getsource(Attention)
+        and "if self.config.moe_expert_capacity_factor is not None" in inspect.getsource(router)
+        and "self.drop_and_pad = self.config" in inspect.getsource(token_dispatcher)
+    )
+
+
 PROBES = {
+    "core_attention, rotary_pos_emb, mtp_process and the experts' capacity, which models/layers/kv_cache.py, "
+    "models/layers/routing.py and training/generation/forward.py set while text is generated": _generation,
     "main_grad and grad_stats_parallel_group, by which parallel/fsdp.py shows shards": _sharded_gradients,
     "ChainedOptimizer.step, as training/step.py calls it, and the schedules' finalize_model_grads_func, which "
     "training/forward_backward.py replaces": _step_parts,

@@ -20,13 +20,15 @@ from parallel.errors import UserError
 from programs import Program
 from runs import configuration, train
 from tests.tools.hf_folders import write_folder
+from tests.tools.test_convert_training import EOS, SIDE, write_tokenizer
 from tools.convert.importing import import_folder
-from tools.generate.__main__ import main
+from tools.generate.__main__ import Generate, job_of, main
 from tools.generate.prompts import Prompt
 from tools.generate.work import Job, answer, converse
 from tools.shared.loaded_model import LoadedModel, on_ranks
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
 from training.generation.settings import Sampling, TextLimits
+from training.generation.texts import prompt_ids
 
 LEARNING = ("--train.train_iters", "60", "--log.log_interval", "60", "--model.seq_length", "64")
 PROMPTS = ("def read(self, path):\n", "import os\n\n", "naïve — ", "class A(")
@@ -79,17 +81,19 @@ def test_a_file_of_lines_in_one_batch_over_two_replicas(run: Path, texts: list[s
     assert generate(run, *flags)[0] == f"{texts[2]}\n---\n{texts[3]}\n---\n{texts[3]}\n"
 
 
-def test_stop_texts_and_end_ids_end_a_text(run: Path, texts: list[str], tmp_path: Path) -> None:
-    stop = texts[0][5:8]
-    cut = texts[0][: texts[0].index(stop)]
-    assert generate(run, "--prompt", PROMPTS[0], *GREEDY, "--stream", "--stop", "~", stop)[0] == f"{cut}\n"
+def test_stop_texts_and_end_ids_end_a_text(run: Path, tmp_path: Path) -> None:
+    drawn = ("--prompt", "import ", "--max_new_tokens", "40", "--temperature", "1")
+    whole = generate(run, *drawn)[0]
+    at = next(place for place in range(5, 40) if whole[place].isascii() and whole[place] not in whole[:place])
+    stop, cut = whole[at : at + 2], whole[:at]
+    assert generate(run, *drawn, "--stream", "--stop", "~~", stop)[0] == f"{cut}\n"
+    record = json.loads(generate(run, *drawn, "--format", "jsonl", "--stop", "~~", stop)[0])
+    assert (record["text"], record["finish_reason"]) == (cut, "stop") and record["tokens"] < 40
     folder = tmp_path / "iter_0000060"
     shutil.copytree(run / "checkpoints/iter_0000060", folder)
-    end = texts[0].encode()[4]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end, 300]}))
-    record = json.loads(generate(folder, "--prompt", PROMPTS[0], *GREEDY, "--format", "jsonl")[0])
-    expected = texts[0].encode()[: texts[0].encode().index(end)]
-    assert (record["text"].encode(), record["tokens"], record["finish_reason"]) == (expected, len(expected), "end")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, ord(stop[0])]}))
+    record = json.loads(generate(folder, *drawn, "--format", "jsonl")[0])
+    assert (record["text"], record["finish_reason"]) == (cut, "end") and at <= record["tokens"] < 40
 
 
 def test_the_seed_gives_the_text(run: Path) -> None:
@@ -97,6 +101,24 @@ def test_the_seed_gives_the_text(run: Path) -> None:
     one, again, other = (generate(run, *flags, *more)[0] for more in ((), ("--seed", 0), ("--seed", 5)))
     assert one == again != other
     assert generate(run, *flags, "--top_k", 1)[0] == generate(run, *flags, "--temperature", 0)[0]
+
+
+def test_an_imported_model_begins_and_ends_texts_with_its_own_ids(tmp_path: Path) -> None:
+    """Of tokenizer.json and generation_config.json; text in the prompt that looks like one stays text."""
+    shape = dataclasses.replace(TINY["llama2_tiny"], vocab_size=300)
+    write_folder(tmp_path / "hf", shape)
+    write_tokenizer(tmp_path / "hf")
+    for name, text in SIDE.items():
+        (tmp_path / "hf" / name).write_text(text)
+    import_folder(tmp_path / "hf", tmp_path / "checkpoint", dtype=None, workers=1, max_file_bytes=1 << 30)
+    flags = Generate(checkpoint=tmp_path / "checkpoint", prompt=f"{EOS}a", bos=True, device="cpu")
+    opened = open_checkpoint(flags)
+    made = job_of(flags, opened)
+    assert (made.begin, sorted(made.limits.ends)) == (0, [1, 2]) and opened.tokenizer is not None
+    ids = prompt_ids(opened.tokenizer, f"{EOS}a", made.begin)
+    assert ids[0] == 0 and 1 not in ids and opened.tokenizer.decode(ids) == f"{EOS}a"
+    with_bos, without = (generate(tmp_path / "checkpoint", "--prompt", "a", *more)[0] for more in (["--bos"], []))
+    assert with_bos != without
 
 
 # ---- line by line, and readers that go

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from parallel import command, launch
 from parallel.errors import UserError
 from parallel.flags import parse_flags
@@ -41,7 +43,7 @@ class Generate(ModelFlags):
     file: Path | None = None
     """File of prompts, one a line; of NAME.jsonl the "prompt" of each line's JSON object."""
 
-    interactive: bool = False
+    interactive: tyro.conf.FlagCreatePairsOff[bool] = False
     """Read prompts from stdin, a line each, and print texts as they come. Ctrl-C ends a text, Ctrl-D the program."""
 
     max_new_tokens: int | None = None
@@ -62,20 +64,20 @@ class Generate(ModelFlags):
     stop: tuple[str, ...] = ()
     """Texts that end a text, beside the tokenizer's end of document and the eos_token_id of an imported model."""
 
-    bos: bool = False
+    bos: tyro.conf.FlagCreatePairsOff[bool] = False
     """Begin each prompt with the tokenizer's begin-of-text id, as many models that were imported expect."""
 
     batch_size: int = 8
     """Prompts of --file that a replica computes at once. Memory of the KV cache grows with it."""
 
-    stream: bool = False
+    stream: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the text of --prompt as it comes."""
 
     format: Literal["text", "jsonl"] | None = None
     """jsonl: an object a line, with prompt, text, tokens and finish_reason (end, stop, length). text: texts alone,
     between two of them a line with ---. None: text for --prompt, jsonl for --file."""
 
-    no_cache: bool = False
+    no_cache: tyro.conf.FlagCreatePairsOff[bool] = False
     """Compute the whole text for each token: slow, to compare with."""
 
     def problems(self) -> list[str]:
@@ -115,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prompts = _prompts(flags)
     identity = launch.detect(os.environ)
     opened = open_checkpoint(flags, identity.world_size if identity else None)
-    job = _job(flags, opened)
+    job = job_of(flags, opened)
     if flags.interactive:
         if identity is not None:
             raise UserError("--interactive: start it without torchrun or srun; it makes its ranks itself (--layout).")
@@ -132,7 +134,7 @@ def _prompts(flags: Generate) -> list[Prompt]:
     return read_prompts(flags.file) if flags.file is not None else []
 
 
-def _job(flags: Generate, opened: OpenedCheckpoint) -> Job:
+def job_of(flags: Generate, opened: OpenedCheckpoint) -> Job:
     """Raises UserError where the checkpoint's tokenizer is missing, or lacks what is asked of it."""
     if opened.tokenizer is None:
         raise UserError(f"{opened.tokenizer_problem} Without a tokenizer there is no text.")

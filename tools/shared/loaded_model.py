@@ -64,8 +64,8 @@ def on_ranks(
 ) -> int:
     """Load the model on its ranks and call ``work`` on each: the exit code. torch loads here.
 
-    program: the module that runs, for messages and, on GPUs, to be started again for each rank. timeout_minutes: how
-    long a rank waits for another. Raises UserError, and RuntimeError with the first failing rank's traceback.
+    program: the module that runs; on GPUs each local rank is a process of it with the same arguments. timeout_minutes:
+    how long a rank waits for another. Raises UserError, and RuntimeError with the first failing rank's traceback.
     """
     identity = launch.detect(os.environ)
     if opened.config.device != "cpu" and launch.count_gpus(os.environ):
@@ -74,7 +74,7 @@ def on_ranks(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads
     if identity is None and device == "cuda" and opened.world_size > 1:
-        return local_ranks.spawn_ranks(opened.world_size, [sys.executable, *sys.orig_argv[1:]], os.environ)
+        return local_ranks.spawn_ranks(opened.world_size, [sys.executable, "-m", program, *sys.argv[1:]], os.environ)
     with tempfile.TemporaryDirectory(prefix="triplane-logs-") as scratch:
         logs = Path(scratch)
         with output.own_output(logs, Identity(), every_rank=False), lean(device):
@@ -93,7 +93,9 @@ def on_ranks(
         return code  # another rank shows it
     if failure.code == 2:
         raise UserError(failure.text)
-    raise RuntimeError(f"{program}: rank {failure.rank} of {opened.world_size} failed:\n{failure.text}{failure.notes}")
+    last = failure.text.strip().rpartition("\n")[2]
+    fix = " Divide the model over more GPUs: --layout." if "OutOfMemoryError" in last else ""
+    raise RuntimeError(f"rank {failure.rank} of {opened.world_size} failed: {last}{fix}\n{failure.text}{failure.notes}")
 
 
 def _run(
