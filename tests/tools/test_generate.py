@@ -191,6 +191,7 @@ def test_nothing_more_is_computed_once_nothing_reads(run: Path, capfd: pytest.Ca
         (["--prompt", "a", "--layout", "tpp2"], 'layout "tpp2": cannot read "t"'),
         (["--prompt", "a", "--layout", "pp3"], "model.num_layers 4 is not a multiple of PP 3"),
         (["--prompt", "abc", "--max_new_tokens", "62"], "--prompt: 3 tokens and --max_new_tokens 62 are more than"),
+        (["--prompt", "a\udcff"], "--prompt: expected text, found half a surrogate pair, or a byte that is no UTF-8"),
         (["--prompt", "x" * 64], "--prompt: 64 tokens; expected fewer than model.seq_length, 64"),
     ],
 )

@@ -22,9 +22,9 @@ from parallel.flags import parse_flags
 from parallel.untrusted import read_json
 from tools.convert.generation import own_ends
 from tools.convert.tokenizer import eos_ids
-from tools.generate.prompts import Prompt, new_tokens_for, read_prompts
+from tools.generate.prompts import Prompt, new_tokens_for, prompt_of, read_prompts
 from tools.generate.work import Job, answer, converse
-from tools.shared.loaded_model import on_ranks
+from tools.shared.loaded_model import on_ranks, shown_once
 from tools.shared.opened_checkpoint import ModelFlags, OpenedCheckpoint, open_checkpoint
 from training.generation.settings import Sampling, TextLimits
 
@@ -112,6 +112,12 @@ class Generate(ModelFlags):
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: the texts are printed; 2: bad input; 130: Ctrl-C."""
     flags = parse_flags(Generate, argv, f"python -m {PROGRAM}", __doc__)
+    with shown_once(os.environ):
+        return generate(flags)
+
+
+def generate(flags: Generate) -> int:
+    """The exit code. Raises UserError."""
     if problems := flags.problems():
         raise UserError("\n  ".join(problems))
     prompts = _prompts(flags)
@@ -130,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prompts(flags: Generate) -> list[Prompt]:
     if flags.prompt is not None:
-        return [Prompt(text=flags.prompt, place="--prompt", record={"prompt": flags.prompt})]
+        return [prompt_of(flags.prompt, "--prompt")]
     return read_prompts(flags.file) if flags.file is not None else []
 
 

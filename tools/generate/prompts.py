@@ -23,6 +23,18 @@ class Prompt:
     """What its line of a file holds, which the output repeats."""
 
 
+def prompt_of(text: str, place: str, record: Mapping[str, JSON] | None = None) -> Prompt:
+    """record: what its line holds; None: the prompt alone. Raises UserError for what no tokenizer can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: expected text, found half a surrogate pair, or a byte that is no UTF-8, at character "
+            f"{error.start + 1}."
+        ) from None
+    return Prompt(text=text, place=place, record={"prompt": text} if record is None else record)
+
+
 def read_prompts(path: Path) -> list[Prompt]:
     """A prompt for each line of a file; of NAME.jsonl the "prompt" of each line's object. Empty lines are skipped.
 
@@ -36,14 +48,10 @@ def read_prompts(path: Path) -> list[Prompt]:
     for number, line in enumerate((line.removesuffix("\r") for line in lines), start=1):
         if line.strip():
             place = f"{path}, line {number}"
-            found.append(_of_json(line, place) if path.suffix == ".jsonl" else _of_text(line, place))
+            found.append(_of_json(line, place) if path.suffix == ".jsonl" else prompt_of(line, place))
     if not found:
         raise UserError(f"--file {path}: holds no prompt; expected one on each line.")
     return found
-
-
-def _of_text(line: str, place: str) -> Prompt:
-    return Prompt(text=line, place=place, record={"prompt": line})
 
 
 def _of_json(line: str, place: str) -> Prompt:
@@ -55,7 +63,7 @@ def _of_json(line: str, place: str) -> Prompt:
     text = record.get("prompt")
     if not isinstance(text, str):
         raise UserError(f"{wanted}; found {printable(line[:60])!r}.")
-    return Prompt(text=text, place=place, record=record)
+    return prompt_of(text, place, record)
 
 
 def new_tokens_for(prompt_tokens: Sequence[int], places: Sequence[str], asked: int | None, seq_length: int) -> int:

@@ -1,5 +1,6 @@
 """What every rank does with the loaded model: continue the prompts that it was given, or one line after another."""
 
+import io
 import json
 import os
 import signal
@@ -198,6 +199,8 @@ def _interrupts(model: LoadedModel) -> Iterator[_Interrupted]:
 
 def _next_line(model: LoadedModel, interrupted: _Interrupted) -> str | None:
     """The next prompt; None at the end of stdin. Empty lines are skipped."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     interrupted.reading, line = True, "\n"
     while line and not line.strip():
         if sys.stdin.isatty():

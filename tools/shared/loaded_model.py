@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from parallel import cuda_environment, launch, local_ranks, output
 from parallel.errors import UserError
 from parallel.launch import Identity
 from tools.shared.opened_checkpoint import OpenedCheckpoint
+from training.cli import parse
 from training.config.run_config import RunConfig
 from training.lean_imports import lean
 
@@ -54,6 +55,19 @@ class LoadedModel:
         data = memoryview(text.encode(errors="backslashreplace"))
         while self.stdout is not None and data:
             data = data[os.write(self.stdout, data) :]
+
+
+@contextlib.contextmanager
+def shown_once(environ: Mapping[str, str]) -> Iterator[None]:
+    """Around a whole program: of the processes that torchrun or srun has started, which find the same mistakes of the
+    user, the first one shows them."""
+    try:
+        yield
+    except UserError as error:
+        identity = launch.detect(environ)
+        if identity is not None and identity.rank > 0:
+            parse.fail(error, quiet=True)
+        raise
 
 
 def on_ranks(
