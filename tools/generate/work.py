@@ -19,7 +19,7 @@ from training.generation.settings import Sampling, TextLimits
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-    from training.generation.generate import Row
+    from training.generation.generate import TextRow
     from training.generation.texts import Continuation
 
 SEPARATOR = "---"
@@ -109,7 +109,7 @@ def _continue(
     job: Job,
     texts: Sequence[str],
     number: int,
-    after_token: "Callable[[Sequence[Row]], None] | None",
+    after_token: "Callable[[Sequence[TextRow]], None] | None",
     asked_to_stop: Callable[[], bool],
 ) -> "Sequence[Continuation]":
     """Raises UserError, on every rank, for a prompt that is too long."""
@@ -138,7 +138,7 @@ def _tokenizer(model: LoadedModel) -> "Tokenizer":
     return model.tokenizer
 
 
-def _printed(tokenizer: "Tokenizer", job: Job, write: Callable[[str], None]) -> "Callable[[Sequence[Row]], None]":
+def _printed(tokenizer: "Tokenizer", job: Job, write: Callable[[str], None]) -> "Callable[[Sequence[TextRow]], None]":
     from training.generation.texts import Printed
 
     return Printed(tokenizer, job.limits.stops, write)

@@ -26,13 +26,13 @@ PREFILL_TOKENS = 512
 FP8_TOKENS = 32
 """Rows of a matrix in fp8 and fp4 come in multiples of it, at most (Transformer Engine)."""
 
-type Row = Sequence[int]
+type Tokens = Sequence[int]
 
 
 class NextLogits(Protocol):
     """What follows each of the rows that a replica computes."""
 
-    def __call__(self, rows: Sequence[Row]) -> tuple[Tensor, list[bool]] | None:
+    def __call__(self, rows: Sequence[Tokens]) -> tuple[Tensor, list[bool]] | None:
         """rows: of all replicas, each as long as before or longer; at least one is longer.
 
         fp32 [b, padded vocabulary] after the last token of each row of this replica, and which of these this rank has;
@@ -86,7 +86,7 @@ class CachedLogits:
         """Positions of a cache for rows of up to ``longest`` tokens: a last call may write some beyond."""
         return longest + positions_at_once(chunks, ranks) + PREFILL_TOKENS
 
-    def __call__(self, rows: Sequence[Row]) -> tuple[Tensor, list[bool]] | None:
+    def __call__(self, rows: Sequence[Tokens]) -> tuple[Tensor, list[bool]] | None:
         found: Tensor | None = None
         while any(len(row) > self.known.get(number, 0) for number, row in enumerate(rows)):
             new = [row[self.known.get(number, 0) :][:PREFILL_TOKENS] for number, row in enumerate(rows)]
@@ -98,7 +98,7 @@ class CachedLogits:
                 found = logits if found is None else torch.where(arrived, logits, found)
         return None if found is None else (found, [True] * len(self.computed))
 
-    def _call(self, new: Sequence[Row]) -> Tensor | None:
+    def _call(self, new: Sequence[Tokens]) -> Tensor | None:
         """fp32 [b, padded vocabulary] after the last of the new tokens of each row of this replica."""
         n = -(-max(map(len, new)) // self.unit) * self.unit
         tokens = torch.zeros(len(self.computed), n, dtype=torch.int64)
@@ -121,7 +121,7 @@ class WindowLogits:
     def __init__(self, chunks: Chunks, ranks: Ranks, seq_length: int, computed: Sequence[int]) -> None:
         self.chunks, self.ranks, self.seq_length, self.computed = chunks, ranks, seq_length, computed
 
-    def __call__(self, rows: Sequence[Row]) -> tuple[Tensor, list[bool]] | None:
+    def __call__(self, rows: Sequence[Tokens]) -> tuple[Tensor, list[bool]] | None:
         found = [self._one(rows[number]) for number in self.computed]
         there = [logits for logits in found if logits is not None]
         if not self.ranks.is_last_stage:
@@ -130,7 +130,7 @@ class WindowLogits:
         logits = torch.stack([nothing if one is None else one for one in found])
         return logits, [one is not None for one in found]
 
-    def _one(self, row: Row) -> Tensor | None:
+    def _one(self, row: Tokens) -> Tensor | None:
         """fp32 [padded vocabulary] after the row, on the ranks that hold its last token."""
         cp, rank = self.ranks.layout.cp, self.ranks.at.cp
         tokens = torch.zeros(1, self.seq_length, dtype=torch.int64)

@@ -23,7 +23,7 @@ NONE_YET = -1
 
 
 @dataclass(slots=True)
-class Row:
+class TextRow:
     """One text: its prompt, and what was generated."""
 
     ids: list[int]
@@ -75,9 +75,9 @@ def generate(
     *,
     first_number: int = 0,
     use_cache: bool = True,
-    after_token: Callable[[Sequence[Row]], None] = lambda _: None,
+    after_token: Callable[[Sequence[TextRow]], None] = lambda _: None,
     asked_to_stop: Callable[[], bool] = lambda: False,
-) -> list[Row]:
+) -> list[TextRow]:
     """The prompts continued, the same on every rank. Collective.
 
     prompts: of at least one token each, and fewer than limits.seq_length. first_number: of the first prompt, among all
@@ -86,7 +86,7 @@ def generate(
     was; all texts then end.
     """
     rows = [
-        Row(list(prompt), len(prompt), drawn=generator_of(sampling, first_number + number))
+        TextRow(list(prompt), len(prompt), drawn=generator_of(sampling, first_number + number))
         for number, prompt in enumerate(prompts)
     ]
     # With several replicas each has every dp-th row; one that has fewer than others repeats row 0 to keep step.
@@ -130,7 +130,7 @@ def _agreed(chosen: torch.Tensor, ranks: Ranks) -> list[int]:
     return found
 
 
-def _extend(rows: Sequence[Row], chosen: Sequence[int], limits: Limits) -> None:
+def _extend(rows: Sequence[TextRow], chosen: Sequence[int], limits: Limits) -> None:
     """Add a token to each row that goes on, or its reason to end."""
     for row, token in zip(rows, chosen, strict=False):
         if row.reason is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from data.tokenizers import Tokenizer
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from training.generation.generate import Limits, Reason, Row, generate
+from training.generation.generate import Limits, Reason, TextRow, generate
 from training.generation.settings import Sampling, TextLimits
 
 UNFINISHED = "�"
@@ -43,12 +43,12 @@ def continue_prompts(
     begin: int | None = None,
     first_number: int = 0,
     use_cache: bool = True,
-    after_token: Callable[[Sequence[Row]], None] = lambda _: None,
+    after_token: Callable[[Sequence[TextRow]], None] = lambda _: None,
     asked_to_stop: Callable[[], bool] = lambda: False,
 ) -> list[Continuation]:
     """One for each prompt, the same on every rank. Collective. See ``generate`` for what is not of texts."""
 
-    def look(rows: Sequence[Row]) -> None:
+    def look(rows: Sequence[TextRow]) -> None:
         for row in rows if limits.stops else ():
             if row.reason in (None, "length") and any(stop in generated_text(tokenizer, row) for stop in limits.stops):
                 row.reason = "stop"
@@ -81,7 +81,7 @@ def continue_prompts(
     ]
 
 
-def generated_text(tokenizer: Tokenizer, row: Row) -> str:
+def generated_text(tokenizer: Tokenizer, row: TextRow) -> str:
     """What stands behind the prompt: a token's text may depend on the one before it, a blank's above all."""
     whole, head = tokenizer.decode(row.ids), tokenizer.decode(row.ids[: row.prompt_tokens])
     return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(row.generated)
@@ -100,7 +100,7 @@ class Printed:
         self.length = 0
         """Characters that were written."""
 
-    def __call__(self, rows: Sequence[Row]) -> None:
+    def __call__(self, rows: Sequence[TextRow]) -> None:
         """Of the first row."""
         whole = generated_text(self.tokenizer, rows[0])
         text = before(self.stops, whole)
