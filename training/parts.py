@@ -35,6 +35,7 @@ from training.metrics.sinks import RunFacts, open_sinks
 from training.progress import Progress
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
+from training.run_dir.history import Note
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -53,6 +54,8 @@ class TrainingRun:
     heartbeat: Heartbeat
     lock: RunLock | None
     """On rank 0, the right to write into ``run_dir``; None where no other run can."""
+    note: Note
+    """Keeps an event in ``run_dir``'s history, on rank 0."""
 
 
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
@@ -141,6 +144,7 @@ def build_saves(
         lock=run.lock,
         beat=run.heartbeat.beat,
         before_save=before_save,
+        note=run.note,
     )
 
 

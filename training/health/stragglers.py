@@ -14,6 +14,7 @@ from training.health.names import host_of
 from training.health.stopwatch import Stopwatch
 from training.loop import Callback
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 from training.step import StepResult
 
 RECOVERED = 1.1
@@ -33,8 +34,8 @@ class Stragglers(Callback):
     what disturbs some of them (another program, a save) does not count, but a slow card, or processor, does.
     """
 
-    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks) -> None:
-        self.watch, self.interval, self.ratio, self.ranks = watch, interval, ratio, ranks
+    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks, note: Note = unnoted) -> None:
+        self.watch, self.interval, self.ratio, self.ranks, self.note = watch, interval, ratio, ranks, note
         self.named, self.suspected = set[int](), set[int]()
         self.groups = peers(ranks.layout, watch.whole_stage)
         self.steps_s: list[float] = []
@@ -52,11 +53,11 @@ class Stragglers(Callback):
         self.steps_s = []
         table = gathered_rows([self.watch.quartile_s(), step_s], self.ranks)
         slow = slowness([row[0] for row in table], self.groups)
-        self._tell_slow(slow, count)
+        self._tell_slow(slow, count, progress)
         explained = max(slow.values()) >= self.ratio
-        self._tell_delay(statistics.median(row[1] for row in table), explained)
+        self._tell_delay(statistics.median(row[1] for row in table), explained, progress)
 
-    def _tell_slow(self, slow: Mapping[int, float], count: int) -> None:
+    def _tell_slow(self, slow: Mapping[int, float], count: int, progress: Progress) -> None:
         self.named = {rank for rank in self.named if slow[rank] > RECOVERED}
         now = {rank for rank in slow if slow[rank] >= self.ratio}
         confirmed, self.suspected = now & self.suspected, now
@@ -64,22 +65,26 @@ class Stragglers(Callback):
         self.named |= confirmed
         for rank in new[:MOST_NAMED]:
             others = next(len(group) - 1 for group in self.groups if rank in group)
-            self.ranks.say(
+            text = (
                 f"rank {rank} ({host_of(rank, self.ranks)}) computes {slow[rank]:.1f}x slower than its {others} "
                 f"peer(s) (lower quartile of {count} iterations), and all wait for it. Communication is not the cause"
             )
+            self.ranks.say(text)
+            self.note("straggler", progress.iteration, rank=rank, text=text)
         if rest := new[MOST_NAMED:]:
             self.ranks.say(f"{len(rest)} more rank(s) compute slower than their peers, by up to {slow[rest[0]]:.1f}x")
 
-    def _tell_delay(self, step_s: float, explained: bool) -> None:
+    def _tell_delay(self, step_s: float, explained: bool, progress: Progress) -> None:
         """All ranks know the same times, so they decide alike."""
         late = step_s > DELAYED * self.fastest_s + LEAST_S and not explained
         self.delays = self.delays + 1 if late else 0
         if self.delays == 2 and self.watch.parts:
-            self.ranks.say(
+            text = (
                 f"iterations take {step_s / self.fastest_s:.1f}x as long as they did ({step_s:.3g} s), and no rank "
                 "computes slower than its peers: communication, data or the whole machine is the cause"
             )
+            self.ranks.say(text)
+            self.note("slow", progress.iteration, text=text)
         self.fastest_s = min(self.fastest_s, step_s)
 
 
