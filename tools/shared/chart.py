@@ -2,19 +2,68 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --page: #fff; --soft: #f6f6f6; --axis: #999; --grid: #ddd;
-  --pale: #c9c9c9; --paler: #e4e4e4 }
+  --pale: #c9c9c9; --paler: #e4e4e4; --c0: #33658a; --c1: #e4572e; --c2: #2f9c95; --c3: #7d5ba6; --c4: #b8860b;
+  --c5: #c81d77; --c6: #4f772d; --c7: #5c6b73; --good: #2e7d4f; --bad: #c81d25; --warn: #a86200 }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e6e6; --page: #16191d; --soft: #22272e; --axis: #888; --grid: #3a4048; --pale: #59616b;
-    --paler: #343b44 }
+    --paler: #343b44; --c0: #6ba7d6; --c1: #ff8a65; --c2: #4fc3b8; --c3: #b39ddb; --c4: #e6b84f; --c5: #f06eb4;
+    --c6: #9ccc65; --c7: #a9b6bd; --good: #6cc08b; --bad: #ff7070; --warn: #ffb74d }
 }
 .chart { overflow-x: auto } .chart svg { max-width: 100%; min-width: 720px; height: auto }
+.chart.small svg { min-width: 0 }
+@media print {
+  :root { color-scheme: light } .chart { overflow: visible; break-inside: avoid } .chart svg { min-width: 0 }
+}
 """
 """For the page that holds charts: ink and paper in light and dark, and charts that scroll where a page is narrow."""
+COLOURS = tuple(f"var(--c{number})" for number in range(8))
+FAINT = ' stroke-opacity="0.35"'
+LETTER = 6.6
+"""Pixels of a letter of size 12, on average."""
+
+
+class Point(NamedTuple):
+    """y: NaN where there is none."""
+
+    x: float
+    y: float
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Series:
+    """A curve."""
+
+    name: str
+    points: Sequence[Point]
+    colour: str
+    dash: str = ""
+    dots: bool = False
+    """A dot at each point, with a tip: for few of them."""
+    faint: bool = False
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Mark:
+    """A line across a chart at ``x``."""
+
+    x: float
+    title: str
+    colour: str
+
+
+class Part(NamedTuple):
+    """A piece of a bar, or of a row of a timeline: from ``begin`` to ``end`` on its axis."""
+
+    begin: float
+    end: float
+    colour: str
+    title: str
 
 
 @dataclass(slots=True)
@@ -23,6 +72,10 @@ class Drawing:
 
     width: float
     height: float
+    label: str = ""
+    """What it shows, for who does not see it."""
+    small: bool = False
+    """Readable at the width of a phone."""
     elements: list[str] = field(default_factory=list)
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> None:
@@ -40,16 +93,26 @@ class Drawing:
             f"{html.escape(words)}</text>"
         )
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str = "var(--axis)", dash: str = "") -> None:
-        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, colour: str = "var(--axis)", dash: str = "", title: str = ""
+    ) -> None:
+        dashed, tip = f' stroke-dasharray="{dash}"' if dash else "", f"<title>{html.escape(title)}</title>"
         self.elements.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashed}/>'
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashed}'
+            f"{f'>{tip}</line>' if title else '/>'}"
         )
 
-    def path(self, points: Sequence[tuple[float, float]], colour: str, dash: str = "") -> None:
+    def path(self, points: Iterable[tuple[float, float]], colour: str, dash: str = "", more: str = "") -> None:
+        """more: attributes of SVG."""
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        self.elements.append(f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
+        self.elements.append(
+            f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="2"{dashed}{more}/>'
+        )
+
+    def area(self, points: Iterable[tuple[float, float]], fill: str, title: str) -> None:
+        where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self.elements.append(f'<polygon points="{where}" fill="{fill}"><title>{html.escape(title)}</title></polygon>')
 
     def dot(self, x: float, y: float, radius: float, fill: str, title: str = "") -> None:
         self.elements.append(
@@ -60,9 +123,10 @@ class Drawing:
     def render(self) -> str:
         """The element to put into a page."""
         inner = "\n".join(self.elements)
+        label = f' aria-label="{html.escape(self.label)}"' if self.label else ""
         return (
-            f'<div class="chart"><svg viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" role="img" '
-            f'font-family="sans-serif">\n{inner}\n</svg></div>'
+            f'<div class="chart{" small" if self.small else ""}"><svg viewBox="0 0 {self.width:g} {self.height:g}" '
+            f'width="{self.width:g}" role="img"{label} font-family="sans-serif">\n{inner}\n</svg></div>'
         )
 
 
@@ -82,6 +146,17 @@ def powers(low: float, high: float) -> list[float]:
     return [float(base**power) for power in range(first, last + 1)]
 
 
+def short(value: float) -> str:
+    """A number as an axis has it: 0.02, 1,500, 25k, 3.2M, 1e-05."""
+    size = abs(value)
+    if size >= 1e15:
+        return f"{value:.3g}"
+    for least, scale, letter in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size >= least:
+            return f"{value / scale:.4g}{letter}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
 def legend(
     drawing: Drawing, x: float, y: float, names: Sequence[str], width: float, colours: Mapping[str, str]
 ) -> None:
@@ -94,3 +169,229 @@ def legend(
         drawing.rect(at, y - 10, 12, 12, colours[name])
         drawing.text(at + 16, y, name)
         at += step
+
+
+def legend_rows(names: Sequence[str], width: float) -> int:
+    """How many lines ``legend`` takes."""
+    at, rows = 0.0, 1
+    for name in names:
+        step = 26 + 7 * len(name)
+        at, rows = (step, rows + 1) if at and at + step > width else (at + step, rows)
+    return rows
+
+
+def thinned(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Point]:
+    """The lowest and the highest point of each stretch, in their order, a stretch for each column of pixels.
+
+    No spike is lost, and a gap (NaN) stays one. Fast: a stretch is looked through by min and max.
+    """
+    if len(xs) <= 2 * columns:
+        return list(map(Point, xs, ys))
+    found: list[Point] = []
+    for first, end in _stretches(len(xs), columns):
+        part = ys[first:end]
+        finite = [y for y in part if math.isfinite(y)] if not math.isfinite(sum(part)) else part
+        if len(finite) < len(part):
+            found.append(Point(xs[first], math.nan))
+        if finite:
+            found += (Point(xs[place], ys[place]) for place in sorted({first + part.index(edge(finite)) for edge in (min, max)}))
+    return found
+
+
+def averaged(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Point]:
+    """The mean of each stretch, at its middle; stretches without a finite value are left out."""
+    found = []
+    for first, end in _stretches(len(xs), min(columns, len(xs))):
+        part = [y for y in ys[first:end] if math.isfinite(y)]
+        if part:
+            found.append(Point((xs[first] + xs[end - 1]) / 2, sum(part) / len(part)))
+    return found
+
+
+def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
+    edges = [place * size // count for place in range(count + 1)]
+    return zip(edges, edges[1:], strict=False)
+
+
+@dataclass(kw_only=True, slots=True)
+class Plot:
+    """Two axes. Values beyond the upper end are drawn at it, with a triangle that says what they are."""
+
+    label: str
+    unit: str
+    low: float
+    high: float
+    left_x: float
+    right_x: float
+    width: float = 960
+    height: float = 320
+    log: bool = False
+    small: bool = False
+    x_name: str = "iteration"
+
+    def draw(
+        self,
+        series: Sequence[Series],
+        marks: Sequence[Mark] = (),
+        second: Sequence[tuple[float, str]] = (),
+        keys: Mapping[str, str] | None = None,
+    ) -> str:
+        """second: x and text of a second scale above the picture. keys: of the legend, with colours; None: the series."""
+        keys = {one.name: one.colour for one in series} if keys is None else keys
+        names = list(keys)
+        top, bottom = 20 + 16 * bool(second), self.height - 38
+        extra = 18 * legend_rows(names, self.width - 60) if names else 0
+        drawing = Drawing(self.width, self.height + extra, self.label, self.small)
+        steps = self._y_ticks()
+        left, right = 14 + LETTER * max(len(short(step)) for step in steps), self.width - 16
+
+        def at_x(x: float) -> float:
+            return left + (right - left) * (x - self.left_x) / ((self.right_x - self.left_x) or 1.0)
+
+        def at_y(y: float) -> float:
+            share = (self._scaled(y) - self._scaled(self.low)) / ((self._scaled(self.high) - self._scaled(self.low)) or 1)
+            return bottom - (bottom - top) * max(-0.02, min(1.0, share))
+
+        for step in steps:
+            drawing.line(left, at_y(step), right, at_y(step), "var(--grid)")
+            drawing.text(left - 6, at_y(step) + 4, short(step), "end")
+        for step in ticks(self.left_x, self.right_x, 4 if self.small else 8):
+            drawing.line(at_x(step), bottom, at_x(step), bottom + 4)
+            drawing.text(at_x(step), bottom + 17, short(step), "middle")
+        for x, text in second:
+            anchor = "end" if at_x(x) > right - 30 else "start" if at_x(x) < left + 30 else "middle"
+            drawing.text(at_x(x), 14, text, anchor, 11, "var(--axis)")
+        for mark in marks:
+            drawing.line(at_x(mark.x), top, at_x(mark.x), bottom, mark.colour, "3 3", mark.title)
+            drawing.dot(at_x(mark.x), top, 4, mark.colour, mark.title)
+        for one in series:
+            self._curve(drawing, one, at_x, at_y)
+        drawing.line(left, bottom, right, bottom)
+        drawing.text(left, self.height - 6, self.unit, size=11, fill="var(--axis)")
+        drawing.text(right, self.height - 6, self.x_name, "end", 11, "var(--axis)")
+        if names:
+            legend(drawing, 30, self.height + 12, names, self.width - 60, keys)
+        return drawing.render()
+
+    def _curve(self, drawing: Drawing, one: Series, at_x, at_y) -> None:  # type: ignore[no-untyped-def]
+        for run in _runs(one.points):
+            drawing.path(((at_x(point.x), at_y(point.y)) for point in run), one.colour, one.dash, FAINT * one.faint)
+            if one.dots or len(run) == 1:
+                for point in run:
+                    tip = f"{one.name}, {self.x_name} {point.x:g}: {point.y:.6g} {self.unit}"
+                    drawing.dot(at_x(point.x), at_y(point.y), 3, one.colour, tip)
+            beyond = [point for point in run if point.y > self.high]
+            for point in beyond[:: max(1, len(beyond) // 20)]:
+                x, y = at_x(point.x), at_y(self.high)
+                tip = f"{one.name}, {self.x_name} {point.x:g}: {point.y:.4g}, beyond this scale"
+                drawing.area([(x - 4, y + 6), (x + 4, y + 6), (x, y - 2)], "var(--bad)", tip)
+
+    def _y_ticks(self) -> list[float]:
+        if not self.log:
+            return ticks(self.low, self.high, 4 if self.small else 6)
+        tens = [10.0**power for power in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
+        return tens if len(tens) > 1 else ticks(self.low, self.high, 4)
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(max(value, self.low)) if self.log else value
+
+
+def _runs(points: Iterable[Point]) -> Iterator[list[Point]]:
+    """Stretches without a gap."""
+    run: list[Point] = []
+    for point in points:
+        if math.isfinite(point.y):
+            run.append(point)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def rows(
+    label: str,
+    bars: Sequence[tuple[str, Sequence[Part]]],
+    *,
+    low: float = 0.0,
+    high: float,
+    unit: str,
+    names: Mapping[str, str],
+    lines: Sequence[Mark] = (),
+    width: float = 960,
+    thick: float = 20,
+    ends: Sequence[str] = (),
+) -> str:
+    """Horizontal rows of pieces on one axis: bars cut into parts, or a timeline. names: of the legend, with colours.
+
+    lines: across all rows. ends: words behind each row.
+    """
+    step, bottom = thick + 8, (thick + 8) * len(bars) + 8
+    left = 14 + LETTER * max((len(name) for name, _ in bars), default=0)
+    right = width - 20 - LETTER * max(map(len, ends), default=0)
+    drawing = Drawing(width, bottom + 30 + 18 * legend_rows(list(names), width - left), label)
+    scale = (right - left) / ((high - low) or 1.0)
+    for tick in ticks(low, high, 6):
+        drawing.line(left + (tick - low) * scale, 4, left + (tick - low) * scale, bottom, "var(--grid)")
+        drawing.text(left + (tick - low) * scale, bottom + 15, f"{short(tick)} {unit}", "middle", 11)
+    for number, (name, parts) in enumerate(bars):
+        y = 8 + step * number
+        drawing.text(left - 8, y + thick / 2 + 4, name, "end", 11)
+        for part in parts:
+            drawing.rect(left + (part.begin - low) * scale, y, (part.end - part.begin) * scale, thick, part.colour, part.title)
+        if ends:
+            drawing.text(right + 8, y + thick / 2 + 4, ends[number], size=11)
+    for mark in lines:
+        drawing.line(left + (mark.x - low) * scale, 2, left + (mark.x - low) * scale, bottom, mark.colour, "4 3", mark.title)
+    legend(drawing, left, bottom + 38, list(names), width - left, names)
+    return drawing.render()
+
+
+def stacked(label: str, layers: Sequence[Series], x_name: str = "iteration", width: float = 960) -> str:
+    """Shares of a whole over x, one above the other; all layers have the same x."""
+    drawing, left, right, top, bottom = Drawing(width, 270, label), 50.0, width - 16, 10.0, 200.0
+    columns = [Point(first[0].x, sum(point.y for point in first)) for first in zip(*(one.points for one in layers), strict=True)]
+    first_x, last_x = columns[0].x, columns[-1].x
+
+    def at_x(x: float) -> float:
+        return left + (right - left) * (x - first_x) / ((last_x - first_x) or 1.0)
+
+    below = [0.0] * len(columns)
+    for one in layers:
+        above = [low + point.y / (column.y or 1.0) for low, point, column in zip(below, one.points, columns, strict=True)]
+        edge = [(at_x(column.x), bottom - (bottom - top) * share) for column, share in zip(columns, above, strict=True)]
+        base = [(at_x(column.x), bottom - (bottom - top) * share) for column, share in zip(columns, below, strict=True)]
+        drawing.area([*edge, *reversed(base)], one.colour, f"{one.name}: {above[-1] - below[-1]:.1%} at the end")
+        below = above
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        drawing.text(left - 6, bottom - (bottom - top) * share + 4, f"{share:.0%}", "end", 11)
+    for tick in ticks(first_x, last_x, 8):
+        drawing.text(at_x(tick), bottom + 17, short(tick), "middle", 11)
+    drawing.text(right, bottom + 34, x_name, "end", 11, "var(--axis)")
+    legend(drawing, left, bottom + 52, [one.name for one in layers], width - left, {one.name: one.colour for one in layers})
+    return drawing.render()
+
+
+def heat(
+    label: str, names: Sequence[str], cells: Sequence[Sequence[float]], tips: Sequence[str], x_name: str, width: float = 960
+) -> str:
+    """Rows of cells, each a strength from 0 (paper) to 1, and a tip for each row. A path for each of ten strengths."""
+    thick = 18 if len(names) <= 24 else 9
+    left, bottom = 14 + LETTER * max((len(name) for name in names), default=0), thick * len(names) + 4
+    drawing, squares = Drawing(width, bottom + 26, label), [""] * 11
+    for number, (name, row, tip) in enumerate(zip(names, cells, tips, strict=True)):
+        y, wide = 4 + thick * number, (width - left - 16) / max(1, len(row))
+        if thick > 10 or number % 2 == 0:
+            drawing.text(left - 6, y + thick / 2 + 4, name, "end", 11)
+        for place, strength in enumerate(row):
+            level = round(10 * max(0.0, min(1.0, strength)))
+            squares[level] += f"M{left + place * wide:.1f} {y}h{wide:.1f}v{thick - 1}h{-wide:.1f}z"
+        drawing.rect(left, y, width - left - 16, thick - 1, "transparent", tip)
+    paths = [
+        f'<path d="{square}" fill="var(--c1)" fill-opacity="{max(0.04, level / 10):g}"/>'
+        for level, square in enumerate(squares)
+        if square
+    ]
+    drawing.elements[:0] = paths  # below the tips
+    drawing.text(width - 16, bottom + 18, x_name, "end", 11, "var(--axis)")
+    return drawing.render()
