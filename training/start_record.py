@@ -58,7 +58,7 @@ def recorded_start(
             if lock.still_owns():
                 verdict = verdict_file.read(watch) if record.code not in GOOD_ENDS else None
                 text = verdict.line if verdict else text
-                note(run_dir, "end", attempt=lock.attempt, exit_code=record.code, **({"text": text} if text else {}))
+                note(run_dir, "end", attempt=lock.attempt, exit_code=record.code, text=text)
                 if report and (problem := write_report(run_dir)):
                     print(f"warning: {run_dir / 'report.html'} is not written: {problem}", file=sys.stderr, flush=True)
 

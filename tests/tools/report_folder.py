@@ -1,4 +1,4 @@
-"""A run's folder as a run on GPUs would leave it, written by hand: what no CPU run has, and hostile names on request."""
+"""A run's folder as one on GPUs would leave it, written by hand: what no CPU run has; hostile names on request."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def _found(at_s: float, number: int, own: dict[str, str], name: str) -> list[dic
         _event(at_s - 900, "memory", None, **own, rank=3, stage=0, predicted={**held, "workspace": 2e9},
                measured={**held, "activations": 20.9 * 2**30, "workspace": 1e9, "reserved": -1.0}),
         _event(at_s - 800, "spike", 420, **own, text=f"iteration 420: loss 7.1 is 9.3 sigma above 3.1{name}"),
-        _event(at_s - 700, "replayed", 480, **own, text=f"iteration 480: loss nan, the same microbatches are finite{name}"),
+        _event(at_s - 700, "replayed", 480, **own, text=f"iteration 480: loss nan, finite when run again{name}"),
         _event(at_s - 300, "straggler", 560, **own, rank=9, text=f"rank 9 (node08{name}) computes 1.4x slower"),
         _event(at_s, "stop", ITERATIONS, **own, reason="requested"),
         _event(at_s + 1, "end", None, **own, exit_code=75),
@@ -76,10 +76,12 @@ def _line(iteration: int, at_s: float, draw: Random, name: str) -> dict[str, obj
     load = [one / sum(heat) for one in heat]
     return {
         "iteration": iteration, "time_s": at_s,
-        "loss": _loss(iteration) + draw.gauss(0, 0.05) + 4.1 * (iteration == 420), "grad_norm": math.exp(draw.gauss(0, 0.3)),
+        "loss": _loss(iteration) + draw.gauss(0, 0.05) + 4.1 * (iteration == 420),
+        "grad_norm": math.exp(draw.gauss(0, 0.3)),
         "learning_rate": 3e-4 * min(1, iteration / 50), "consumed_samples": iteration * 512, "consumed_tokens": tokens,
         "data_wait_s": abs(draw.gauss(0.01, 0.01)), "checkpoint_stall_s": 1.5 * (iteration % 50 == 1),
-        "skipped": int(iteration == 480), f"epoch/wiki{name}": tokens * 0.3 / 4e8, f"epoch/code{name}": tokens * 0.5 / 9e9,
+        "skipped": int(iteration == 480),
+        f"epoch/wiki{name}": tokens * 0.3 / 4e8, f"epoch/code{name}": tokens * 0.5 / 9e9,
         f"tokens/wiki{name}": tokens * 0.3 + 1e5 * iteration**1.3, f"tokens/code{name}": tokens * 0.5,
         f"tokens/web{name}": tokens * 0.2, "iteration_s": 2.1 + abs(draw.gauss(0, 0.05)), "tokens_per_s": 998_000.0,
         "tokens_per_s_per_gpu": 62_000 + draw.gauss(0, 600), "tflops_per_gpu": 410 + draw.gauss(0, 4),
@@ -112,12 +114,20 @@ wandb_project = {json.dumps("triplane" + name)}
 
 def _others(folder: Path, name: str, draw: Random) -> None:
     evaluations = [
-        {"iteration": at, "task": task + name, "metrics": {"acc": 0.25 + at / 4000 + draw.random() / 50, "acc_stderr": 0.01}}
+        {
+            "iteration": at,
+            "task": task + name,
+            "metrics": {"acc": 0.25 + at / 4000 + draw.random() / 50, "acc_stderr": 0.01},
+        }
         for at in range(100, ITERATIONS + 1, 100)
         for task in ("hellaswag", "piqa", "arc_easy")
     ]
     samples = [
-        {"iteration": at, "prompt": f"def read(self, path):\n{name}", "text": f"    return open(path).read()  # {at}{name}"}
+        {
+            "iteration": at,
+            "prompt": f"def read(self, path):\n{name}",
+            "text": f"    return open(path).read()  # {at}{name}",
+        }
         for at in range(100, ITERATIONS + 1, 100)
     ]
     (folder / "profile/iter_0000512").mkdir(parents=True, exist_ok=True)

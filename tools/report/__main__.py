@@ -25,7 +25,7 @@ PAGE, PAGE_OF_SEVERAL = "report.html", "comparison.html"
 
 
 @dataclass(kw_only=True)
-class Report:
+class WriteReport:
     """Write a page about a run, or about several side by side."""
 
     run_dirs: tyro.conf.Positional[tuple[Path, ...]]
@@ -41,7 +41,7 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: written."""
-    job = parse_flags(Report, argv, "python -m tools.report", __doc__)
+    job = parse_flags(WriteReport, argv, "python -m tools.report", __doc__)
     try:
         if not job.run_dirs:
             raise UserError("no run's folder is given. Expected: python -m tools.report RUN_DIR [RUN_DIR ...]")

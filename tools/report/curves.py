@@ -1,6 +1,5 @@
 """Charts of metrics over iterations, of one run or of several in one picture."""
 
-import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from tools.report.markup import figure, figure_text
 from tools.report.metrics_table import Column
 from tools.report.run_data import RunData
-from tools.shared.chart import COLOURS, Mark, Plot, Point, Series, averaged, short, thinned, ticks
+from tools.shared.chart import COLOURS, Curve, Mark, Plot, Point, averaged, short, thinned, ticks
 from training.metrics.registry import find
 
 WARM_UP = 0.05
 """Share of the iterations at the beginning whose values do not widen an axis far."""
 SPIKE = 4.0
-"""Times the height of all but the highest values, beyond which a chart does not reach: spikes are marked at its edge."""
+"""Times the height of all but the highest values, beyond which a chart does not reach; spikes stand at its edge."""
 SMOOTHED_FROM = 150
 """Points from which on a noisy curve has a smoothed one over it."""
 UPPER = re.compile(r"\b(gpu|mfu|hfu|tflops|sm|mtp|rms|gib)\b")
@@ -61,11 +60,11 @@ def chart(
     smooth: bool = False,
     marks: Sequence[Mark] = (),
     mark_names: Mapping[str, str] | None = None,
-    extra: Sequence[Series] = (),
+    extra: Sequence[Curve] = (),
     text: Callable[[float], str] = figure_text,
 ) -> str:
     """The curves of these keys in all runs, in one picture; nothing where there are none. text: of the newest value."""
-    series: list[Series] = []
+    series: list[Curve] = []
     newest: list[str] = []
     for run in runs:
         for name in names:
@@ -101,14 +100,14 @@ def _unit(name: str) -> str:
     return f" {metric.unit}" if metric and metric.unit else ""
 
 
-def _series(name: str, column: Column, colour: str, smooth: bool, pixels: int) -> list[Series]:
+def _series(name: str, column: Column, colour: str, smooth: bool, pixels: int) -> list[Curve]:
     points = thinned(column.iterations, column.values, pixels)
     if smooth and len(column.values) >= SMOOTHED_FROM:
         return [
-            Series(name=name, points=points, colour=colour, faint=True),
-            Series(name=name, points=smoothed(column), colour=colour),
+            Curve(name=name, points=points, colour=colour, faint=True),
+            Curve(name=name, points=smoothed(column), colour=colour),
         ]
-    return [Series(name=name, points=points, colour=colour, dots=len(points) <= 40)]
+    return [Curve(name=name, points=points, colour=colour, dots=len(points) <= 40)]
 
 
 def _tokens(runs: Sequence[RunData], left: float, right: float) -> list[tuple[float, str]]:
@@ -117,7 +116,7 @@ def _tokens(runs: Sequence[RunData], left: float, right: float) -> list[tuple[fl
     if column is None:
         return []
     tokens = dict(zip(column.iterations, column.values, strict=True))
-    found = []
+    found: list[tuple[float, str]] = []
     for tick in ticks(left, right, 8):
         nearest = min((iteration for iteration in tokens if iteration >= tick), default=None)
         if nearest is not None and nearest - tick <= (right - left) / 40:

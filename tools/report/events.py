@@ -40,7 +40,9 @@ def marks(run: RunData) -> list[Mark]:
         if event.event in ("spike", "nonfinite", "replayed", "skipped") and event.iteration is not None:
             kind = "spike" if event.event == "spike" else "skipped or replayed update"
             said.add(event.iteration)
-            found[kind].append(Mark(x=event.iteration, title=_cut(event.text("text") or kind, 200), colour=COLOURS[kind]))
+            found[kind].append(
+                Mark(x=event.iteration, title=_cut(event.text("text") or kind, 200), colour=COLOURS[kind])
+            )
     skipped = run.metrics.column("skipped")
     for iteration, number in zip(skipped.iterations, skipped.values, strict=True) if skipped else ():
         if number and iteration not in said:
@@ -112,7 +114,11 @@ def event_table(run: RunData) -> str:
     ]
     commits = [event for event in run.events if event.event == "commit"]
     body = table(("time (UTC)", "iteration", "what"), rows, numbers=(1,), times=(0,))
-    more = f"<p class=quiet>{len(listed) - MOST_LISTED:,} older events are in history.jsonl.</p>" if len(listed) > MOST_LISTED else ""
+    more = (
+        f"<p class=quiet>{len(listed) - MOST_LISTED:,} older events are in history.jsonl.</p>"
+        if len(listed) > MOST_LISTED
+        else ""
+    )
     if commits:
         last, size = commits[-1], commits[-1].number("bytes") / 2**30
         more += (

@@ -37,7 +37,7 @@ def escaped(text: object) -> str:
 
 
 def section(anchor: str, heading: str, body: str, words: str = "") -> str:
-    """A part of the page; nothing where there is nothing to show. anchor: a word of ours; body: HTML."""
+    """A part of the page; nothing where there is nothing to show. anchor: our own word; body: HTML."""
     said = f"<p>{escaped(words)}</p>\n" if words else ""
     return f'<section id="{anchor}"><h2>{escaped(heading)}</h2>\n{said}{body}</section>\n' if body else ""
 
@@ -67,7 +67,8 @@ def table(
     if not lines:
         return ""
     top = "".join(cell("th", place, text) for place, text in enumerate(head))
-    return f'<div class="scroll"><table><tr>{top}</tr>\n{"".join(f"<tr>{line}</tr>{chr(10)}" for line in lines)}</table></div>\n'
+    body = "".join(f"<tr>{line}</tr>\n" for line in [top, *lines])
+    return f'<div class="scroll"><table>{body}</table></div>\n'
 
 
 def bullets(items: Iterable[str], kind: str = "") -> str:

@@ -7,12 +7,20 @@ from tools.report.compare import differences
 from tools.report.markup import STYLE, escaped, grid, moment, section
 from tools.report.run_data import RunData
 from tools.shared import chart
-from tools.shared.chart import Series
+from tools.shared.chart import Curve
 
 MOST_BYTES = 1_000_000
 LOSS = ("loss", "validation_loss")
 OPTIMIZER = ("grad_norm", "learning_rate", "loss_scale", "param_norm", "zeros_in_grad")
-SPEED = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "iteration_s", "exposed_communication", "pipeline_bubble")
+SPEED = (
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu",
+    "hfu",
+    "iteration_s",
+    "exposed_communication",
+    "pipeline_bubble",
+)
 UNSHOWN = (
     "time_s", "consumed_samples", "consumed_tokens", "eta_s", "memory_rank", "gpu_temperature_rank", "tokens_per_s",
     "skipped", "checkpoint_stall_s", "restarts",
@@ -37,7 +45,11 @@ def render(runs: Sequence[RunData]) -> str:
         "memory": ("Memory", resources.memory(runs), ""),
         "data": ("Data", resources.data(runs), ""),
         "experts": ("Experts", resources.experts(runs), ""),
-        "layers": ("Blocks", resources.layers(runs), "Each picture's darkest cell is its largest value; tips have numbers."),
+        "layers": (
+            "Blocks",
+            resources.layers(runs),
+            "Each picture's darkest cell is its largest value; tips have numbers.",
+        ),
         "machines": ("Machines", resources.machines(runs), ""),
         "pipeline": ("Pipeline", traces.pipeline(one) if one else "", ""),
         "profiles": ("Profile", traces.profiles(one) if one else "", ""),
@@ -68,7 +80,7 @@ GOODPUT = (
 def _loss(runs: Sequence[RunData]) -> str:
     marks = events.marks(runs[0]) if len(runs) == 1 else []
     lost = [
-        Series(
+        Curve(
             name="done again after a restart", colour="var(--pale)", dash="4 3",
             points=[curves.Point(x, y) for x, y in zip(*gone, strict=True)],
         )
@@ -76,7 +88,15 @@ def _loss(runs: Sequence[RunData]) -> str:
     ]  # fmt: skip
     keys = events.mark_names(marks) | ({"done again after a restart": "var(--pale)"} if lost else {})
     main = curves.chart(
-        runs, LOSS[: 2 if len(runs) == 1 else 1], "Loss", small=False, smooth=True, marks=marks, mark_names=keys, extra=lost, text="{:.4f}".format
+        runs,
+        LOSS[: 2 if len(runs) == 1 else 1],
+        "Loss",
+        small=False,
+        smooth=True,
+        marks=marks,
+        mark_names=keys,
+        extra=lost,
+        text="{:.4f}".format,
     )
     if len(runs) > 1:
         main += curves.chart(runs, LOSS[1:], "Validation loss", small=False, text="{:.4f}".format)

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 from tools.report.curves import all_names, chart, small_charts, words_of
 from tools.report.markup import figure, grid, table
 from tools.report.run_data import RunData
-from tools.shared.chart import COLOURS, Part, Point, Series, heat, rows, short, stacked
+from tools.shared.chart import COLOURS, Curve, Part, Point, heat, rows, short, stacked
 
 GIB = 2**30
 HELD = {
@@ -40,8 +40,13 @@ def memory(runs: Sequence[RunData]) -> str:
     body = ""
     if bars:
         high = max(parts[-1].end for _, parts in bars)
-        unit, size = next(((unit, size) for unit, size in (("GiB", 1), ("MiB", 1024), ("KiB", 1 << 20)) if high * size >= 1), ("bytes", GIB))
-        scaled = [(name, [Part(part.begin * size, part.end * size, *part[2:]) for part in parts]) for name, parts in bars]
+        unit, size = next(
+            ((unit, size) for unit, size in (("GiB", 1), ("MiB", 1024), ("KiB", 1 << 20)) if high * size >= 1),
+            ("bytes", GIB),
+        )
+        scaled = [
+            (name, [Part(part.begin * size, part.end * size, *part[2:]) for part in parts]) for name, parts in bars
+        ]
         ends = [f"{short(parts[-1].end)} {unit}" for _, parts in scaled]
         drawing = rows("memory of the fullest rank", scaled, high=high * size, unit=unit, names=HELD, ends=ends)
         body = figure("Memory of the fullest rank, after the third step", drawing)
@@ -81,12 +86,12 @@ def _mixture(run: RunData) -> str:
     taken = [dict(zip(column.iterations, column.values, strict=True)) for column in columns]
     shares = [[max(0.0, one[end] - one[begin]) for begin, end in pairwise(at)] for one in taken]
     layers = [
-        Series(name=name.removeprefix("tokens/"), points=[Point(x, y) for x, y in zip(at[1:], share, strict=True)], colour=colour)
+        Curve(name=name.removeprefix("tokens/"), points=list(map(Point, at[1:], share)), colour=colour)
         for name, share, colour in zip(names, shares[: MOST_SOURCES - 1], COLOURS, strict=False)
     ]  # fmt: skip
     if rest := shares[MOST_SOURCES - 1 :]:
         points = [Point(x, sum(ys)) for x, *ys in zip(at[1:], *rest, strict=True)]
-        layers.append(Series(name=f"{len(rest)} more", points=points, colour="var(--pale)"))
+        layers.append(Curve(name=f"{len(rest)} more", points=points, colour="var(--pale)"))
     total = sum(one[at[-1]] for one in taken) or 1.0
     listed = [
         (name.removeprefix("tokens/"), short(one[at[-1]]), f"{one[at[-1]] / total:.1%}", _epochs(run, name))
@@ -118,11 +123,11 @@ def _loads(loads: Sequence[tuple[int, dict[str, Any]]]) -> str:
     names = [_block(block) for block in blocks]
     shares = [_shares(newest[block]) for block in blocks]
     tips = [f"{name}: {_extremes(one)}" for name, one in zip(names, shares, strict=True)]
-    now = heat(f"load of experts at iteration {iteration}", names, [_cells(one) for one in shares], tips, "experts, in order")
+    now = heat(
+        f"load of experts at iteration {iteration}", names, [_cells(one) for one in shares], tips, "experts, in order"
+    )
     some = spread(loads, MOST_SQUARES // len(blocks))
-    fullest = [
-        [max(one) * len(one) / 4 for _, table in some if (one := _shares(table.get(block)))] for block in blocks
-    ]
+    fullest = [[max(one) * len(one) / 4 for _, table in some if (one := _shares(table.get(block)))] for block in blocks]
     over = heat("fullest expert of each block over iterations", names, fullest, tips, "iterations")
     return figure(f"Load of each expert at iteration {iteration:,}; half colour is an even share", now) + figure(
         "The fullest expert of each block over time; full colour is 4 times an even share", over
@@ -173,12 +178,14 @@ def _layer(name: str, found: Sequence[tuple[int, dict[str, Any]]]) -> str:
     if not top:
         return ""
     cells = [[abs(value) / top if _finite(value) else 1.0 for value in row] for row in values]
-    tips = [f"{_block(block)}: {row[-1]:.4g} at iteration {found[-1][0]}" for block, row in zip(blocks, values, strict=True)]
+    tips = [
+        f"{_block(block)}: {row[-1]:.4g} at iteration {found[-1][0]}" for block, row in zip(blocks, values, strict=True)
+    ]
     drawing = heat(f"{words_of(name)} over iterations", [_block(block) for block in blocks], cells, tips, "iterations")
     return figure(words_of(name), drawing, f"largest {top:.4g}")
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < 1e300
 
 

@@ -16,7 +16,7 @@ from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 from training.metrics.wandb import redacted
-from training.run_dir.goodput import Goodput, measured_goodput
+from training.run_dir.goodput import MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event, read_history
 from training.run_lock import lock_heartbeat
 from training.run_lock.record import current
@@ -42,7 +42,7 @@ class RunData:
     status: Status
     verdict: str
     """Why its last start failed; empty where it did not, or nothing says so."""
-    goodput: Goodput
+    goodput: MeasuredGoodput
     config: dict[str, JSON]
     """Every field of config.toml, ``section.name``, secrets redacted; empty where it cannot be read."""
     defaults: dict[str, JSON]

@@ -69,11 +69,16 @@ def concerns(run: RunData) -> Iterator[str]:
             at = validation.iterations[validation.values.index(best)]
             yield f"The validation loss has risen from {best:.4f} at iteration {at:,} to {validation.values[-1]:.4f}."
     if (speed := metrics.column("tokens_per_s_per_gpu")) is not None and len(speed.values) > 3 * RECENT:
-        best = max(_median_of(speed.values[place : place + RECENT]) for place in range(0, len(speed.values) - RECENT, RECENT))
+        best = max(
+            _median_of(speed.values[place : place + RECENT]) for place in range(0, len(speed.values) - RECENT, RECENT)
+        )
         if _median(speed) < SLOWER * best:
             yield f"Speed is down: {_median(speed):,.0f} tokens/s per rank, {best:,.0f} at its best."
     yield from _waits(run)
-    for name, words in (("gpu_throttled", "of the GPUs are throttled"), ("dropped_tokens", "of the assignments to experts are dropped")):
+    for name, words in (
+        ("gpu_throttled", "of the GPUs are throttled"),
+        ("dropped_tokens", "of the assignments to experts are dropped"),
+    ):
         if (share := metrics.last(name)) is not None and share > 0.01:
             yield f"{share:.1%} {words} ({name})."
     if (dead := metrics.last("dead_experts")) is not None and dead > 0:

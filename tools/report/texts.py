@@ -9,7 +9,7 @@ from typing import Any
 from tools.report.curves import all_names, chart, limits, words_of
 from tools.report.markup import escaped, figure, grid, table, value_text
 from tools.report.run_data import RunData, changed_fields, versions
-from tools.shared.chart import COLOURS, Plot, Point, Series
+from tools.shared.chart import COLOURS, Curve, Plot, Point
 
 MOST_TASKS, MOST_PROMPTS, MOST_TEXTS = 40, 8, 5
 
@@ -34,7 +34,8 @@ def evaluations(runs: Sequence[RunData]) -> str:
     logged = [name for name in all_names(runs) if name.startswith("eval/") and "stderr" not in name][:MOST_TASKS]
     figures += [chart(runs, [name], words_of(name.removeprefix("eval/"))) for name in logged if not names]
     rows = [
-        (name, *(f"{one[name][-1].y:.4g} at {one[name][-1].x:,}" if name in one else "" for one in each)) for name in names
+        (name, *(f"{one[name][-1].y:.4g} at {one[name][-1].x:,}" if name in one else "" for one in each))
+        for name in names
     ]
     head = ("task", *(run.name if len(runs) > 1 else "newest" for run in runs))
     return grid(figures) + table(head, rows, numbers=range(1, len(head)))
@@ -42,7 +43,7 @@ def evaluations(runs: Sequence[RunData]) -> str:
 
 def _score(runs: Sequence[RunData], each: Sequence[dict[str, list[Point]]], name: str) -> str:
     series = [
-        Series(name=run.name, points=one[name], colour=colour, dots=len(one[name]) <= 60)
+        Curve(name=run.name, points=one[name], colour=colour, dots=len(one[name]) <= 60)
         for run, one, colour in zip(runs, each, COLOURS * (1 + len(runs) // len(COLOURS)), strict=False)
         if name in one
     ]
@@ -51,7 +52,15 @@ def _score(runs: Sequence[RunData], each: Sequence[dict[str, list[Point]]], name
         return ""
     xs = [point.x for one in series for point in one.points]
     plot = Plot(
-        label=name, unit="", low=ends[0], high=ends[1], left_x=min(xs), right_x=max(xs), width=420, height=200, small=True
+        label=name,
+        unit="",
+        low=ends[0],
+        high=ends[1],
+        left_x=min(xs),
+        right_x=max(xs),
+        width=420,
+        height=200,
+        small=True,
     )
     return figure(name, plot.draw(series, keys=None if len(runs) > 1 else {}), f"{series[0].points[-1].y:.4g}")
 
@@ -68,7 +77,8 @@ def samples(run: RunData) -> str:
         steps = min(MOST_TEXTS, len(order))
         chosen = {order[round(place * (len(order) - 1) / max(1, steps - 1))] for place in range(steps)}
         inner = "".join(
-            f"<p class=quiet>iteration {at:,}</p><pre>{escaped(texts[at])}</pre>\n" for at in sorted(chosen, reverse=True)
+            f"<p class=quiet>iteration {at:,}</p><pre>{escaped(texts[at])}</pre>\n"
+            for at in sorted(chosen, reverse=True)
         )
         found += f"<details open><summary>{escaped(prompt) or '(no prompt)'}</summary>\n{inner}</details>\n"
     return found
@@ -94,7 +104,11 @@ def version_table(runs: Sequence[RunData]) -> str:
 
 def other_curves(runs: Sequence[RunData], shown: Sequence[str], most: int = 24) -> str:
     """Keys that no section has: of the user's own, and of other versions."""
-    names = [name for name in all_names(runs) if name not in shown and not name.startswith(("epoch", "tokens/", "eval/", "validation_loss", "mtp_loss"))]
+    names = [
+        name
+        for name in all_names(runs)
+        if name not in shown and not name.startswith(("epoch", "tokens/", "eval/", "validation_loss", "mtp_loss"))
+    ]
     useful = [name for name in names if any(_varies(run, name) for run in runs)]
     return grid(chart(runs, [name], words_of(name)) for name in useful[:most])
 

@@ -9,7 +9,7 @@ from tools.report.markup import counted, figure, lasting
 from tools.report.run_data import RunData
 from tools.shared.chart import Part, rows
 from training.metrics.registry import find
-from training.run_dir.goodput import SPENT, Goodput, Span
+from training.run_dir.goodput import SPENT, MeasuredGoodput, TimeSpan
 
 COLOURS = {
     "productive": "var(--c0)", "checkpoint": "var(--c4)", "evaluation": "var(--c2)", "restart": "var(--c7)",
@@ -42,7 +42,7 @@ def goodput_section(runs: Sequence[RunData]) -> str:
     return body
 
 
-def _shares(goodput: Goodput) -> Iterator[Part]:
+def _shares(goodput: MeasuredGoodput) -> Iterator[Part]:
     at = 0.0
     for spent in SPENT:
         share = 100 * goodput.seconds(spent) / goodput.wall_s
@@ -52,7 +52,10 @@ def _shares(goodput: Goodput) -> Iterator[Part]:
 
 def _starts(run: RunData) -> str:
     spans, first_s = run.goodput.spans, run.goodput.spans[0].begin_s
-    unit, size = next((unit for unit in (("s", 1.0), ("min", 60.0), ("h", 3600.0)) if run.goodput.wall_s < 200 * unit[1]), ("days", 86400.0))
+    unit, size = next(
+        (unit for unit in (("s", 1.0), ("min", 60.0), ("h", 3600.0)) if run.goodput.wall_s < 200 * unit[1]),
+        ("days", 86400.0),
+    )
     shown = sorted({span.start for span in spans})[-MOST_STARTS:]
     bars = []
     for number in shown:
@@ -72,10 +75,10 @@ def _starts(run: RunData) -> str:
     return figure("Starts over time", drawing, counted(run.goodput.restarts + 1, "start"))
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
+def _joined(spans: Sequence[TimeSpan]) -> list[TimeSpan]:
     """What is thinner than a thousandth of the whole belongs to its neighbour: a run saves thousands of times."""
     least = (spans[-1].end_s - spans[0].begin_s) / 1000
-    found: list[Span] = []
+    found: list[TimeSpan] = []
     for span in spans:
         if found and (span.end_s - span.begin_s < least or span.spent == found[-1].spent):
             found[-1] = dataclasses.replace(found[-1], end_s=span.end_s)
@@ -101,7 +104,11 @@ def budget(run: RunData) -> dict[str, float]:
     }
     found = {"compute": max(0.0, step_s - sum(found.values())), **found}
     found["checkpoint"] = _sum(run, "checkpoint_stall_s", begin, end) / count
-    evaluated = [event.number("seconds") for event in run.events if event.event == "evaluation" and begin < (event.iteration or 0) <= end]
+    evaluated = [
+        event.number("seconds")
+        for event in run.events
+        if event.event == "evaluation" and begin < (event.iteration or 0) <= end
+    ]
     found["evaluation"] = sum(evaluated) / count
     return found
 
@@ -142,5 +149,7 @@ def budget_section(runs: Sequence[RunData]) -> str:
     there = {what: colour for what, colour in BUDGET.items() if any(parts.get(what) for _, parts in found)}
     high = max(parts[-1].end for _, parts in bars)
     drawing = rows("time of a step", bars, high=high, unit=unit, names=there)
-    share = ", ".join(f"{what} {seconds / sum(found[0][1].values()):.1%}" for what, seconds in found[0][1].items() if seconds)
+    share = ", ".join(
+        f"{what} {seconds / sum(found[0][1].values()):.1%}" for what, seconds in found[0][1].items() if seconds
+    )
     return figure("Time budget of a step", drawing, share if len(runs) == 1 else "")

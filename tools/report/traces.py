@@ -13,6 +13,7 @@ MOST_SPANS = 2000
 """Of one picture."""
 KINDS = {"forward": "var(--c0)", "backward": "var(--c2)", "wgrad": "var(--c6)", "optimizer": "var(--c4)"}
 OTHER = "var(--c1)"
+TIMES = ("total_s", "exposed_s")
 WINDOW = {
     "compute_s": ("compute", "var(--c0)"), "exposed_communication_s": ("exposed communication", "var(--c1)"),
     "exposed_messages_s": ("exposed messages", "var(--c4)"), "idle_s": ("idle", "var(--paler)"),
@@ -32,7 +33,9 @@ def _ranks(step: dict[str, Any]) -> Iterator[tuple[int, int, list[tuple[str, str
     """Rank, stage and spans (kind, words, begin, end) of a step, as far as they are such."""
     listed = step.get("ranks")
     for one in listed if isinstance(listed, list) else []:
-        rank, stage, spans = (one.get(name) for name in ("rank", "pp", "spans")) if isinstance(one, dict) else (None,) * 3
+        rank, stage, spans = (
+            (one.get(name) for name in ("rank", "pp", "spans")) if isinstance(one, dict) else (None,) * 3
+        )
         if type(rank) is not int or type(stage) is not int or not isinstance(spans, list):
             continue
         found = [span for raw in spans[:MOST_SPANS] if (span := _span(raw)) is not None]
@@ -44,7 +47,10 @@ def _span(raw: Any) -> tuple[str, str, float, float] | None:
     if not isinstance(raw, list) or len(raw) != 5 or not isinstance(raw[0], str):
         return None
     kind, microbatch, chunk, begin, end = raw
-    if not all(isinstance(one, int | float) and math.isfinite(one) and abs(one) < 1e12 for one in (begin, end)) or end < begin:
+    if (
+        not all(isinstance(one, int | float) and math.isfinite(one) and abs(one) < 1e12 for one in (begin, end))
+        or end < begin
+    ):
         return None
     return kind, f"{kind}, microbatch {microbatch}, chunk {chunk}: {lasting(end - begin)}", float(begin), float(end)
 
@@ -88,9 +94,13 @@ def profiles(run: RunData) -> str:
         names=dict(WINDOW.values()),
     )  # fmt: skip
     found = figure(f"Trace {name}: where the time of the traced iterations went", drawing)
-    for key, words in (("kernels", "kernel or operator"), ("communication", "communication"), ("host_waits", "host waits in")):
+    for key, words in (
+        ("kernels", "kernel or operator"),
+        ("communication", "communication"),
+        ("host_waits", "host waits in"),
+    ):
         lines = [
-            (row.get("name"), row.get("where", ""), row.get("calls"), _seconds(row.get("total_s")), _seconds(row.get("exposed_s")))
+            (*(row.get(one, "") for one in ("name", "where", "calls")), *(_seconds(row.get(one)) for one in TIMES))
             for row in _list(ranks[0].get(key))[:10]
             if isinstance(row, dict)
         ]  # fmt: skip

@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 STYLE = """
@@ -36,7 +37,7 @@ class Point(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Series:
+class Curve:
     """A curve."""
 
     name: str
@@ -194,7 +195,10 @@ def thinned(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Poin
         if len(finite) < len(part):
             found.append(Point(xs[first], math.nan))
         if finite:
-            found += (Point(xs[place], ys[place]) for place in sorted({first + part.index(edge(finite)) for edge in (min, max)}))
+            found += (
+                Point(xs[place], ys[place])
+                for place in sorted({first + part.index(edge(finite)) for edge in (min, max)})
+            )
     return found
 
 
@@ -210,7 +214,7 @@ def averaged(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Poi
 
 def _stretches(size: int, count: int) -> Iterator[tuple[int, int]]:
     edges = [place * size // count for place in range(count + 1)]
-    return zip(edges, edges[1:], strict=False)
+    return pairwise(edges)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -231,12 +235,12 @@ class Plot:
 
     def draw(
         self,
-        series: Sequence[Series],
+        series: Sequence[Curve],
         marks: Sequence[Mark] = (),
         second: Sequence[tuple[float, str]] = (),
         keys: Mapping[str, str] | None = None,
     ) -> str:
-        """second: x and text of a second scale above the picture. keys: of the legend, with colours; None: the series."""
+        """second: x and text of a second scale above. keys: of the legend, with colours; None: the series."""
         keys = {one.name: one.colour for one in series} if keys is None else keys
         names = list(keys)
         top, bottom = 20 + 16 * bool(second), self.height - 38
@@ -249,7 +253,9 @@ class Plot:
             return left + (right - left) * (x - self.left_x) / ((self.right_x - self.left_x) or 1.0)
 
         def at_y(y: float) -> float:
-            share = (self._scaled(y) - self._scaled(self.low)) / ((self._scaled(self.high) - self._scaled(self.low)) or 1)
+            share = (self._scaled(y) - self._scaled(self.low)) / (
+                (self._scaled(self.high) - self._scaled(self.low)) or 1
+            )
             return bottom - (bottom - top) * max(-0.02, min(1.0, share))
 
         for step in steps:
@@ -273,7 +279,7 @@ class Plot:
             legend(drawing, 30, self.height + 12, names, self.width - 60, keys)
         return drawing.render()
 
-    def _curve(self, drawing: Drawing, one: Series, at_x, at_y) -> None:  # type: ignore[no-untyped-def]
+    def _curve(self, drawing: Drawing, one: Curve, at_x, at_y) -> None:  # type: ignore[no-untyped-def]
         for run in _runs(one.points):
             drawing.path(((at_x(point.x), at_y(point.y)) for point in run), one.colour, one.dash, FAINT * one.faint)
             if one.dots or len(run) == 1:
@@ -338,19 +344,26 @@ def rows(
         y = 8 + step * number
         drawing.text(left - 8, y + thick / 2 + 4, name, "end", 11)
         for part in parts:
-            drawing.rect(left + (part.begin - low) * scale, y, (part.end - part.begin) * scale, thick, part.colour, part.title)
+            drawing.rect(
+                left + (part.begin - low) * scale, y, (part.end - part.begin) * scale, thick, part.colour, part.title
+            )
         if ends:
             drawing.text(right + 8, y + thick / 2 + 4, ends[number], size=11)
     for mark in lines:
-        drawing.line(left + (mark.x - low) * scale, 2, left + (mark.x - low) * scale, bottom, mark.colour, "4 3", mark.title)
+        drawing.line(
+            left + (mark.x - low) * scale, 2, left + (mark.x - low) * scale, bottom, mark.colour, "4 3", mark.title
+        )
     legend(drawing, left, bottom + 38, list(names), width - left, names)
     return drawing.render()
 
 
-def stacked(label: str, layers: Sequence[Series], x_name: str = "iteration", width: float = 960) -> str:
+def stacked(label: str, layers: Sequence[Curve], x_name: str = "iteration", width: float = 960) -> str:
     """Shares of a whole over x, one above the other; all layers have the same x."""
     drawing, left, right, top, bottom = Drawing(width, 270, label), 50.0, width - 16, 10.0, 200.0
-    columns = [Point(first[0].x, sum(point.y for point in first)) for first in zip(*(one.points for one in layers), strict=True)]
+    columns = [
+        Point(first[0].x, sum(point.y for point in first))
+        for first in zip(*(one.points for one in layers), strict=True)
+    ]
     first_x, last_x = columns[0].x, columns[-1].x
 
     def at_x(x: float) -> float:
@@ -358,7 +371,9 @@ def stacked(label: str, layers: Sequence[Series], x_name: str = "iteration", wid
 
     below = [0.0] * len(columns)
     for one in layers:
-        above = [low + point.y / (column.y or 1.0) for low, point, column in zip(below, one.points, columns, strict=True)]
+        above = [
+            low + point.y / (column.y or 1.0) for low, point, column in zip(below, one.points, columns, strict=True)
+        ]
         edge = [(at_x(column.x), bottom - (bottom - top) * share) for column, share in zip(columns, above, strict=True)]
         base = [(at_x(column.x), bottom - (bottom - top) * share) for column, share in zip(columns, below, strict=True)]
         drawing.area([*edge, *reversed(base)], one.colour, f"{one.name}: {above[-1] - below[-1]:.1%} at the end")
@@ -368,12 +383,19 @@ def stacked(label: str, layers: Sequence[Series], x_name: str = "iteration", wid
     for tick in ticks(first_x, last_x, 8):
         drawing.text(at_x(tick), bottom + 17, short(tick), "middle", 11)
     drawing.text(right, bottom + 34, x_name, "end", 11, "var(--axis)")
-    legend(drawing, left, bottom + 52, [one.name for one in layers], width - left, {one.name: one.colour for one in layers})
+    legend(
+        drawing, left, bottom + 52, [one.name for one in layers], width - left, {one.name: one.colour for one in layers}
+    )
     return drawing.render()
 
 
 def heat(
-    label: str, names: Sequence[str], cells: Sequence[Sequence[float]], tips: Sequence[str], x_name: str, width: float = 960
+    label: str,
+    names: Sequence[str],
+    cells: Sequence[Sequence[float]],
+    tips: Sequence[str],
+    x_name: str,
+    width: float = 960,
 ) -> str:
     """Rows of cells, each a strength from 0 (paper) to 1, and a tip for each row. A path for each of ten strengths."""
     thick = 18 if len(names) <= 24 else 9

@@ -46,7 +46,14 @@ FILES_PER_FOLDER = 1000
 class NonFinite:
     """Decides about non-finite gradients. All ranks call it at the same moments, and decide alike."""
 
-    def __init__(self, policy: str, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks, run_dir: Path, note: Note = unnoted
+    def __init__(
+        self,
+        policy: str,
+        chunks: Chunks,
+        optimizer: MegatronOptimizer,
+        ranks: Ranks,
+        run_dir: Path,
+        note: Note = unnoted,
     ) -> None:
         self.policy, self.chunks, self.ranks, self.run_dir, self.note = policy, chunks, ranks, run_dir, note
         self.before, self.probe = Before(chunks, optimizer, ranks), NonfiniteProbe(chunks)

@@ -58,7 +58,12 @@ class MemoryReport(Callback):
     """One line on the rank that holds most, after ``AFTER`` steps or at the end of a shorter start. Collective."""
 
     def __init__(
-        self, config: RunConfig, shape: GPTShape, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks,
+        self,
+        config: RunConfig,
+        shape: GPTShape,
+        chunks: Chunks,
+        optimizer: MegatronOptimizer,
+        ranks: Ranks,
         note: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         """note: keeps both, on rank 0: ``run_dir.history.Note``."""

@@ -26,7 +26,7 @@ AS_ASKED = (0, STOPPED, 2)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Span:
+class TimeSpan:
     """A stretch of the run's time; ``start`` counts launches from 0, and is that of the launch before a gap."""
 
     spent: Spent
@@ -36,10 +36,10 @@ class Span:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Goodput:
+class MeasuredGoodput:
     """Spans without gaps, in order."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TimeSpan, ...] = ()
     restarts: int = 0
     """Launches after the first."""
 
@@ -80,28 +80,28 @@ class StartRecord:
     """When which iteration was reached."""
 
 
-def measured_goodput(events: Sequence[Event], now_s: float | None = None, last_line_s: float = 0.0) -> Goodput:
+def measured_goodput(events: Sequence[Event], now_s: float | None = None, last_line_s: float = 0.0) -> MeasuredGoodput:
     """now_s: the last start is running at this moment; None: it has ended, or died.
 
     last_line_s: when the last line of metrics.jsonl was written: as long did a start without an end live.
     """
     records = start_records(events)
     if not records:
-        return Goodput()
+        return MeasuredGoodput()
     last = records[-1]
     if last.ended_s is None:
         last.last_s = max(last.last_s, last_line_s if now_s is None else now_s)
-    spans: list[Span] = []
+    spans: list[TimeSpan] = []
     for number, record in enumerate(records):
         if number:
             gap: Spent = "idle" if records[number - 1].as_asked else "restart"
             spans.append(_span(gap, spans[-1].end_s, record.launched_s, number - 1))
         spans += _spans(record, number, _limit(records, number, now_s is not None))
-    return Goodput(spans=tuple(span for span in spans if span.end_s > span.begin_s), restarts=len(records) - 1)
+    return MeasuredGoodput(spans=tuple(span for span in spans if span.end_s > span.begin_s), restarts=len(records) - 1)
 
 
 def start_records(events: Sequence[Event]) -> list[StartRecord]:
-    """A record per launch. Of two that overlap, the later one owns the folder: what the other writes then is left out."""
+    """A record per launch. Of two that overlap the later one owns the folder: what the other writes is left out."""
     records: list[StartRecord] = []
     for event, at_s, shift_s in _running_clock(events):
         now = records[-1] if records else None
@@ -169,7 +169,7 @@ def _limit(records: Sequence[StartRecord], number: int, running: bool) -> float:
     return newest.committed
 
 
-def _spans(record: StartRecord, number: int, limit: float) -> Iterator[Span]:
+def _spans(record: StartRecord, number: int, limit: float) -> Iterator[TimeSpan]:
     end_s = record.last_s if record.ended_s is None else record.ended_s
     first_s = end_s if record.first_step_s is None else record.first_step_s
     yield _span("restart", record.launched_s, first_s, number)
@@ -187,7 +187,7 @@ def _spans(record: StartRecord, number: int, limit: float) -> Iterator[Span]:
 
 
 def _reached(record: StartRecord, limit: float) -> float:
-    """When the iteration ``limit`` was done, between two known ones by a straight line; Inf: this start never did more."""
+    """When the iteration ``limit`` was done, by a straight line between two known ones; Inf: this start did no more."""
     iterations = [iteration for _, iteration in record.points]
     if limit == math.inf or not iterations or (record.stopped_s is not None and limit >= iterations[-1]):
         return math.inf
@@ -201,5 +201,5 @@ def _reached(record: StartRecord, limit: float) -> float:
     return before_s + (at_s - before_s) * (limit - before) / (iteration - before)
 
 
-def _span(spent: Spent, begin_s: float, end_s: float, start: int) -> Span:
-    return Span(spent=spent, begin_s=begin_s, end_s=max(begin_s, end_s), start=start)
+def _span(spent: Spent, begin_s: float, end_s: float, start: int) -> TimeSpan:
+    return TimeSpan(spent=spent, begin_s=begin_s, end_s=max(begin_s, end_s), start=start)

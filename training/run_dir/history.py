@@ -9,8 +9,8 @@
     spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, save_failed, ...
                             what was found wrong, in words: "text"
 
-Each has ``time_s`` (Unix seconds), ``event``, ``iteration`` where it belongs to one, ``attempt`` (the start's name), and
-what else belongs to it. Readers skip what they do not know.
+Each has ``time_s`` (Unix seconds), ``event``, ``iteration`` where it belongs to one, ``attempt`` (the start's name),
+and what else belongs to it. Readers skip what they do not know.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.run_dir.goodput import SPENT, Goodput, measured_goodput
+from training.run_dir.goodput import SPENT, MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event
 
 
@@ -19,7 +19,7 @@ def start(at_s: float, resumed: int = 0, attempt: str = "a", first_s: float = 10
     ]
 
 
-def seconds(found: Goodput) -> dict[str, float]:
+def seconds(found: MeasuredGoodput) -> dict[str, float]:
     assert all(one.end_s == other.begin_s for one, other in zip(found.spans, found.spans[1:], strict=False))
     assert sum(found.seconds(spent) for spent in SPENT) == pytest.approx(found.wall_s)
     return {spent: found.seconds(spent) for spent in SPENT if found.seconds(spent)}
@@ -155,7 +155,7 @@ def test_without_a_start_there_is_nothing(events: list[Event]) -> None:
 
 
 def test_any_order_of_any_events_adds_up() -> None:
-    """Histories that no run writes: what is said of them may be wrong, but nothing fails and nothing is counted twice."""
+    """Histories that no run writes: what is said of them may be wrong, but nothing fails or counts twice."""
     from random import Random
 
     draw = Random(0)

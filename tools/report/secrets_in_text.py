@@ -1,0 +1,39 @@
+"""Secrets in texts that leave the machine: found by the environment's values, by a name before them, by shape."""
+
+import re
+from collections.abc import Mapping
+
+from training.metrics.wandb import REDACTED, SECRET_NAME
+
+SHORTEST = 6
+"""Shorter values of the environment are no secrets, and would tear words apart."""
+USERINFO = re.compile(r"(?<=://)[^/?#\s@\"']+@")
+"""User and password of a URL."""
+NAMED = re.compile(
+    r"""(?P<before>\b(?P<name>[\w.-]*(?:KEY|TOKEN|SECRET|PASSWORD|[kK]ey|[tT]oken|[sS]ecret|[pP]assword|[pP]asswd))["']?\s*[=:]\s*["']?)"""
+    r"""(?P<value>[^\s"',;}\]]{6,})"""
+)
+"""NAME=value, "name": "value", name: value."""
+NUMBER = re.compile(r"[-+\d.,e]+")
+SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{30,}|xox[abp]-[\w-]{10,}"
+    r"|ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
+    r"|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----",
+    re.DOTALL,
+)
+"""Tokens of Hugging Face, OpenAI, AWS, GitHub, Slack; JSON web tokens; private keys."""
+
+
+def scrubbed(text: str, environ: Mapping[str, str]) -> str:
+    """``text`` with every secret replaced."""
+    values = {value for name, value in environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST}
+    for value in sorted(values, key=len, reverse=True):  # a value may be a part of another one
+        text = text.replace(value, REDACTED)
+    text = SHAPES.sub(REDACTED, USERINFO.sub(f"{REDACTED}@", text))
+    return NAMED.sub(_without_value, text)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    """Numbers stay: ids of tokens, counts."""
+    return found[0] if NUMBER.fullmatch(found["value"]) else f"{found['before']}{REDACTED}"
