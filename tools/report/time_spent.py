@@ -149,7 +149,6 @@ def budget_section(runs: Sequence[RunData]) -> str:
     there = {what: colour for what, colour in BUDGET.items() if any(parts.get(what) for _, parts in found)}
     high = max(parts[-1].end for _, parts in bars)
     drawing = rows("time of a step", bars, high=high, unit=unit, names=there)
-    share = ", ".join(
-        f"{what} {seconds / sum(found[0][1].values()):.1%}" for what, seconds in found[0][1].items() if seconds
-    )
-    return figure("Time budget of a step", drawing, share if len(runs) == 1 else "")
+    first, whole = found[0][1], sum(found[0][1].values())
+    said = ", ".join(f"{what} {seconds / whole:.1%}" for what, seconds in first.items() if seconds)
+    return figure("Time budget of a step", drawing, said if len(runs) == 1 else "")
