@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from parallel.errors import UserError
 from parallel.launch import node_name
@@ -58,7 +59,8 @@ def recorded_start(
             if lock.still_owns():
                 verdict = verdict_file.read(watch) if record.code not in GOOD_ENDS else None
                 text = verdict.line if verdict else text
-                note(run_dir, "end", attempt=lock.attempt, exit_code=record.code, text=text)
+                said: dict[str, Any] = {"text": text} if text else {}
+                note(run_dir, "end", attempt=lock.attempt, exit_code=record.code, **said)
                 if report and (problem := write_report(run_dir)):
                     print(f"warning: {run_dir / 'report.html'} is not written: {problem}", file=sys.stderr, flush=True)
 
@@ -101,13 +103,14 @@ def death(run_dir: Path, start: Event) -> tuple[float, str]:
 
 
 def last_line(path: Path) -> dict[str, JSON]:
-    """The last whole line of a file of JSON objects; empty where there is none."""
+    """The last whole line with a time of a file of JSON objects; empty where there is none."""
     with contextlib.suppress(OSError, InputError), open_regular(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         for line in reversed(file.readall().split(b"\n")[:-1]):
             with contextlib.suppress(InputError):
                 found: dict[str, JSON] = parse_json(line, dict[str, JSON])
-                return found
+                if "time_s" in found:
+                    return found
     return {}
 
 
