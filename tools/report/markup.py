@@ -1,9 +1,9 @@
 """HTML from texts that are not trusted: every one is escaped here."""
 
-import html
 import time
 from collections.abc import Iterable, Sequence
 
+from tools.shared.chart import safe
 from training.metrics.console import duration
 
 MOST_CHARACTERS = 2000
@@ -33,7 +33,7 @@ def escaped(text: object) -> str:
     """For the page, cut where it is long, control characters spelled out."""
     words = str(text)
     words = words if len(words) <= MOST_CHARACTERS else f"{words[:MOST_CHARACTERS]} …"
-    return html.escape("".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in words))
+    return safe(words)
 
 
 def section(anchor: str, heading: str, body: str, words: str = "") -> str:

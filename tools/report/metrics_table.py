@@ -45,13 +45,40 @@ class Column:
         return gone
 
 
+@dataclass(slots=True)
+class Spread:
+    """Objects of a key, spread evenly over the run, and the newest."""
+
+    kept: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    newest: tuple[int, dict[str, Any]] | None = None
+    every: int = 1
+    seen: int = 0
+
+    def add(self, iteration: int, value: dict[str, Any]) -> None:
+        self.newest = iteration, value
+        if self.seen % self.every == 0:
+            self.kept.append(self.newest)
+        self.seen += 1
+        if len(self.kept) == MOST_TABLES:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+    def forget_from(self, iteration: int) -> None:
+        """As a column does."""
+        self.kept = [row for row in self.kept if row[0] < iteration]
+        self.newest = self.kept[-1] if self.kept else None
+
+    def rows(self) -> list[tuple[int, dict[str, Any]]]:
+        """Oldest first."""
+        return [*self.kept, *([self.newest] if self.newest and self.newest not in self.kept[-1:] else [])]
+
+
 @dataclass(kw_only=True, slots=True)
 class MetricsTable:
     """What a run logged."""
 
     columns: dict[str, Column] = field(default_factory=lambda: defaultdict(Column))
-    tables: dict[str, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
-    """Keys that hold an object: (iteration, object), at most MOST_TABLES, oldest first."""
+    tables: dict[str, Spread] = field(default_factory=lambda: defaultdict(Spread))
+    """Keys that hold an object."""
     lost: list[tuple[list[int], list[float]]] = field(default_factory=list)
     """Losses of iterations that were done again."""
     left_out: int = 1
@@ -140,8 +167,8 @@ def _start_over(table: MetricsTable, iteration: int) -> None:
         table.lost.append(gone)
     for column in table.columns.values():
         column.forget_from(iteration)
-    for name, rows in table.tables.items():
-        table.tables[name] = [row for row in rows if row[0] < iteration]
+    for rows in table.tables.values():
+        rows.forget_from(iteration)
 
 
 def _add(table: MetricsTable, iteration: int, record: dict[str, Any]) -> None:
@@ -152,17 +179,9 @@ def _add(table: MetricsTable, iteration: int, record: dict[str, Any]) -> None:
         elif kind is str and value in NON_FINITE:
             table.columns[name].add(iteration, NON_FINITE[value])
         elif kind is dict:
-            _add_table(table, iteration, name, value)
+            table.tables[name].add(iteration, value)
         elif kind is list and len(value) <= MOST_LISTED:
             _add(table, iteration, {f"{name}/{place}": one for place, one in enumerate(value)})
-
-
-def _add_table(table: MetricsTable, iteration: int, name: str, value: dict[str, Any]) -> None:
-    """All so far; where there are too many, every second of them, and always the newest."""
-    kept = table.tables.setdefault(name, [])
-    kept.append((iteration, value))
-    if len(kept) > MOST_TABLES:
-        table.tables[name] = kept[:-1:2] + kept[-1:]
 
 
 def _batches(path: Path, table: MetricsTable) -> Iterator[list[dict[str, Any]]]:

@@ -9,7 +9,10 @@ from tools.report.run_data import RunData
 from tools.shared import chart
 from tools.shared.chart import Curve
 
-MOST_BYTES = 1_000_000
+MOST_CHARACTERS = 950_000
+"""Of all sections: a page has less than a megabyte."""
+LEAST_NEEDED = ("more", "layers", "evaluations", "experts", "machines", "events", "data", "samples")
+"""What is left out where the page would be larger, in this order."""
 LOSS = ("loss", "validation_loss")
 OPTIMIZER = ("grad_norm", "learning_rate", "loss_scale", "param_norm", "zeros_in_grad")
 SPEED = (
@@ -60,6 +63,9 @@ def render(runs: Sequence[RunData]) -> str:
         "versions": ("Versions", texts.version_table(runs), ""),
     }
     sections = {anchor: text for anchor, part in parts.items() if (text := section(anchor, part[0], part[1], part[2]))}
+    for anchor in LEAST_NEEDED:
+        if anchor in sections and sum(map(len, sections.values())) > MOST_CHARACTERS:
+            sections[anchor] = section(anchor, parts[anchor][0], "<p>Left out: the page would be too large.</p>")
     links = "".join(f'<a href="#{anchor}">{escaped(parts[anchor][0])}</a>\n' for anchor in sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

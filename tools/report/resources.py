@@ -15,11 +15,10 @@ HELD = {
     "weights": "var(--c0)", "gradients": "var(--c2)", "optimizer": "var(--c6)", "activations": "var(--c4)",
     "workspace": "var(--pale)",
 }  # fmt: skip
-MOST_CELLS = 128
-"""Of a row of a heat map: more are taken together."""
 MOST_ROWS = 96
-MOST_SQUARES = 1600
-"""Of a heat map."""
+MOST_PICTURES = 8
+MOST_SQUARES = 2000
+"""Of a heat map: more experts are taken together, or fewer iterations shown."""
 MOST_SOURCES = 8
 """With a colour of their own."""
 MACHINE = (
@@ -111,7 +110,7 @@ def experts(runs: Sequence[RunData]) -> str:
     """The newest load of every expert, the fullest one of each block over time, and the curves of the router."""
     names = ("expert_load_max", "dead_experts", "dropped_tokens", "load_balancing_loss", "z_loss")
     curves = grid(small_charts(runs, names))
-    loads = runs[0].metrics.tables.get("expert_load") if len(runs) == 1 else None
+    loads = runs[0].metrics.tables["expert_load"].rows() if len(runs) == 1 else []
     return (_loads(loads) if loads else "") + curves
 
 
@@ -124,7 +123,7 @@ def _loads(loads: Sequence[tuple[int, dict[str, Any]]]) -> str:
     shares = [_shares(newest[block]) for block in blocks]
     tips = [f"{name}: {_extremes(one)}" for name, one in zip(names, shares, strict=True)]
     now = heat(
-        f"load of experts at iteration {iteration}", names, [_cells(one) for one in shares], tips, "experts, in order"
+        f"load of experts at iteration {iteration}", names, [_cells(one, max(8, MOST_SQUARES // len(blocks))) for one in shares], tips, "experts, in order"
     )
     some = spread(loads, MOST_SQUARES // len(blocks))
     fullest = [[max(one) * len(one) / 4 for _, table in some if (one := _shares(table.get(block)))] for block in blocks]
@@ -157,9 +156,9 @@ def _extremes(shares: Sequence[float]) -> str:
     return f"fullest {', '.join(said[:-1])}; emptiest {said[-1]}"
 
 
-def _cells(shares: Sequence[float]) -> list[float]:
+def _cells(shares: Sequence[float], most: int) -> list[float]:
     """An even share is half the colour. Of more experts than cells, the fullest of neighbours."""
-    several = math.ceil(len(shares) / MOST_CELLS)
+    several = math.ceil(len(shares) / most)
     return [max(shares[first : first + several]) * len(shares) / 2 for first in range(0, len(shares), several)]
 
 
@@ -167,7 +166,8 @@ def layers(runs: Sequence[RunData]) -> str:
     """Tables with a number for each block (``layer_*``): over time, each scaled by its own largest value."""
     if len(runs) != 1:
         return ""
-    return "".join(_layer(name, found) for name, found in runs[0].metrics.tables.items() if name != "expert_load")
+    tables = ((name, spread.rows()) for name, spread in runs[0].metrics.tables.items() if name != "expert_load")
+    return "".join([_layer(name, found) for name, found in tables if found][:MOST_PICTURES])
 
 
 def _layer(name: str, found: Sequence[tuple[int, dict[str, Any]]]) -> str:

@@ -4,8 +4,10 @@ import html
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
+
+from parallel.errors import printable
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --page: #fff; --soft: #f6f6f6; --axis: #999; --grid: #ddd;
@@ -27,6 +29,11 @@ COLOURS = tuple(f"var(--c{number})" for number in range(8))
 FAINT = ' stroke-opacity="0.35"'
 LETTER = 6.6
 """Pixels of a letter of size 12, on average."""
+
+
+def safe(words: str) -> str:
+    """For a page: escaped, and what no page should get spelled out."""
+    return html.escape(printable(words))
 
 
 class Point(NamedTuple):
@@ -80,7 +87,7 @@ class Drawing:
     elements: list[str] = field(default_factory=list)
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> None:
-        tip = f"<title>{html.escape(title)}</title>" if title else ""
+        tip = f"<title>{safe(title)}</title>" if title else ""
         self.elements.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.2f}" height="{height:.1f}" fill="{fill}">'
             f"{tip}</rect>"
@@ -91,13 +98,13 @@ class Drawing:
     ) -> None:
         self.elements.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">'
-            f"{html.escape(words)}</text>"
+            f"{safe(words)}</text>"
         )
 
     def line(
         self, x1: float, y1: float, x2: float, y2: float, colour: str = "var(--axis)", dash: str = "", title: str = ""
     ) -> None:
-        dashed, tip = f' stroke-dasharray="{dash}"' if dash else "", f"<title>{html.escape(title)}</title>"
+        dashed, tip = f' stroke-dasharray="{dash}"' if dash else "", f"<title>{safe(title)}</title>"
         self.elements.append(
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashed}'
             f"{f'>{tip}</line>' if title else '/>'}"
@@ -113,18 +120,18 @@ class Drawing:
 
     def area(self, points: Iterable[tuple[float, float]], fill: str, title: str) -> None:
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        self.elements.append(f'<polygon points="{where}" fill="{fill}"><title>{html.escape(title)}</title></polygon>')
+        self.elements.append(f'<polygon points="{where}" fill="{fill}"><title>{safe(title)}</title></polygon>')
 
     def dot(self, x: float, y: float, radius: float, fill: str, title: str = "") -> None:
         self.elements.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{fill}" fill-opacity="0.75">'
-            f"<title>{html.escape(title)}</title></circle>"
+            f"<title>{safe(title)}</title></circle>"
         )
 
     def render(self) -> str:
         """The element to put into a page."""
         inner = "\n".join(self.elements)
-        label = f' aria-label="{html.escape(self.label)}"' if self.label else ""
+        label = f' aria-label="{safe(self.label)}"' if self.label else ""
         return (
             f'<div class="chart{" small" if self.small else ""}"><svg viewBox="0 0 {self.width:g} {self.height:g}" '
             f'width="{self.width:g}" role="img"{label} font-family="sans-serif">\n{inner}\n</svg></div>'
@@ -405,9 +412,11 @@ def heat(
         y, wide = 4 + thick * number, (width - left - 16) / max(1, len(row))
         if thick > 10 or number % 2 == 0:
             drawing.text(left - 6, y + thick / 2 + 4, name, "end", 11)
-        for place, strength in enumerate(row):
-            level = round(10 * max(0.0, min(1.0, strength)))
-            squares[level] += f"M{left + place * wide:.1f} {y}h{wide:.1f}v{thick - 1}h{-wide:.1f}z"
+        place = 0
+        for level, alike in groupby(round(10 * max(0.0, min(1.0, strength))) for strength in row):
+            count = len(list(alike))
+            squares[level] += f"M{left + place * wide:.1f} {y}h{count * wide:.1f}v{thick - 1}h{-count * wide:.1f}z"
+            place += count
         drawing.rect(left, y, width - left - 16, thick - 1, "transparent", tip)
     paths = [
         f'<path d="{square}" fill="var(--c1)" fill-opacity="{max(0.04, level / 10):g}"/>'
