@@ -36,7 +36,7 @@ class Stragglers(Callback):
 
     def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks, note: Note = unnoted) -> None:
         self.watch, self.interval, self.ratio, self.ranks, self.note = watch, interval, ratio, ranks, note
-        self.named, self.suspected = set[int](), set[int]()
+        self.named, self.suspected, self.iteration = set[int](), set[int](), 0
         self.groups = peers(ranks.layout, watch.whole_stage)
         self.steps_s: list[float] = []
         self.fastest_s, self.delays, self.began_s = math.inf, 0, 0.0
@@ -47,17 +47,18 @@ class Stragglers(Callback):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.steps_s.append(time.perf_counter() - self.began_s)
+        self.iteration = progress.iteration
         if progress.iteration % self.interval:
             return
         count, step_s = len(self.steps_s), statistics.median(self.steps_s)
         self.steps_s = []
         table = gathered_rows([self.watch.quartile_s(), step_s], self.ranks)
         slow = slowness([row[0] for row in table], self.groups)
-        self._tell_slow(slow, count, progress)
+        self._tell_slow(slow, count)
         explained = max(slow.values()) >= self.ratio
-        self._tell_delay(statistics.median(row[1] for row in table), explained, progress)
+        self._tell_delay(statistics.median(row[1] for row in table), explained)
 
-    def _tell_slow(self, slow: Mapping[int, float], count: int, progress: Progress) -> None:
+    def _tell_slow(self, slow: Mapping[int, float], count: int) -> None:
         self.named = {rank for rank in self.named if slow[rank] > RECOVERED}
         now = {rank for rank in slow if slow[rank] >= self.ratio}
         confirmed, self.suspected = now & self.suspected, now
@@ -70,11 +71,11 @@ class Stragglers(Callback):
                 f"peer(s) (lower quartile of {count} iterations), and all wait for it. Communication is not the cause"
             )
             self.ranks.say(text)
-            self.note("straggler", progress.iteration, rank=rank, text=text)
+            self.note("straggler", self.iteration, rank=rank, text=text)
         if rest := new[MOST_NAMED:]:
             self.ranks.say(f"{len(rest)} more rank(s) compute slower than their peers, by up to {slow[rest[0]]:.1f}x")
 
-    def _tell_delay(self, step_s: float, explained: bool, progress: Progress) -> None:
+    def _tell_delay(self, step_s: float, explained: bool) -> None:
         """All ranks know the same times, so they decide alike."""
         late = step_s > DELAYED * self.fastest_s + LEAST_S and not explained
         self.delays = self.delays + 1 if late else 0
@@ -84,7 +85,7 @@ class Stragglers(Callback):
                 "computes slower than its peers: communication, data or the whole machine is the cause"
             )
             self.ranks.say(text)
-            self.note("slow", progress.iteration, text=text)
+            self.note("slow", self.iteration, text=text)
         self.fastest_s = min(self.fastest_s, step_s)
 
 
