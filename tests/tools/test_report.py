@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,9 @@ def test_runs_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     rows = re.findall(r"<tr>(.*?)</tr>", sections_of(text)["configuration"])
     assert len(rows) == 2 and re.findall(r">([^<]+)<", rows[1]) == ["optimizer.lr", "0.0003", "0.0006"]
     assert not {"events", "samples", "pipeline"} & set(sections_of(text))
-    assert main([str(tmp_path / "a" / "run"), str(tmp_path / "a" / "run"), "--output", str(tmp_path / "same.html")]) == 0
+    assert (
+        main([str(tmp_path / "a" / "run"), str(tmp_path / "a" / "run"), "--output", str(tmp_path / "same.html")]) == 0
+    )
     assert "The configurations do not differ." in (tmp_path / "same.html").read_text()
 
 
@@ -179,7 +182,9 @@ def test_spikes_survive_the_thinning(tmp_path: Path) -> None:
     losses = [2.0 + (number % 7) / 100 for number in range(20_000)]
     losses[12_345] = 2.9
     losses[4_000] = float("nan")
-    lines = (json.dumps({"iteration": at, "loss": str(loss) if loss != loss else loss}) for at, loss in enumerate(losses))
+    lines = (
+        json.dumps({"iteration": at, "loss": str(loss) if loss != loss else loss}) for at, loss in enumerate(losses)
+    )
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     text = render([read_run(tmp_path)])
     check_page(text)
@@ -204,7 +209,19 @@ def test_a_resumed_run_shows_what_counts(tmp_path: Path) -> None:
 
 
 def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
-    values = ["1" * 400, "1e999", "-1e999", '"nan"', "true", "null", "[[1]]", '{"a": {"b": 1}}', '"text"', "[1, 2]", "3"]
+    values = [
+        "1" * 400,
+        "1e999",
+        "-1e999",
+        '"nan"',
+        "true",
+        "null",
+        "[[1]]",
+        '{"a": {"b": 1}}',
+        '"text"',
+        "[1, 2]",
+        "3",
+    ]
     lines = [f'{{"iteration": {at}, "loss": {value}, "mine": {value}}}' for at, value in enumerate(values)]
     lines += ['{"iteration": -1, "loss": 1}', f'{{"iteration": {10**30}, "loss": 1}}', '{"iteration": 1.5, "loss": 1}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -216,7 +233,7 @@ def test_tables_are_thinned_and_the_newest_is_kept(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     kept = [at for at, _ in read_metrics(tmp_path / "metrics.jsonl").tables["layer_x"].rows()]
     assert kept[0] == 1 and kept[-1] == 5000 and MOST_TABLES / 3 < len(kept) <= MOST_TABLES
-    assert {later - earlier for earlier, later in zip(kept[:-1], kept[1:-1], strict=False)} == {32}
+    assert {later - earlier for earlier, later in pairwise(kept[:-1])} == {32}
 
 
 def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path) -> None:
@@ -230,7 +247,12 @@ def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path) -> N
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines[::10])) + "\n")
     with (tmp_path / "history.jsonl").open("a") as file:
         for at in range(1500):
-            event = {"time_s": 1.8e9 + at, "event": ["spike", "start", "begin"][at % 3], "iteration": at, "text": "y" * 5000}
+            event = {
+                "time_s": 1.8e9 + at,
+                "event": ["spike", "start", "begin"][at % 3],
+                "iteration": at,
+                "text": "y" * 5000,
+            }
             file.write(json.dumps(event | {"layout": f"TP {at}"}) + "\n")
     with (tmp_path / "evaluations.jsonl").open("a") as file:
         for at in range(5_000):
@@ -290,5 +312,3 @@ def test_a_report_asked_of_a_dead_owner_only(tmp_path: Path) -> None:
     note(tmp_path, "start", attempt="aa", report=True)
     assert not asked(start_of(os.getpid()))  # it lives, and writes the page itself
     assert asked(1)
-
-

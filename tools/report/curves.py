@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from tools.report.markup import figure, figure_text
 from tools.report.metrics_table import Column
 from tools.report.run_data import RunData
-from tools.shared.chart import COLOURS, Curve, Mark, Plot, Point, averaged, short, thinned, ticks
+from tools.report.thinning import averaged, thinned
+from tools.shared.chart import COLOURS, short, ticks
+from tools.shared.plot import Curve, Mark, Plot, Point
 from training.metrics.registry import find
 
 WARM_UP = 0.05

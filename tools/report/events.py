@@ -6,7 +6,7 @@ from itertools import pairwise
 from parallel.local_ranks import STOPPED
 from tools.report.markup import counted, lasting, moment, table
 from tools.report.run_data import RunData
-from tools.shared.chart import Mark
+from tools.shared.plot import Mark
 from training.run_dir.history import Event
 
 MOST_LISTED = 250

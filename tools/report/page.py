@@ -7,7 +7,7 @@ from tools.report.compare import differences
 from tools.report.markup import STYLE, escaped, grid, moment, section
 from tools.report.run_data import RunData
 from tools.shared import chart
-from tools.shared.chart import Curve
+from tools.shared.plot import Curve
 
 MOST_CHARACTERS = 950_000
 """Of all sections: a page has less than a megabyte."""

@@ -8,7 +8,8 @@ from typing import Any, TypeGuard
 from tools.report.curves import all_names, chart, small_charts, words_of
 from tools.report.markup import figure, grid, table
 from tools.report.run_data import RunData
-from tools.shared.chart import COLOURS, Curve, Part, Point, heat, rows, short, stacked
+from tools.shared.chart import COLOURS, short
+from tools.shared.plot import Curve, Part, Point, heat, rows, stacked
 
 GIB = 2**30
 HELD = {
@@ -122,9 +123,8 @@ def _loads(loads: Sequence[tuple[int, dict[str, Any]]]) -> str:
     names = [_block(block) for block in blocks]
     shares = [_shares(newest[block]) for block in blocks]
     tips = [f"{name}: {_extremes(one)}" for name, one in zip(names, shares, strict=True)]
-    now = heat(
-        f"load of experts at iteration {iteration}", names, [_cells(one, max(8, MOST_SQUARES // len(blocks))) for one in shares], tips, "experts, in order"
-    )
+    cells = [_cells(one, max(8, MOST_SQUARES // len(blocks))) for one in shares]
+    now = heat(f"load of experts at iteration {iteration}", names, cells, tips, "experts, in order")
     some = spread(loads, MOST_SQUARES // len(blocks))
     fullest = [[max(one) * len(one) / 4 for _, table in some if (one := _shares(table.get(block)))] for block in blocks]
     over = heat("fullest expert of each block over iterations", names, fullest, tips, "iterations")

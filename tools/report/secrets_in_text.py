@@ -10,8 +10,8 @@ SHORTEST = 6
 USERINFO = re.compile(r"(?<=://)[^/?#\s@\"']+@")
 """User and password of a URL."""
 NAMED = re.compile(
-    r"""(?P<before>\b(?P<name>[\w.-]*(?:KEY|TOKEN|SECRET|PASSWORD|[kK]ey|[tT]oken|[sS]ecret|[pP]assword|[pP]asswd))["']?\s*[=:]\s*["']?)"""
-    r"""(?P<value>[^\s"',;}\]]{6,})"""
+    r"""(?P<before>\b(?:[\w.-]*(?:KEY|TOKEN|SECRET|PASSWORD|Key|Token|Secret|Password)"""
+    r"""|(?:[\w.-]*[_.-])?(?:key|token|secret|password|passwd))["']?\s*[=:]\s*["']?)(?P<value>[^\s"',;}\]]{6,})"""
 )
 """NAME=value, "name": "value", name: value."""
 NUMBER = re.compile(r"[-+\d.,e]+")

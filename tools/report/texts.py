@@ -9,7 +9,8 @@ from typing import Any
 from tools.report.curves import all_names, chart, limits, words_of
 from tools.report.markup import escaped, figure, grid, table, value_text
 from tools.report.run_data import RunData, changed_fields, versions
-from tools.shared.chart import COLOURS, Curve, Plot, Point
+from tools.shared.chart import COLOURS
+from tools.shared.plot import Curve, Plot, Point
 
 MOST_TASKS, MOST_PROMPTS, MOST_TEXTS = 40, 8, 5
 

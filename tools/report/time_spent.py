@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tools.report.markup import counted, figure, lasting
 from tools.report.run_data import RunData
-from tools.shared.chart import Part, rows
+from tools.shared.plot import Part, rows
 from training.metrics.registry import find
 from training.run_dir.goodput import SPENT, MeasuredGoodput, TimeSpan
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.report.markup import figure, lasting, table
 from tools.report.run_data import RunData
-from tools.shared.chart import Part, rows
+from tools.shared.plot import Part, rows
 
 MOST_RANKS = 32
 MOST_SPANS = 2000
