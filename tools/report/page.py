@@ -12,7 +12,7 @@ from tools.shared.plot import Curve
 MOST_CHARACTERS = 950_000
 """Of all sections: a page has less than a megabyte."""
 LEAST_NEEDED = ("more", "layers", "evaluations", "experts", "machines", "events", "data", "samples")
-"""What is left out where the page would be larger, in this order."""
+"""Sections that make room where the page would be larger, in this order."""
 LOSS = ("loss", "validation_loss")
 OPTIMIZER = ("grad_norm", "learning_rate", "loss_scale", "param_norm", "zeros_in_grad")
 SPEED = (
