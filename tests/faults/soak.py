@@ -150,9 +150,9 @@ class Injector:
         found: list[Family] = []
 
         def look() -> bool:
-            children = family(self.supervisor.pid).ranks
-            found[:] = [family(child.pid) for child in children]
-            return len(found) == 1 and len(found[0].ranks) == 4
+            children = family(self.supervisor.pid).ranks  # the launcher, and the heartbeat of the run's lock
+            found[:] = [each for child in children if len((each := family(child.pid)).ranks) == 4]
+            return len(found) == 1
 
         self._await("four ranks", look)
         return found[0]

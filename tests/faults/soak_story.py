@@ -14,11 +14,11 @@ from training.run_dir.history import Event, read_history
 INJECTED = "injected.jsonl"
 SAYS = {
     "SIGKILL of a rank": "rank {rank} of 4",
-    "SIGKILL of the launcher": "killed by SIGKILL",
+    "SIGKILL of the launcher": "SIGKILL",
     "SIGSTOP of a rank": "rank {rank} of 4",
 }
 """What the end of a start must say of the fault that ended it."""
-HOW = {"SIGKILL of a rank": "killed by SIGKILL", "SIGSTOP of a rank": "is stopped (SIGSTOP)"}
+HOW = {"SIGKILL of a rank": "SIGKILL", "SIGSTOP of a rank": "is stopped (SIGSTOP)"}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

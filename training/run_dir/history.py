@@ -48,11 +48,12 @@ def noted_by(run_dir: Path, rank: int, attempt: str) -> Note:
 def note(run_dir: Path, event: str, iteration: int | None = None, **fields: Any) -> None:
     """Append an event, in one write. A disk that does not take it loses it: training goes on, and other files say so.
 
-    What a kill left of the last line is ended first, so that it spoils no other.
+    What a kill left of the last line is ended first, so that it spoils no other. No line has the folder's own path:
+    RUN_DIR stands for it.
     """
     at = {} if iteration is None else {"iteration": iteration}
     record = {"time_s": round(time.time(), 3), "event": event, **at, **fields}
-    line = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
+    line = json.dumps(_plain(record, str(run_dir.absolute())), allow_nan=False).encode() + b"\n"
     with contextlib.suppress(OSError, InputError):
         file = regular_descriptor(run_dir / HISTORY, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
@@ -108,10 +109,12 @@ def _event(line: bytes) -> Event | None:
     return Event(time_s=float(when), event=name, iteration=whole, fields=record)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, own_path: str) -> Any:
     """JSON cannot spell NaN and Inf: they become text, as in metrics.jsonl."""
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: _plain(inner, own_path) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_plain(inner, own_path) for inner in value]
+    if isinstance(value, str):
+        return value.replace(own_path, "RUN_DIR")
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
