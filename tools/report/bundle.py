@@ -25,7 +25,7 @@ from tools.report.page import render
 from tools.report.run_data import read_run
 from tools.report.secrets_in_text import scrubbed
 from training.checkpoint.folders import checkpoints
-from training.metrics.wandb import SECRET_NAME, redacted
+from training.metrics.redaction import SECRET_NAME, redacted
 
 HEAD_BYTES, TAIL_BYTES = 64 << 10, 4 << 20
 """Kept of a file: its beginning and its end, whole lines."""

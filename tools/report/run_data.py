@@ -15,7 +15,7 @@ from parallel.untrusted import InputError, parse_json, read_bytes, read_toml, to
 from tools.report.metrics_table import MetricsTable, read_metrics
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
-from training.metrics.wandb import redacted
+from training.metrics.redaction import redacted
 from training.run_dir.goodput import MeasuredGoodput, measured_goodput
 from training.run_dir.history import Event, read_history
 from training.run_lock import lock_heartbeat

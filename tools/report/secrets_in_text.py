@@ -3,12 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from training.metrics.wandb import REDACTED, SECRET_NAME
+from training.metrics.redaction import REDACTED, without_secrets
 
-SHORTEST = 6
-"""Shorter values of the environment are no secrets, and would tear words apart."""
-USERINFO = re.compile(r"(?<=://)[^/?#\s@\"']+@")
-"""User and password of a URL."""
 NAMED = re.compile(
     r"""(?P<before>\b(?:[\w.-]*(?:KEY|TOKEN|SECRET|PASSWORD|Key|Token|Secret|Password)"""
     r"""|(?:[\w.-]*[_.-])?(?:key|token|secret|password|passwd))["']?\s*[=:]\s*["']?)(?P<value>[^\s"',;}\]]{6,})"""
@@ -27,10 +23,8 @@ SHAPES = re.compile(
 
 def scrubbed(text: str, environ: Mapping[str, str]) -> str:
     """``text`` with every secret replaced."""
-    values = {value for name, value in environ.items() if SECRET_NAME.search(name) and len(value) >= SHORTEST}
-    for value in sorted(values, key=len, reverse=True):  # a value may be a part of another one
-        text = text.replace(value, REDACTED)
-    text = SHAPES.sub(REDACTED, USERINFO.sub(f"{REDACTED}@", text))
+    longest_first = dict(sorted(environ.items(), key=lambda one: -len(one[1])))  # a value may be a part of another one
+    text = SHAPES.sub(REDACTED, without_secrets(text, longest_first))
     return NAMED.sub(_without_value, text)
 
 
