@@ -57,9 +57,9 @@ def test_what_cannot_be_written_or_read_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_the_folder_has_no_path_in_it(tmp_path: Path) -> None:
-    note(tmp_path, "death", 3, text=f"rank 1 hangs. Stacks of all ranks: {tmp_path}/watch/start-1", more=[str(tmp_path)])
+    note(tmp_path, "death", 3, text=f"rank 1 hangs. Stacks: {tmp_path}/watch/start-1", more=[str(tmp_path)])
     (event,) = read_history(tmp_path)
-    assert event.text("text") == "rank 1 hangs. Stacks of all ranks: RUN_DIR/watch/start-1"
+    assert event.text("text") == "rank 1 hangs. Stacks: RUN_DIR/watch/start-1"
     assert event.fields["more"] == ["RUN_DIR"]
 
 
