@@ -51,7 +51,7 @@ TORCH = """
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
     training.metrics: across_ranks block_outputs log_disk meters parameter_stats recorder
     training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
-    training.run_dir: run_files resume_report shared_check
+    training.run_dir: history_callback run_files resume_report shared_check
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer

@@ -39,6 +39,7 @@ from training.profile.timeline import TimelineCallback
 from training.progress import Progress
 from training.run_dir import run_files
 from training.run_dir.data_changes import data_changes, data_entry
+from training.run_dir.history import Note
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -57,6 +58,8 @@ class TrainingRun:
     heartbeat: Heartbeat
     lock: RunLock | None
     """On rank 0, the right to write into ``run_dir``; None where no other run can."""
+    note: Note
+    """Keeps an event in ``run_dir``'s history, on rank 0."""
 
 
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
@@ -170,6 +173,7 @@ def build_saves(
         lock=run.lock,
         beat=run.heartbeat.beat,
         before_save=before_save,
+        note=run.note,
     )
 
 

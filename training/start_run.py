@@ -19,6 +19,7 @@ from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
 from training.run_lock.lock import ATTEMPT, RunLock, held_lock
 from training.start_rank import prepared_run
+from training.start_record import recorded_start
 from training.watchdog import starts, verdict_file
 from training.watchdog.rank_monitor import RankMonitor, monitored
 from training.watchdog.stop_signal import StopSignal
@@ -102,10 +103,29 @@ def train_ranks(
     cuda = config.device != "cpu" and launch.count_gpus(os.environ) > 0
     attempt = lock.attempt if lock and (identity is None or ATTEMPT in os.environ) else None
     start_dir = starts.folder_of(run_dir, identity, os.environ, attempt)
+    ranks = partial(watched_ranks, config, run_dir, identity, nproc, lock, request, start_dir, cuda)
+    if lock is None or ATTEMPT in os.environ:
+        return ranks()
+    launcher, world_size = (identity.launcher, identity.world_size) if identity else ("local", nproc)
+    with recorded_start(run_dir, lock, start_dir, world_size, launcher, config.log.report) as record:
+        starts.begin_start(start_dir)
+        record.code = ranks()
+    return record.code
+
+
+def watched_ranks(
+    config: RunConfig,
+    run_dir: Path,
+    identity: launch.Identity | None,
+    nproc: int,
+    lock: RunLock | None,
+    request: StopSignal,
+    start_dir: Path,
+    cuda: bool,
+) -> int:
+    """The exit code of this rank, or of the local ones. start_dir: the watchdogs' folder of this start."""
     watch = partial(monitored, config.fault, start_dir, request=request, environ=os.environ, cuda=cuda)
     me = identity or launch.Identity(world_size=nproc)
-    if lock is not None and ATTEMPT not in os.environ:
-        starts.begin_start(start_dir)
     if identity is not None or nproc == 1:
         with watch(me) as watching:
             run = prepared_run(config, run_dir, identity, lock, request, watching.heartbeat)

@@ -54,6 +54,8 @@ from training.parts import (
 from training.profile.memory_snapshot import memory_history
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
+from training.run_dir.history import noted_by
+from training.run_dir.history_callback import HistoryCallback
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
@@ -103,7 +105,7 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=stop,
-            heartbeat=heartbeat, lock=lock,
+            heartbeat=heartbeat, lock=lock, note=noted_by(run_dir, ranks.rank, lock.attempt if lock else ""),
         )  # fmt: skip
         announce(run)
         check_shared(run_dir, ranks)
@@ -113,11 +115,12 @@ def train(
         begun = run_files.restore(config, prepared, run_dir, chunks, optim, ranks)
         run_files.write_run_files(config, run_dir, begun.progress, ranks)
         stream = build_stream(run, begun)
-        health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries)
+        health = build_health(config.fault, chunks, optim, ranks, run_dir, begun.entries, run.note)
         saves = build_saves(run, chunks, optim, health, stream, begun)
         stats = build_stats(run, chunks, optim)
         timelines, traces = build_profile(run, chunks)
-        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats, *timelines])
+        history = HistoryCallback(run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks)
+        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats, *timelines, history])
         callbacks = [
             HeartbeatCallback(heartbeat),
             *timelines,
@@ -126,10 +129,11 @@ def train(
             *stats,
             recorder,
             *traces,
-            MemoryReport(config, shape, chunks, optim, ranks),
+            MemoryReport(config, shape, chunks, optim, ranks, run.note),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
             build_evaluation(run, chunks, recorder),
             samples := build_samples(run, chunks),
+            history,
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),

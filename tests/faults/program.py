@@ -13,7 +13,7 @@ from tools.benchmark.circumstances import ROOT
 
 TINY = (
     "--model.num_layers", "2", "--model.hidden_size", "32", "--model.ffn_hidden_size", "88",
-    "--model.seq_length", "16", "--train.global_batch_size", "4", "--log.tensorboard", "False",
+    "--model.seq_length", "16", "--train.global_batch_size", "4", "--log.tensorboard", "False", "--log.report", "False",
     "--train.train_iters", "1000", "--checkpoint.keep", "2",
 )  # fmt: skip
 """Flags over the debug recipe: a run whose iterations and checkpoints take milliseconds."""

@@ -17,6 +17,7 @@ import runs
 from data.prepared import Prepared
 from training.metrics.jsonl import read_jsonl
 
+PLAIN = ("--log.tensorboard", "False", "--log.report", "False")
 FLAGS = ("--train.train_iters", "16", "--checkpoint.save_interval", "4", "--train.eval_interval", "None",
          "--log.log_interval", "1", "--train.generate_tokens", "0", "--train.micro_batch_size", "2",
          "--parallel.tensor_model_parallel_size", "2", "--parallel.sequence_parallel", "True")  # fmt: skip
@@ -31,7 +32,7 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Start]:
 
     def begin(*launcher: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         command = [*launcher, "pretrain_gpt.py", str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS, *flags,
-                   "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False"]  # fmt: skip
+                   "--data.cache_dir", str(cache_dir), *PLAIN]  # fmt: skip
         started.append(subprocess.Popen(
             [sys.executable, "-m", "tools.supervise", "--backoff_s", "0.1", "--", *command], cwd=runs.ROOT, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,

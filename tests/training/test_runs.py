@@ -272,7 +272,16 @@ def test_a_batch_ramp_takes_effect_and_resumes(prepared: Prepared, tmp_path: Pat
 
 def started(tmp_path: Path, cache_dir: Path, *flags: str) -> Program:
     """``pretrain_gpt.py`` on two ranks, in the folder ``run``."""
-    folders = ("--run_dir", str(tmp_path / "run"), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False")
+    folders = (
+        "--run_dir",
+        str(tmp_path / "run"),
+        "--data.cache_dir",
+        str(cache_dir),
+        "--log.tensorboard",
+        "False",
+        "--log.report",
+        "False",
+    )
     return Program([str(DEBUG), *folders, "--nproc", "2", *flags], tmp_path / "said")
 
 

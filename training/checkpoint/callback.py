@@ -54,9 +54,11 @@ class SaveCallback(Callback):
         lock: RunLock | None = None,
         beat: Callable[[], None] = lambda: None,
         before_save: Callable[[Progress], Mapping[str, JSON]] = lambda _: {},
+        note: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
+        """note: keeps, on rank 0, that a checkpoint was committed, or failed: ``run_dir.history.Note``."""
         self.root, self.contents, self.chunks, self.optimizer, self.ranks = root, contents, chunks, optimizer, ranks
-        self.timeout_s, self.lock, self.beat, self.before_save = timeout_s, lock, beat, before_save
+        self.timeout_s, self.lock, self.beat, self.before_save, self.note = timeout_s, lock, beat, before_save, note
         self.writer = BackgroundWriter(ranks.rank) if background else None
         self.began_s, self.stalled_s, self.stall_s, self.warned = time.monotonic(), 0.0, 0.0, False
         self.retry, self.retried = False, False
@@ -228,6 +230,8 @@ class SaveCallback(Callback):
             f"checkpoint {name} COMMITTED ({size / MEBIBYTE:,.1f} MiB in {seconds:.1f} s; "
             f"training stood still for {stall_s:.2f} s)"
         )
+        facts = {"bytes": size, "seconds": round(seconds, 3), "stall_s": round(stall_s, 3)}
+        self.note("commit", folders.iteration_of(Path(name)), **facts)
 
     def _failed(self, name: str, text: str) -> None:
         """Say so, and go on as long as there is something to come back to, to another attempt.
@@ -240,9 +244,9 @@ class SaveCallback(Callback):
         if not folders.complete(self.root):
             raise SharedFault(f"checkpoint {name} FAILED, and there is no other one: {text}")
         if self.ranks.rank == 0 and (good := folders.latest(self.root)) is not None:
-            self.ranks.say(
-                f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
-            )
+            said = f"checkpoint {name} FAILED: {text.rstrip('.')}. Training goes on; the newest good one is {good.name}"
+            self.ranks.say(said)
+            self.note("save_failed", folders.iteration_of(Path(name)), text=said)
         if self.ranks.rank == 0 and not self.retried:
             if room.is_full(self.root, self.needed_bytes, self._needed_files, text):
                 for damaged in self.root.glob(f"*{folders.DAMAGED}*"):

@@ -314,6 +314,9 @@ class LogConfig:
     tensorboard: bool = True
     """Write TensorBoard events into run_dir/events."""
 
+    report: bool = True
+    """Write run_dir/report.html whenever the run ends: a second or two, by a process of its own."""
+
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases; the key comes from the environment and is never written."""
 

@@ -21,6 +21,7 @@ from training.health.stragglers import Stragglers
 from training.health.update_policy import HealthPolicy
 from training.loop import Callback
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 
 ENTRY = "watch"
 """What a checkpoint's ``state.json`` has of this, among its entries."""
@@ -52,16 +53,17 @@ def build_health(
     ranks: Ranks,
     run_dir: Path,
     entries: Mapping[str, Any],
+    note: Note = unnoted,
 ) -> Health:
-    """entries: those of the checkpoint that the run continues, if any."""
+    """entries: those of the checkpoint that the run continues, if any. note: keeps what is found."""
     replicas = Replicas(chunks, optimizer, ranks) if fault.replica_check_interval else None
-    nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir)
-    policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks)
+    nonfinite = NonFinite(fault.nonfinite, chunks, optimizer, ranks, run_dir, note)
+    policy = HealthPolicy(fault, nonfinite, replicas, SkippedBatches(run_dir, ranks), ranks, note)
     policy.restore(entries.get(ENTRY))
     callbacks: list[Callback] = [policy]
     if fault.straggler_interval:
         stopwatch = Stopwatch(chunks, ranks)
-        callbacks.append(Stragglers(stopwatch, fault.straggler_interval, fault.straggler_ratio, ranks))
+        callbacks.append(Stragglers(stopwatch, fault.straggler_interval, fault.straggler_ratio, ranks, note))
     if fault.memory_interval:
-        callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks))
+        callbacks.append(MemoryGrowth(fault.memory_interval, fault.memory_growth_mib, ranks, note))
     return Health(policy=policy, callbacks=callbacks, chunks=chunks, optimizer=optimizer, ranks=ranks)

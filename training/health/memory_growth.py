@@ -16,6 +16,7 @@ from training.health.names import host_of
 from training.health.stragglers import gathered_rows
 from training.loop import Callback
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 from training.step import StepResult
 
 LOOKS = 10
@@ -54,8 +55,8 @@ class MemoryGrowth(Callback):
     A leak is in all ranks as a rule: a look names one of them, and counts the others.
     """
 
-    def __init__(self, interval: int, growth_mib: float, ranks: Ranks) -> None:
-        self.interval, self.growth_mib, self.ranks = interval, growth_mib, ranks
+    def __init__(self, interval: int, growth_mib: float, ranks: Ranks, note: Note = unnoted) -> None:
+        self.interval, self.growth_mib, self.ranks, self.note = interval, growth_mib, ranks, note
         self.host, self.gpu = Series(), Series()
         self.named: set[tuple[int, str]] = set()
         self.looks = 0
@@ -75,18 +76,20 @@ class MemoryGrowth(Callback):
             rises = {rank: row[column] for rank, row in enumerate(table) if row[column] > 0}
             if new := {rank: slope for rank, slope in rises.items() if (rank, kind) not in self.named}:
                 steepest = max(new, key=lambda rank: new[rank])
-                self._tell(kind, steepest, new, table[steepest][column + 1])
+                self._tell(kind, steepest, new, table[steepest][column + 1], progress)
                 return  # the other kind comes with the next look
 
-    def _tell(self, kind: str, rank: int, slopes: Mapping[int, float], room_mib: float) -> None:
+    def _tell(self, kind: str, rank: int, slopes: Mapping[int, float], room_mib: float, progress: Progress) -> None:
         """Of all new ranks the steepest one by name. Collective: it alone knows its host."""
         self.named |= {(each, kind) for each in slopes}
         slope, others = slopes[rank], len(slopes) - 1
         more = f" and of {others} other{'s' if others > 1 else ''}, slower," if others else ""
-        self.ranks.say(
+        text = (
             f"{kind} of rank {rank} ({host_of(rank, self.ranks)}){more} grows steadily, by {1000 * slope:,.0f} MiB per "
             f"1,000 iterations: the {room_mib:,.0f} MiB that are left there last about {room_mib / slope:,.0f} more"
         )
+        self.ranks.say(text)
+        self.note("memory_growth", progress.iteration, rank=rank, text=text)
 
     def _gpu_room_mib(self) -> float:
         return torch.cuda.mem_get_info(self.ranks.device)[0] / MEBIBYTE if self.ranks.device.type == "cuda" else 0.0

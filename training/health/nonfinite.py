@@ -31,6 +31,7 @@ from training.health.nonfinite_locate import Evidence, NonfiniteOrigin, Nonfinit
 from training.health.nonfinite_probe import NonfiniteProbe
 from training.health.replay import Before, Trace
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 from training.step import GradientResult, StepResult, UpdateDecision, skip_overflows
 
 MOST_SKIPS = 10
@@ -45,8 +46,16 @@ FILES_PER_FOLDER = 1000
 class NonFinite:
     """Decides about non-finite gradients. All ranks call it at the same moments, and decide alike."""
 
-    def __init__(self, policy: str, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks, run_dir: Path) -> None:
-        self.policy, self.chunks, self.ranks, self.run_dir = policy, chunks, ranks, run_dir
+    def __init__(
+        self,
+        policy: str,
+        chunks: Chunks,
+        optimizer: MegatronOptimizer,
+        ranks: Ranks,
+        run_dir: Path,
+        note: Note = unnoted,
+    ) -> None:
+        self.policy, self.chunks, self.ranks, self.run_dir, self.note = policy, chunks, ranks, run_dir, note
         self.before, self.probe = Before(chunks, optimizer, ranks), NonfiniteProbe(chunks)
         self.skips = 0
 
@@ -77,16 +86,18 @@ class NonFinite:
         said = f"iteration {progress.iteration + 1}: loss {first.loss:g}, gradient norm {_text(first)}"
         if second.finite:
             self.skips = 0
-            self.ranks.say(
+            text = (
                 f"{said}, but the same microbatches give loss {second.loss:g} and norm {_text(second)} when they run "
                 f"again: a passing fault of the hardware; first in {_named(locate(found))}. Weights were not touched, "
                 f"the second result counts, training goes on. Details: {folder}"
             )
+            self.ranks.say(text)
+            self.note("replayed", progress.iteration + 1, text=text)
         else:
-            self._stop_or_skip(said, found, folder)
+            self._stop_or_skip(said, found, folder, progress)
         return second
 
-    def _stop_or_skip(self, said: str, found: list[Evidence], folder: Path) -> None:
+    def _stop_or_skip(self, said: str, found: list[Evidence], folder: Path, progress: Progress) -> None:
         self.skips += 1
         cause = f"{said}, and the same again when the microbatches ran again: no passing fault, but software or data"
         origin = locate(found)
@@ -96,6 +107,7 @@ class NonFinite:
         if self.policy == "skip" and not broken and self.skips <= MOST_SKIPS:
             self.before.restore_buffers()
             self.ranks.say(f"{text} The update is skipped (fault.nonfinite)")
+            self.note("nonfinite", progress.iteration + 1, skipped=True, text=text)
             return
         newest = on_first_rank(lambda: folders.latest(folders.checkpoints(self.run_dir)), self.ranks)
         good = f" The newest good checkpoint is {newest}." if newest else ""

@@ -14,6 +14,7 @@ from training.health.names import host_of
 from training.health.stopwatch import Stopwatch
 from training.loop import Callback
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 from training.step import StepResult
 
 RECOVERED = 1.1
@@ -33,9 +34,9 @@ class Stragglers(Callback):
     what disturbs some of them (another program, a save) does not count, but a slow card, or processor, does.
     """
 
-    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks) -> None:
-        self.watch, self.interval, self.ratio, self.ranks = watch, interval, ratio, ranks
-        self.named, self.suspected = set[int](), set[int]()
+    def __init__(self, watch: Stopwatch, interval: int, ratio: float, ranks: Ranks, note: Note = unnoted) -> None:
+        self.watch, self.interval, self.ratio, self.ranks, self.note = watch, interval, ratio, ranks, note
+        self.named, self.suspected, self.iteration = set[int](), set[int](), 0
         self.groups = peers(ranks.layout, watch.whole_stage)
         self.steps_s: list[float] = []
         self.fastest_s, self.delays, self.began_s = math.inf, 0, 0.0
@@ -46,6 +47,7 @@ class Stragglers(Callback):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self.steps_s.append(time.perf_counter() - self.began_s)
+        self.iteration = progress.iteration
         if progress.iteration % self.interval:
             return
         count, step_s = len(self.steps_s), statistics.median(self.steps_s)
@@ -64,10 +66,12 @@ class Stragglers(Callback):
         self.named |= confirmed
         for rank in new[:MOST_NAMED]:
             others = next(len(group) - 1 for group in self.groups if rank in group)
-            self.ranks.say(
+            text = (
                 f"rank {rank} ({host_of(rank, self.ranks)}) computes {slow[rank]:.1f}x slower than its {others} "
                 f"peer(s) (lower quartile of {count} iterations), and all wait for it. Communication is not the cause"
             )
+            self.ranks.say(text)
+            self.note("straggler", self.iteration, rank=rank, text=text)
         if rest := new[MOST_NAMED:]:
             self.ranks.say(f"{len(rest)} more rank(s) compute slower than their peers, by up to {slow[rest[0]]:.1f}x")
 
@@ -76,10 +80,12 @@ class Stragglers(Callback):
         late = step_s > DELAYED * self.fastest_s + LEAST_S and not explained
         self.delays = self.delays + 1 if late else 0
         if self.delays == 2 and self.watch.parts:
-            self.ranks.say(
+            text = (
                 f"iterations take {step_s / self.fastest_s:.1f}x as long as they did ({step_s:.3g} s), and no rank "
                 "computes slower than its peers: communication, data or the whole machine is the cause"
             )
+            self.ranks.say(text)
+            self.note("slow", self.iteration, text=text)
         self.fastest_s = min(self.fastest_s, step_s)
 
 

@@ -16,6 +16,7 @@ from training.health.replica_check import Replicas
 from training.health.skipped_batches import SkippedBatches
 from training.loop import Callback
 from training.progress import Progress
+from training.run_dir.history import Note, unnoted
 from training.step import GradientResult, StepResult, UpdateDecision, UpdatePolicy, skip_overflows
 
 
@@ -46,8 +47,9 @@ class HealthPolicy(Callback, UpdatePolicy):
         replicas: Replicas | None,
         skipped_batches: SkippedBatches,
         ranks: Ranks,
+        note: Note = unnoted,
     ) -> None:
-        self.fault, self.nonfinite, self.replicas, self.ranks = fault, nonfinite, replicas, ranks
+        self.fault, self.nonfinite, self.replicas, self.ranks, self.note = fault, nonfinite, replicas, ranks, note
         self.skipped_batches = skipped_batches
         self.spikes = Spikes(fault.spike_window, fault.spike_sigma)
         self.overflows = Overflows()
@@ -64,7 +66,9 @@ class HealthPolicy(Callback, UpdatePolicy):
             self.replicas.check(self.progress)
         if self.skipped_batches.holds(self.progress.consumed_samples, gradients.samples):
             self.nonfinite.before.restore_buffers()
-            self.ranks.say(f"{self._now()}: its update is skipped, as {self.skipped_batches.path} says")
+            text = f"{self._now()}: its update is skipped, as {self.skipped_batches.path} says"
+            self.ranks.say(text)
+            self.note("skipped", self.progress.iteration + 1, text=text)
             return UpdateDecision.SKIP
         if not gradients.finite:
             return UpdateDecision.REPLAY
@@ -115,6 +119,7 @@ class HealthPolicy(Callback, UpdatePolicy):
         if first:
             passed = "; its update is skipped (fault.spike), as those that follow at once" if policy == "skip" else ""
             self.ranks.say(f"{text}{passed}")
+            self.note("spike", self.progress.iteration + 1, skipped=policy == "skip", text=f"{text}{passed}")
         if policy == "skip":
             self.nonfinite.before.restore_buffers()
         return policy != "skip"

@@ -2,7 +2,7 @@
 
 import ctypes
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,9 +58,17 @@ class MemoryReport(Callback):
     """One line on the rank that holds most, after ``AFTER`` steps or at the end of a shorter start. Collective."""
 
     def __init__(
-        self, config: RunConfig, shape: GPTShape, chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks
+        self,
+        config: RunConfig,
+        shape: GPTShape,
+        chunks: Chunks,
+        optimizer: MegatronOptimizer,
+        ranks: Ranks,
+        note: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
+        """note: keeps both, on rank 0: ``run_dir.history.Note``."""
         self.config, self.shape, self.chunks, self.optimizer, self.ranks = config, shape, chunks, optimizer, ranks
+        self.note = note
         self.steps, self.said = 0, False
         self.peak = CardPeak(ranks.device) if ranks.device.type == "cuda" else ProcessPeak()
 
@@ -89,6 +97,9 @@ class MemoryReport(Callback):
         stage, world = self.ranks.layout.coordinates(rank).pp, self.ranks.identity.world_size
         expected = of_stage(self.config, world, self.shape, modules_of(self.ranks), stage)
         self.ranks.say(sentence(rank, expected, table[rank], cuda=self.ranks.device.type == "cuda"))
+        names = ("weights", "gradients", "optimizer", "activations", "workspace")
+        predicted = {name: getattr(expected, name) for name in names}
+        self.note("memory", rank=rank, stage=expected.stage, predicted=predicted, measured=table[rank]._asdict())
 
 
 def modules_of(ranks: Ranks) -> Modules:

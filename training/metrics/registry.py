@@ -77,6 +77,8 @@ METRICS: dict[str, Metric] = dict([
     _metric("mfu", "", "mean", "model FLOPs over the card's dense peak; only where the peak is known"),
     _metric("hfu", "", "mean", "the same with the FLOPs of recomputed activations"),
     _metric("eta_s", "s", "last", "median of recent iterations x the iterations that remain"),
+    _metric("restarts", "", "last", "launches of this run after the first, failed ones included"),
+    _metric("goodput", "", "last", "share of the wall time since the first launch in iterations that count: not in starting, saving, evaluating, or in work that was lost"),
     _metric("memory_gib", "GiB", "max", "largest peak of torch's allocator over all ranks; GPUs only", "mem-max-allocated-bytes", GIB),
     _metric("memory_rank", "", "last", "the rank that holds it"),
     _metric("host_memory_gib", "GiB", "max", "resident memory of the largest rank's process, what forked ranks share included", otel="process.memory.usage"),

@@ -12,6 +12,8 @@ import signal
 import struct
 import subprocess
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +72,8 @@ class Heartbeat:
         self.path = path
         self.code = 0
         """Exit code with which the rank will leave."""
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds in each phase that was entered by ``within``."""
         self.watchdog: subprocess.Popen[bytes] | None = None
         """Kept: subprocess itself would complain of a child that it lost."""
         self._beats, self._iteration, self._phase, self._stepped, self._asked = 0, 0, 0, False, False
@@ -106,9 +110,10 @@ class Heartbeat:
         """``call``, and while it runs the rank is in ``phase``."""
 
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            before = PHASES[self._phase]
+            before, began_s = PHASES[self._phase], time.monotonic()
             self.enter(phase)
             result = call(*args, **kwargs)
+            self.spent_s[phase] += time.monotonic() - began_s
             self.enter(before)
             return result
 

@@ -66,6 +66,10 @@ class Watchdog:
         self.poll()
         self.tell_of_sudden_death()
         self.leave()
+        if self.about.rank == 0:
+            from training.report import report_for_the_dead  # only now: most watchdogs never need it
+
+            report_for_the_dead(self.folder.parents[1])
 
     def poll(self, done: bool = False) -> None:
         self.looks += 1

@@ -133,7 +133,16 @@ def commit(run_dir: Path) -> None:
 
 def start_run(run_dir: Path, cache_dir: Path, *flags: str) -> Program:
     """``pretrain_gpt.py`` with the debug recipe. Each has files of its own for what it prints."""
-    folders = ["--run_dir", str(run_dir), "--data.cache_dir", str(cache_dir), "--log.tensorboard", "False"]
+    folders = [
+        "--run_dir",
+        str(run_dir),
+        "--data.cache_dir",
+        str(cache_dir),
+        "--log.tensorboard",
+        "False",
+        "--log.report",
+        "False",
+    ]
     output = Path(tempfile.mkdtemp(dir=run_dir.parent)) / "said"
     return Program(["slurm/recipes/debug.toml", *folders, *flags], output)
 

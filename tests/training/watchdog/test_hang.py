@@ -21,7 +21,8 @@ from training.watchdog import verdict_file
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
 
-FLAGS = ("--train.train_iters", "5000", "--train.eval_interval", "None", "--log.tensorboard", "False",
+FLAGS = ("--train.train_iters", "5000", "--train.eval_interval", "None",
+         "--log.tensorboard", "False", "--log.report", "False",
          "--model.shape", "gpt2_tiny", "--log.log_interval", "1")  # fmt: skip
 START_S = 120.0
 

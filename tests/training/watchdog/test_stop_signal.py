@@ -36,7 +36,7 @@ def start(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Program]]:
 
     def begin(*flags: str) -> Program:
         arguments = [str(runs.DEBUG), "--run_dir", str(tmp_path / "run"), *FLAGS, "--data.cache_dir", str(cache_dir),
-                     "--log.tensorboard", "False", *flags]  # fmt: skip
+                     "--log.tensorboard", "False", "--log.report", "False", *flags]  # fmt: skip
         started.append(Program(arguments, tmp_path / f"program-{len(started)}"))
         return started[-1]
 
@@ -84,7 +84,8 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_unchanged(
 
 def test_under_nohup_a_terminal_that_closes_stops_nothing(tmp_path: Path, cache_dir: Path) -> None:
     shell = f"nohup {sys.executable} pretrain_gpt.py slurm/recipes/debug.toml --run_dir {tmp_path}/run --nproc 1 "
-    shell += f"--data.cache_dir {cache_dir} --log.log_interval 1 --train.eval_interval None --log.tensorboard False"
+    shell += f"--data.cache_dir {cache_dir} --log.log_interval 1 --train.eval_interval None"
+    shell += " --log.tensorboard False --log.report False"
     run = subprocess.Popen(shell.split(), cwd=runs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     until((tmp_path / "run/logs").exists, run)
     run.send_signal(signal.SIGHUP)

@@ -1,10 +1,12 @@
 """The charts of a plan's page."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from tools.plan.search.pricing import HELD, SPENT, PricedLayout
-from tools.shared.chart import Drawing, legend, powers, ticks
+from tools.shared.chart import Drawing, powers, ticks
+from tools.shared.plot import Mark, Part, rows
 
 COLOURS = {
     "products": "#33658a", "attention": "#2f9c95", "traffic": "#86bbd8", "recompute": "#7d5ba6", "head": "#5c6b73",
@@ -17,56 +19,30 @@ COLOURS = {
 WIDTH = 960
 SLOWEST = 3
 """Times the fastest step, beyond which layouts are of no interest."""
-LETTER = 6.1
-"""Pixels of one in a label of size 11, at the widest."""
 
 
 def step_times(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by what takes the time; the whisker is the interval."""
-    top = max(plan.step_s * plan.interval.high for plan in plans)
-    return _bars(plans, SPENT, {id(plan): plan.spent_s for plan in plans}, top, "s", whiskers=True)
+    intervals = [(plan.step_s * plan.interval.low, plan.step_s * plan.interval.high) for plan in plans]
+    bars = [(str(plan.layout), _parts(plan.spent_s, SPENT, "s")) for plan in plans]
+    names, high = {name: COLOURS[name] for name in SPENT}, max(end for _, end in intervals)
+    return rows("seconds of a step", bars, high=high, unit="s", names=names, whiskers=intervals)
 
 
 def memory(plans: Sequence[PricedLayout]) -> str:
     """One bar a layout, cut by category; lines at the card's size and at 80 % of it."""
-    held = {id(plan): {name: size / 2**30 for name, size in plan.held_bytes.items()} for plan in plans}
-    return _bars(plans, HELD, held, plans[0].memory_bytes / 2**30 * 1.02, "GiB", card=plans[0].memory_bytes / 2**30)
+    bars = [(str(plan.layout), _parts(plan.held_bytes, HELD, "GiB", 2**30)) for plan in plans]
+    card, names = plans[0].memory_bytes / 2**30, {name: COLOURS[name] for name in HELD}
+    lines = [Mark(x=card * share, title=f"{share:.0%} of the card", colour="#c81d25") for share in (0.8, 1.0)]
+    return rows("memory of the fullest rank", bars, high=card * 1.02, unit="GiB", names=names, lines=lines)
 
 
-def _bars(
-    plans: Sequence[PricedLayout],
-    names: Sequence[str],
-    parts: dict[int, dict[str, float]],
-    top: float,
-    unit: str,
-    *,
-    whiskers: bool = False,
-    card: float | None = None,
-) -> str:
-    drawing, labels = Drawing(WIDTH, 30 * len(plans) + 90), [str(plan.layout) for plan in plans]
-    left = 12 + LETTER * max(map(len, labels))
-    scale, bottom = (WIDTH - left - 40) / top, 30 * len(plans) + 10
-    for tick in ticks(0, top):
-        drawing.line(left + tick * scale, 5, left + tick * scale, bottom, "var(--grid)")
-        drawing.text(left + tick * scale, bottom + 16, f"{tick:g} {unit}", "middle")
-    for number, (plan, label) in enumerate(zip(plans, labels, strict=True)):
-        y, x = 10 + 30 * number, left
-        drawing.text(left - 8, y + 15, label, "end", 11)
-        for name in names:
-            size = parts[id(plan)][name]
-            drawing.rect(x, y, size * scale, 20, COLOURS[name], f"{name}: {size:.3g} {unit}")
-            x += size * scale
-        if whiskers:
-            low, high = (left + plan.step_s * end * scale for end in (plan.interval.low, plan.interval.high))
-            drawing.line(low, y + 10, high, y + 10, "var(--ink)")
-            drawing.line(low, y + 5, low, y + 15, "var(--ink)")
-            drawing.line(high, y + 5, high, y + 15, "var(--ink)")
-    if card is not None:
-        for share in (0.8, 1.0):
-            x = left + card * share * scale
-            drawing.line(x, 2, x, bottom, "#c81d25", "4 3")
-    legend(drawing, left, bottom + 42, names, WIDTH - left - 20, COLOURS)
-    return drawing.render()
+def _parts(sizes: Mapping[str, float], names: Sequence[str], unit: str, scale: float = 1.0) -> list[Part]:
+    ends = list(accumulate(sizes[name] / scale for name in names))
+    return [
+        Part(begin, end, COLOURS[name], f"{name}: {end - begin:.3g} {unit}")
+        for name, begin, end in zip(names, [0.0, *ends], ends, strict=False)
+    ]
 
 
 def pareto(plans: Sequence[PricedLayout], chosen: PricedLayout) -> str:

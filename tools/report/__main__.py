@@ -1,0 +1,68 @@
+"""Write a page about a run, or about several side by side, from what lies in their folders.
+
+    python -m tools.report RUN_DIR [RUN_DIR ...] [--output FILE]
+    python -m tools.report RUN_DIR --bundle FILE.tar.gz
+
+The page is one file without a script that needs no network; it can be written while the run goes on. Runs write it
+themselves when they end (log.report). --bundle collects what a bug report needs, without secrets.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from parallel import command
+from parallel.durable import replace_file
+from parallel.errors import UserError
+from parallel.flags import parse_flags
+from tools.report.page import render
+from tools.report.run_data import read_run, shown_name
+
+PAGE, PAGE_OF_SEVERAL = "report.html", "comparison.html"
+
+
+@dataclass(kw_only=True)
+class WriteReport:
+    """Write a page about a run, or about several side by side."""
+
+    run_dirs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs."""
+
+    output: Path | None = None
+    """The page. None: report.html in the run's folder; of several runs, comparison.html in the first one's."""
+
+    bundle: Path | None = None
+    """Write no page but this archive (.tar.gz): logs, stacks, verdicts, metrics, versions and configuration of one run,
+    for a bug report. Values that look like secrets are replaced."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: written."""
+    job = parse_flags(WriteReport, argv, "python -m tools.report", __doc__)
+    try:
+        if not job.run_dirs:
+            raise UserError("no run's folder is given. Expected: python -m tools.report RUN_DIR [RUN_DIR ...]")
+        if job.bundle is not None:
+            from tools.report.bundle import write_bundle
+
+            print(write_bundle(job.run_dirs, job.bundle))
+            return 0
+        runs = shown_name([read_run(folder) for folder in job.run_dirs])
+        path = job.output or job.run_dirs[0] / (PAGE if len(runs) == 1 else PAGE_OF_SEVERAL)
+        text = render(runs)
+        try:
+            replace_file(path, text.encode(errors="replace"), suffix=".unfinished", durable=False)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}. Give another --output.") from None
+        print(f"{path}: {len(text) / 1e3:,.0f} kB")
+        return 0
+    except UserError as error:
+        print(f"tools.report: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(command.run("tools.report", main))

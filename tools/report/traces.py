@@ -1,0 +1,125 @@
+"""What the profiler left: the pipeline as each rank ran it, and where a traced step's time went."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tools.report.markup import figure, lasting, table
+from tools.report.run_data import RunData
+from tools.shared.plot import Part, rows
+
+MOST_RANKS = 32
+MOST_SPANS = 2000
+"""Of one picture."""
+KINDS = {"forward": "var(--c0)", "backward": "var(--c2)", "wgrad": "var(--c6)", "optimizer": "var(--c4)"}
+OTHER = "var(--c1)"
+TIMES = ("total_s", "exposed_s")
+WINDOW = {
+    "compute_s": ("compute", "var(--c0)"), "exposed_communication_s": ("exposed communication", "var(--c1)"),
+    "exposed_messages_s": ("exposed messages", "var(--c4)"), "idle_s": ("idle", "var(--paler)"),
+}  # fmt: skip
+
+
+def pipeline(run: RunData) -> str:
+    """The newest measured step, a row for each rank, by pipeline stage."""
+    for step in reversed(run.timeline):
+        ranks = sorted(_ranks(step), key=lambda one: (one[1], one[0]))
+        if ranks:
+            return _step(step["iteration"], ranks)
+    return ""
+
+
+def _ranks(step: dict[str, Any]) -> Iterator[tuple[int, int, list[tuple[str, str, float, float]]]]:
+    """Rank, stage and spans (kind, words, begin, end) of a step, as far as they are such."""
+    listed = step.get("ranks")
+    for one in listed if isinstance(listed, list) else []:
+        rank, stage, spans = (
+            (one.get(name) for name in ("rank", "pp", "spans")) if isinstance(one, dict) else (None,) * 3
+        )
+        if type(rank) is not int or type(stage) is not int or not isinstance(spans, list):
+            continue
+        found = [span for raw in spans[:MOST_SPANS] if (span := _span(raw)) is not None]
+        if found:
+            yield rank, stage, found
+
+
+def _span(raw: Any) -> tuple[str, str, float, float] | None:
+    if not isinstance(raw, list) or len(raw) != 5 or not isinstance(raw[0], str):
+        return None
+    kind, microbatch, chunk, begin, end = raw
+    if (
+        not all(isinstance(one, int | float) and math.isfinite(one) and abs(one) < 1e12 for one in (begin, end))
+        or end < begin
+    ):
+        return None
+    return kind, f"{kind}, microbatch {microbatch}, chunk {chunk}: {lasting(end - begin)}", float(begin), float(end)
+
+
+def _step(iteration: int, ranks: list[tuple[int, int, list[tuple[str, str, float, float]]]]) -> str:
+    first = min(begin for _, _, spans in ranks for _, _, begin, _ in spans)
+    last = max(end for _, _, spans in ranks for _, _, _, end in spans)
+    milli = 1000 if last - first < 10 else 1
+    bars, ends, most = [], [], MOST_SPANS // max(1, min(len(ranks), MOST_RANKS))
+    for rank, stage, spans in ranks[:MOST_RANKS]:
+        parts = [
+            Part((begin - first) * milli, (end - first) * milli, KINDS.get(kind, OTHER), f"rank {rank}: {words}")
+            for kind, words, begin, end in spans[:most]
+        ]
+        busy = sum(end - begin for kind, _, begin, end in spans if kind in ("forward", "backward", "wgrad"))
+        bars.append((f"stage {stage}, rank {rank}", parts))
+        ends.append(f"{1 - busy / ((last - first) or 1):.0%} not computing")
+    kinds = {kind for _, _, spans in ranks for kind, *_ in spans}
+    names = {kind: KINDS[kind] for kind in KINDS if kind in kinds} | ({"other": OTHER} if kinds - KINDS.keys() else {})
+    thick = 16 if len(bars) <= 16 else 9
+    drawing = rows(
+        "pipeline as measured", bars, high=(last - first) * milli, unit="ms" if milli == 1000 else "s", names=names,
+        thick=thick, ends=ends,
+    )  # fmt: skip
+    more = f", the first {MOST_RANKS} of {len(ranks)} ranks" if len(ranks) > MOST_RANKS else ""
+    return figure(f"Pipeline of iteration {iteration:,}, as measured{more}", drawing, lasting(last - first))
+
+
+def profiles(run: RunData) -> str:
+    """Of the newest summary: a bar for each traced rank, and the first rank's tables."""
+    if not run.profiles:
+        return ""
+    name, summary = run.profiles[-1]
+    ranks = [one for one in _list(summary.get("ranks")) if isinstance(one, dict)]
+    bars = [(f"rank {one.get('rank')}", list(_window(one))) for one in ranks[:MOST_RANKS]]
+    bars = [bar for bar in bars if bar[1]]
+    if not bars:
+        return ""
+    drawing = rows(
+        "time of the traced iterations", bars, high=max(parts[-1].end for _, parts in bars), unit="s",
+        names=dict(WINDOW.values()),
+    )  # fmt: skip
+    found = figure(f"Trace {name}: where the time of the traced iterations went", drawing)
+    for key, words in (
+        ("kernels", "kernel or operator"),
+        ("communication", "communication"),
+        ("host_waits", "host waits in"),
+    ):
+        lines = [
+            (*(row.get(one, "") for one in ("name", "where", "calls")), *(_seconds(row.get(one)) for one in TIMES))
+            for row in _list(ranks[0].get(key))[:10]
+            if isinstance(row, dict)
+        ]  # fmt: skip
+        found += table((words, "where", "calls", "total", "exposed"), lines, numbers=(2, 3, 4))
+    return found
+
+
+def _window(rank: dict[str, Any]) -> Iterator[Part]:
+    at = 0.0
+    for key, (words, colour) in WINDOW.items():
+        seconds = rank.get(key)
+        if isinstance(seconds, int | float) and 0 <= seconds < 1e9:
+            yield Part(at, at + seconds, colour, f"{words}: {lasting(seconds)}")
+            at += seconds
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _seconds(value: Any) -> str:
+    return lasting(value) if isinstance(value, int | float) and 0 <= value < 1e9 else ""
