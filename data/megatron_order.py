@@ -77,6 +77,12 @@ class MegatronSource:
             )
         return samples.astype(np.int32)
 
+    def source_of(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Number in `names` of the source of each sample: [n]."""
+        if not hasattr(self.dataset, "dataset_index"):
+            return np.zeros(len(sample_indices), np.int64)
+        return self.dataset.dataset_index[sample_indices]
+
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How often each source has been gone through, nearly: its samples by those that an epoch fills."""
         if not hasattr(self.dataset, "dataset_index"):

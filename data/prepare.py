@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 RECIPE = "2"  # part of the cache key: raise it when the same inputs are to give other tokens
 
 
-def prepare(config: DataConfig, console: cache.Console) -> Prepared:
+def prepare(config: DataConfig, console: cache.Console, tokenizer: Tokenizer | None = None) -> Prepared:
     """Train the built-in tokenizer and tokenise raw inputs, where the cache has not got them yet.
+
+    tokenizer: the one that `config` names, where it is open already.
 
     Any number of processes may call this at once, on nodes that share the cache or do not: what it makes is
     the same bit for bit. `console` gets one line a step taken; a progress bar goes to stderr where that is a
@@ -43,7 +45,7 @@ def prepare(config: DataConfig, console: cache.Console) -> Prepared:
     if len(sources) > 1:
         _tell_overlaps(sources, given, console)
     folder = cache.root(config)
-    tokenizer = tokenizers.load(config, folder, console)
+    tokenizer = tokenizer or tokenizers.load(config, folder, console)
     units = blend.rounded([source.weight for source in sources])
     opened = [[Shard(prefix) for prefix in found.prefixes] for found in given]
     _check_manifests([shard for some in opened for shard in some], tokenizer, config, console)

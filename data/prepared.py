@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,17 @@ class Samples(Protocol):
 
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
+
+
+@runtime_checkable
+class SourcedSamples(Protocol):
+    """Samples of which it is known where each comes from."""
+
+    names: list[str]
+    """Of the sources."""
+
+    def source_of(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Number in `names` of the source of each sample: [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +90,18 @@ class Prepared:
     """Which source each sample comes from; None where there is one."""
     streams: Streams | None = None
     """What data.stream names, in place of shards."""
+    validation_sets: Mapping[str, "Prepared"] = field(default_factory=dict)
+    """What eval.validation_sets names, by name: all of each is held out."""
 
     @property
     def prefixes(self) -> tuple[Path, ...]:
         """Of the shards."""
         return tuple(shard.prefix for shard in self.shards)
+
+    @property
+    def fingerprints(self) -> str:
+        """Of all that is read, validation sets included: equal on machines that hold the same."""
+        return " ".join([self.fingerprint, *(one.fingerprint for one in self.validation_sets.values())])
 
     @property
     def tokenizer_path(self) -> Path | None:

@@ -84,6 +84,10 @@ class BlendedSource:
             samples[chosen] = self.opened[source].fetch(indices[chosen])
         return samples
 
+    def source_of(self, sample_indices: np.ndarray) -> np.ndarray:
+        """Number in `names` of the source of each sample: [n]."""
+        return self.blend.assign(sample_indices)[0]
+
     def sources(self, consumed_samples: int) -> dict[str, SourceProgress]:
         """How far each source has been read after the first `consumed_samples` samples, by its name."""
         counts = self.blend.counts(consumed_samples).tolist()
@@ -120,7 +124,10 @@ class TokenSource:
         Raises UserError for an id outside the vocabulary: every id is checked each time, which costs a few
         microseconds a sample where a wrong one would train on garbage or fault on a GPU.
         """
-        windows = self._windows(sample_indices)
+        return self.read_windows(self._windows(sample_indices), sample_indices)
+
+    def read_windows(self, windows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
+        """Tokens [n, seq_length + 1] int32 of windows [n] int64, which the samples are. Raises as `fetch`."""
         samples = np.empty((len(windows), self.seq_length + 1), self._dtype)
         positions = windows * self.seq_length
         numbers = np.searchsorted(self._ends, positions, side="right")
@@ -132,6 +139,16 @@ class TokenSource:
                 sample[:] = segment.shard.tokens[start : start + len(sample)]
             else:
                 self._read(position, sample)
+        return self._checked(samples, windows, sample_indices)
+
+    def read_rest(self) -> np.ndarray:
+        """Tokens [n] int32 from the last window's last one on, n at most seq_length: what no window predicts."""
+        after = np.array([self.samples_per_epoch])
+        rest = np.empty((1, self.token_count - self.samples_per_epoch * self.seq_length), self._dtype)
+        self._read(self.samples_per_epoch * self.seq_length, rest[0])
+        return self._checked(rest, after, after)[0]
+
+    def _checked(self, samples: np.ndarray, windows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         # As unsigned numbers, negative ids are beyond any vocabulary: one pass instead of two.
         if samples.size and int(samples.view(UNSIGNED[samples.itemsize]).max()) >= self.vocab_size:
             raise UserError(self._beyond_vocabulary(samples, windows, sample_indices))

@@ -21,7 +21,7 @@ from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
 from training.config.recipe import sections
 from training.config.run_config import RunConfig
-from training.metrics.console import SHOWN
+from training.metrics.console import FAMILIES, SHOWN
 from training.metrics.prometheus import sample_name
 from training.metrics.prometheus_names import family
 from training.metrics.registry import METRICS, Metric
@@ -160,7 +160,7 @@ def metrics() -> Iterator[str]:
     yield from head("Key", "Unit", "Of ranks and iterations", "Meaning", "Prometheus", "Megatron-LM", "Console")
     for key, one in METRICS.items():
         megatron = f"`{one.megatron}`" if one.megatron else ""
-        shown = "yes" if key in SHOWN else ""
+        shown = "yes" if key in SHOWN or key.partition("/")[0] in FAMILIES else ""
         yield row(f"`{key}`", one.unit, one.reduce, one.meaning, in_prometheus(one), megatron, shown)
 
 

@@ -80,11 +80,11 @@ class BatchStream:
     def _next(self, microbatches: int, seq_length: int) -> list[Batch | None]:
         if not self.has_tokens:
             return [None] * microbatches
-        windows = self._share(
-            next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1
+        windows = shared_windows(
+            next(self.reader) if self.reader else None, microbatches * self.micro_batch_size, seq_length + 1, self.ranks
         )
         return [
-            self._slice(to_batch(window, self.ranks.device, self.packing))
+            context_slice(to_batch(window, self.ranks.device, self.packing), self.ranks)
             for window in windows.split(self.micro_batch_size)
         ]
 
@@ -112,24 +112,25 @@ class BatchStream:
             yield indices.reshape(-1)
             consumed_samples += microbatches * self.micro_batch_size * self.ranks.layout.dp
 
-    def _share(self, windows: Tensor | None, samples: int, length: int) -> Tensor:
-        """Token ids [samples, length] int32 from TP rank 0 to its TP peers: one broadcast per iteration."""
-        if self.ranks.layout.tp == 1:
-            assert windows is not None
-            return windows
-        if windows is None:
-            windows = torch.empty(samples, length, dtype=torch.int32)
-        shared = windows.to(self.ranks.device, non_blocking=True)
-        group = self.ranks.pgs.tp
-        dist.broadcast(shared, src=dist.get_global_rank(group, 0), group=group)
-        return shared
 
-    def _slice(self, batch: Batch) -> Batch:
-        """Pieces r and 2 cp - 1 - r of 2 cp, so that every context rank has as much causal work (arXiv:2310.03294)."""
-        cp, rank = self.ranks.layout.cp, self.ranks.at.cp
-        if cp == 1:
-            return batch
-        return Batch._make(None if tensor is None else zigzag(tensor, cp, rank) for tensor in batch)
+def shared_windows(windows: Tensor | None, samples: int, length: int, ranks: Ranks) -> Tensor:
+    """Token ids [samples, length] int32 from TP rank 0 to its TP peers, which have None: one broadcast."""
+    if ranks.layout.tp == 1:
+        assert windows is not None
+        return windows
+    if windows is None:
+        windows = torch.empty(samples, length, dtype=torch.int32)
+    shared = windows.to(ranks.device, non_blocking=True)
+    dist.broadcast(shared, src=dist.get_global_rank(ranks.pgs.tp, 0), group=ranks.pgs.tp)
+    return shared
+
+
+def context_slice(batch: Batch, ranks: Ranks) -> Batch:
+    """Pieces r and 2 cp - 1 - r of 2 cp, so that every context rank has as much causal work (arXiv:2310.03294)."""
+    cp = ranks.layout.cp
+    if cp == 1:
+        return batch
+    return Batch._make(None if tensor is None else zigzag(tensor, cp, ranks.at.cp) for tensor in batch)
 
 
 def zigzag(tensor: Tensor, cp: int, rank: int) -> Tensor:

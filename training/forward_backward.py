@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from data.loader import Batch
 from models.layers.documents import Documents
-from parallel.ddp import Chunks
+from parallel.ddp import Chunk, Chunks
 from parallel.groups import Ranks
 
 
@@ -52,33 +51,70 @@ def run_schedule(
 
     They are zero but on the last stage. Every virtual stage of a rank walks through the same microbatches.
     """
+    results = _run(chunks, microbatches, ranks, seq_length, micro_batch_size, forward_step, forward_only=forward_only)
+    return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device))
+
+
+def read_outputs[Microbatch, Reading](
+    chunks: Chunks,
+    microbatches: Sequence[Microbatch],
+    ranks: Ranks,
+    seq_length: int,
+    micro_batch_size: int,
+    forward: Callable[[Microbatch, Chunk], Tensor],
+    read: Callable[[Microbatch, Tensor], Reading],
+) -> list[Reading]:
+    """Forward passes alone, by the same schedule: what ``read`` makes of each microbatch's output, on the last stage;
+    nothing elsewhere. forward: a chunk's output."""
+
+    def step(waiting: Iterator[Microbatch], chunk: Chunk) -> tuple[Tensor, Callable[..., Reading]]:
+        microbatch = next(waiting)
+        return forward(microbatch, chunk), lambda output, non_loss_data: read(microbatch, output)
+
+    return _run(chunks, microbatches, ranks, seq_length, micro_batch_size, step, forward_only=True, reads=True)
+
+
+def _run(
+    chunks: Chunks,
+    microbatches: Sequence[Any],
+    ranks: Ranks,
+    seq_length: int,
+    micro_batch_size: int,
+    step: Callable[..., tuple[Tensor, Callable[..., Any]]],
+    *,
+    forward_only: bool,
+    reads: bool = False,
+) -> list[Any]:
     iterators = [iter(microbatches) for _ in chunks]
-    results = get_forward_backward_func(
+    return get_forward_backward_func(
         pp_size=ranks.layout.pp, vp_size=ranks.layout.vpp if ranks.layout.vpp > 1 else None
     )(
-        forward_step_func=forward_step,
+        forward_step_func=step,
         data_iterator=iterators if len(chunks) > 1 else iterators[0],
         model=list(chunks),
         num_microbatches=len(microbatches),
         seq_length=seq_length,
         micro_batch_size=micro_batch_size,
         forward_only=forward_only,
+        collect_non_loss_data=reads,
         pg_collection=None,
     )
-    return sum((result["sums"] for result in results), torch.zeros(2, dtype=torch.float64, device=ranks.device))
 
 
-def forward_step(
-    microbatches: Iterator[Batch | None], chunk: DistributedDataParallel
-) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def forward_step(microbatches: Iterator[Batch | None], chunk: Chunk) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """What the schedule calls for each microbatch and chunk: the chunk's output, and how to make a loss of it."""
     batch = next(microbatches)
+    return forward(batch, chunk), partial(loss_sums, loss_mask=None if batch is None else batch.loss_mask)
+
+
+def forward(batch: Batch | None, chunk: Chunk) -> Tensor:
+    """A chunk's output: on the last stage each token's loss [b, s/cp]."""
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
-        return chunk(None, None, None), partial(loss_sums, loss_mask=None)
+        return chunk(None, None, None)
     documents = None
     if batch.starts is not None:  # every chunk needs them, also where it makes nothing of the tokens
         documents = Documents(batch.starts, chunk.config.context_parallel_size)
-    output = chunk(
+    return chunk(
         batch.tokens,
         batch.position_ids,
         None,
@@ -86,7 +122,6 @@ def forward_step(
         loss_mask=batch.loss_mask,  # multi-token prediction makes its losses within
         packed_seq_params=documents,
     )
-    return output, partial(loss_sums, loss_mask=batch.loss_mask)
 
 
 def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

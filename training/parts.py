@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +22,12 @@ from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON
 from training.config.run_config import RunConfig, batch_schedule
-from training.evaluation import Evaluation
+from training.evaluation.batching import row_shape
+from training.evaluation.harness_tokens import HarnessTokenizer
+from training.evaluation.task_callback import TaskCallback
+from training.evaluation.tasks import PreparedTasks
+from training.evaluation.validation import Validation
+from training.evaluation.validation_sets import validation_sets
 from training.generation.samples import SampleCallback
 from training.health.fp8_shadow import ShadowWindow
 from training.health.health import Health
@@ -60,6 +64,8 @@ class TrainingRun:
     """On rank 0, the right to write into ``run_dir``; None where no other run can."""
     note: Note
     """Keeps an event in ``run_dir``'s history, on rank 0."""
+    tasks: PreparedTasks | None = None
+    """Those of ``eval.tasks``, on rank 0."""
 
 
 def open_source(prepared: Prepared, config: RunConfig, split: SplitName) -> Samples:
@@ -115,16 +121,15 @@ def build_profile(run: TrainingRun, chunks: Chunks) -> tuple[list[TimelineCallba
     return timelines, traces
 
 
-def build_evaluation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Evaluation:
-    """The validation split's loss, logged by ``recorder``; ended early by a stop signal."""
+def build_validation(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> Validation:
+    """Validation losses, logged by ``recorder``; ended early by a stop signal."""
     config, prepared = run.config, run.prepared
-    return Evaluation(
+    return Validation(
         config.train,
         chunks,
         run.ranks,
-        config.model.seq_length,
-        partial(open_source, prepared, config, "validation"),
-        recorder.validation,
+        validation_sets(prepared, config),
+        recorder.evaluation,
         Packing.from_config(config.data, prepared.tokenizer.eod),
         run.heartbeat,
         lambda: run.stop.number is not None,
@@ -143,6 +148,26 @@ def build_samples(run: TrainingRun, chunks: Chunks) -> SampleCallback:
         run.heartbeat,
         lambda: run.stop.number is not None,
     )
+
+
+def build_tasks(run: TrainingRun, chunks: Chunks, recorder: Recorder) -> list[TaskCallback]:
+    """The evaluation on ``eval.tasks``; none where there are none."""
+    config, ranks = run.config, run.ranks
+    if not config.eval.tasks:
+        return []
+    shape = row_shape(
+        config.model.seq_length,
+        config.train.micro_batch_size,
+        ranks.layout,
+        sequence_parallel=config.parallel.sequence_parallel,
+        few_bits=config.precision.products is not None,
+        fixed=config.kernels.tp_comm_overlap,
+    )
+    tasks = TaskCallback(
+        config.eval, config.train.train_iters, run.tasks, HarnessTokenizer(run.prepared.tokenizer), chunks, ranks,
+        shape, recorder.evaluation, run.run_dir, run.heartbeat, lambda: run.stop.number is not None,
+    )  # fmt: skip
+    return [tasks]
 
 
 def build_saves(

@@ -9,13 +9,14 @@ from data.config import split_weights
 from data.prepare import prepare as prepare_data
 from data.prepared import Prepared, Samples
 from data.source import BlendedSource, TokenSource, build_source
-from data.split import SplitName
 from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.launch import Identity
 from training.checkpoint.folders import checkpoints, complete, find
 from training.checkpoint.imported import check_tokenizer
 from training.config.run_config import RunConfig, batch_schedule
+from training.evaluation import validation_sets
+from training.evaluation.tasks import PreparedTasks, TaskRequest, prepare_tasks
 
 SHARE_TOLD = 0.05
 """Difference between the shares of tokens and of documents that train from which a line says so."""
@@ -25,8 +26,8 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     """Tokenizer and shards, found in the cache or made. Under torchrun and srun each process looks them up itself.
 
     Raises UserError for a checkpoint.load that leads nowhere, or whose weights mean other ids than data.tokenizer's;
-    for missing, damaged or empty inputs, for a split too small for one sample, and for a tokenizer larger than
-    model.vocab_size.
+    for missing, damaged or empty inputs, those of eval.validation_sets included; for a split too small for one sample;
+    and for a tokenizer larger than model.vocab_size.
     """
     if config.checkpoint.load is not None and not complete(checkpoints(Path(config.run_dir or "runs/run"))):
         find(config.checkpoint.load)
@@ -37,10 +38,24 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
     resolve(config.model, prepared.tokenizer.vocab_size)
     if config.data.order == "megatron":
         prepared = with_megatrons_order(prepared, config)
-    splits: tuple[SplitName, ...] = ("train", "validation") if config.train.eval_interval else ("train",)
-    opened = [build_source(prepared, config.data, config.model.seq_length, config.train.seed, name) for name in splits]
-    _tell_what_trains(opened[0], prepared, config, say)
+    train = build_source(prepared, config.data, config.model.seq_length, config.train.seed, "train")
+    _tell_what_trains(train, prepared, config, say)
+    if config.train.evaluates:
+        prepared = validation_sets.prepare_sets(prepared, config, say)
+        validation_sets.open_all(prepared, config)
     return prepared
+
+
+def prepare_eval_tasks(config: RunConfig, identity: Identity | None) -> PreparedTasks | None:
+    """Those of ``eval.tasks``, on the process that is or will fork rank 0. Raises UserError as ``prepare_tasks``."""
+    given = config.eval
+    if not given.tasks or (identity is not None and identity.rank != 0):
+        return None
+    request = TaskRequest(
+        names=given.tasks, folder=given.task_folder, limit=given.limit, num_fewshot=given.num_fewshot,
+        seq_length=config.model.seq_length,
+    )  # fmt: skip
+    return prepare_tasks(request, partial(print, flush=True))
 
 
 def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:

@@ -27,10 +27,11 @@ def prepared_run(
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
-    from training.prepare import prepare  # numpy loads only now, torch and Megatron only after the data is ready
+    from training.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
 
     if heartbeat is not None:
         heartbeat.enter("data")
+    tasks = prepare_eval_tasks(config, identity)
     prepared = prepare(config, identity)
     with (
         output.own_output(run_dir / "logs", identity or launch.Identity(), every_rank=False),
@@ -46,6 +47,6 @@ def prepared_run(
         request.speaks = rank.rank == 0
         launch.set_rendezvous(os.environ, rank)  # type: ignore[arg-type]
         with output.own_output(run_dir / "logs", rank, config.log.ranks == "all") as console_fd:
-            return train(config, prepared, rank, device, run_dir, console_fd, lock, request, heartbeat)
+            return train(config, prepared, rank, device, run_dir, console_fd, lock, request, heartbeat, tasks)
 
     return run

@@ -34,6 +34,7 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
+from training.evaluation.tasks import PreparedTasks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
@@ -42,7 +43,6 @@ from training.memory.out_of_memory import explain_out_of_memory
 from training.metrics.log_disk import LogDisk
 from training.parts import (
     TrainingRun,
-    build_evaluation,
     build_profile,
     build_recorder,
     build_samples,
@@ -50,6 +50,8 @@ from training.parts import (
     build_shadow,
     build_stats,
     build_stream,
+    build_tasks,
+    build_validation,
 )
 from training.profile.memory_snapshot import memory_history
 from training.progress import Progress
@@ -74,11 +76,12 @@ def train(
     lock: RunLock | None = None,
     stop: StopSignal | None = None,
     heartbeat: Heartbeat | None = None,
+    tasks: PreparedTasks | None = None,
 ) -> int:
     """Build the parts on this rank, train, and leave a sample of what the model learned: the exit code.
 
     stop: hears the signals that ask to stop; None: no signals are handled. heartbeat: tells the watchdog of progress;
-    None without one.
+    None without one. tasks: those of eval.tasks, on rank 0.
     """
     stop, heartbeat = stop or StopSignal(), heartbeat or Heartbeat()
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
@@ -90,7 +93,7 @@ def train(
         timeout_minutes=config.fault.after_watchdog(config.parallel.distributed_timeout_minutes),
         # before the watchdog ends a rank that does not start, without knowing why
         resolve_s=min(60 * config.parallel.distributed_timeout_minutes, 0.8 * config.fault.start_timeout_s),
-        facts=fingerprint.facts(config, prepared.fingerprint),
+        facts=fingerprint.facts(config, prepared.fingerprints),
         parallel=config.parallel,
         graphs=config.kernels.graphs,
         console_fd=console_fd,
@@ -105,7 +108,8 @@ def train(
         config = with_recipe(config, shape, ranks)
         run = TrainingRun(
             config=config, prepared=prepared, shape=shape, ranks=ranks, run_dir=run_dir, stop=stop,
-            heartbeat=heartbeat, lock=lock, note=noted_by(run_dir, ranks.rank, lock.attempt if lock else ""),
+            heartbeat=heartbeat, lock=lock, tasks=tasks,
+            note=noted_by(run_dir, ranks.rank, lock.attempt if lock else ""),
         )  # fmt: skip
         announce(run)
         check_shared(run_dir, ranks)
@@ -131,9 +135,10 @@ def train(
             *traces,
             MemoryReport(config, shape, chunks, optim, ranks, run.note),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
-            build_evaluation(run, chunks, recorder),
+            build_validation(run, chunks, recorder),
             samples := build_samples(run, chunks),
             history,
+            *build_tasks(run, chunks, recorder),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),

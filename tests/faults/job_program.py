@@ -58,8 +58,9 @@ def _put_in(fault: Fault, rank: int) -> None:
     mine = fault.act != "" and rank == fault.rank
     if mine and fault.place == "start":
         _happen(fault)
-    from training import evaluation, forward_backward, prepare, train
+    from training import forward_backward, prepare, train
     from training.checkpoint import callback
+    from training.evaluation import validation
 
     if fault.pace_s:
         _before(train, "one_step", lambda *_: time.sleep(fault.pace_s))
@@ -76,7 +77,7 @@ def _put_in(fault: Fault, rank: int) -> None:
     elif fault.place == "step":
         _before(train, "one_step", lambda *given: _happen(fault, _due(given, fault)))
     elif fault.place == "evaluation":
-        _before(evaluation.Evaluation, "_measure", lambda *given: _happen(fault, given[1].iteration == fault.iteration))
+        _before(validation.Validation, "_measure", lambda *given: _happen(fault, given[1].iteration == fault.iteration))
     elif fault.place == "save":
         _before(
             callback.SaveCallback, "_hand_over", lambda *given: _happen(fault, given[1].iteration == fault.iteration)

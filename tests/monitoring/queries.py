@@ -15,10 +15,8 @@ DASHBOARD, ALERTS, ALERTS_TEST = (
 )
 NOT_OF_A_CPU = ("GPUs", "Peak of the fullest GPU", "MFU and HFU")
 """Rows and panels that only a GPU has data for."""
-COMING = {"triplane_goodput", "triplane_restarts"}
-"""Metrics of rooms that are being built: to be taken out of this set once the registry has them."""
 MEASURED = {"triplane_exposed_communication", "triplane_pipeline_bubble"}  # with profile.timeline_interval
-NOT_OF_EVERY_RUN = {"triplane_z_loss", *MEASURED, *COMING}
+NOT_OF_EVERY_RUN = {"triplane_z_loss", *MEASURED}
 """Metrics that a recipe asks for, and the campaign's does not."""
 
 

@@ -10,6 +10,7 @@ from parallel import launch, local_ranks, output
 from training import train as one_run
 from training.cli import parse
 from training.config.run_config import RunConfig
+from training.evaluation.tasks import PreparedTasks
 from training.metrics.jsonl import read_jsonl
 from training.run_lock.lock import RunLock
 
@@ -23,16 +24,26 @@ def configuration(run_dir: Path, *flags: str, recipe: Path = DEBUG) -> RunConfig
     return parse.parse_config([str(recipe), "--run_dir", str(run_dir), *plain, *flags])
 
 
-def train(prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None) -> list[dict[str, Any]]:
+def train(
+    prepared: Prepared,
+    config: RunConfig,
+    world_size: int,
+    lock: RunLock | None = None,
+    tasks: PreparedTasks | None = None,
+) -> list[dict[str, Any]]:
     """Train; the run's ``metrics.jsonl``. A failing rank fails the test with its traceback."""
-    code, failure = train_or_fail(prepared, config, world_size, lock)
+    code, failure = train_or_fail(prepared, config, world_size, lock, tasks)
     assert failure is None, failure.text
     assert code == 0
     return read_jsonl(Path(config.run_dir or "") / "metrics.jsonl")
 
 
 def train_or_fail(
-    prepared: Prepared, config: RunConfig, world_size: int, lock: RunLock | None = None
+    prepared: Prepared,
+    config: RunConfig,
+    world_size: int,
+    lock: RunLock | None = None,
+    tasks: PreparedTasks | None = None,
 ) -> tuple[int, local_ranks.Failure | None]:
     """Train; the exit code, and the failure that came first."""
     parse.check(config, world_size)
@@ -41,7 +52,7 @@ def train_or_fail(
 
     def rank(identity: launch.Identity) -> int:
         with output.own_output(run_dir / "logs", identity, every_rank=False) as console_fd:
-            return one_run.train(config, prepared, identity, "cpu", run_dir, console_fd, lock)
+            return one_run.train(config, prepared, identity, "cpu", run_dir, console_fd, lock, tasks=tasks)
 
     return local_ranks.fork_ranks(world_size, rank)
 

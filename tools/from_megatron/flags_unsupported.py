@@ -117,9 +117,11 @@ UNSUPPORTED: dict[str, str] = {
         tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1 no-pad-vocab-size
         disable-pad-vocab-size
     """,
-    "evaluation is as large as training's batches, over one validation split, during training": """
-        start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode full-validation
-        multiple-validation-sets validation-set-names=+
+    "evaluation is as large as training's batches, from the first eval_interval on, during training": """
+        start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode
+    """,
+    "name held-out files in eval.validation_sets; eval.full_pass measures all of each": """
+        full-validation multiple-validation-sets validation-set-names=+
     """,
     "stops after a number of minutes: let the scheduler end the job, and start it again": """
         exit-duration-in-mins=1

@@ -85,6 +85,14 @@ def missing(config: RunConfig) -> list[str]:
             inputs.resolve(config.data.paths)
         except UserError as error:
             found.append(f"on this machine: {error}")
+    for name, path in config.eval.validation_sets.items() if config.train.evaluates else ():
+        from data import sources
+
+        try:
+            one = replace(config.data, paths=(), blend={path: 1.0}, blend_file=None)
+            sources.inputs_of(sources.named(one)[0], one)
+        except UserError as error:
+            found.append(f"on this machine: eval.validation_sets: {name}: {str(error).removeprefix('data.blend: ')}")
     if files := tuple(name for name in config.data.stream if not name.startswith("hf://")):
         from data.raw import inputs as raw_inputs
 

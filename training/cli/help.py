@@ -38,7 +38,8 @@ RARE = {
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style",
     "train": "manual_gc_interval sample_prompts sample_interval",
-    "checkpoint": "no_load_rng save_retain_interval",
+    "eval": "task_folder interval limit num_fewshot full_pass",
+    "checkpoint": "no_load_rng save_retain_interval verify",
     "log": "wandb_project wandb_name mlflow_experiment prometheus prometheus_address prometheus_port names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "

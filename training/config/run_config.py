@@ -28,6 +28,7 @@ from training.config.divisibility import (
     sequence_problems,
     split_problems,
 )
+from training.config.eval_config import EvalConfig, validation_problems
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import (
@@ -174,10 +175,10 @@ class TrainConfig:
     """Of initial weights, data order and dropout."""
 
     eval_interval: int | None = None
-    """Iterations between evaluations on the validation split. None: never."""
+    """Iterations between evaluations on the validation split and eval.validation_sets. None: never."""
 
     eval_iters: int = 10
-    """Global batches per evaluation."""
+    """Global batches per evaluation, of each of them. 0: no evaluation."""
 
     recompute_granularity: Literal["full", "selective"] | None = None
     """Recompute activations in the backward pass: full = whole layers, selective = recompute_modules.
@@ -207,6 +208,11 @@ class TrainConfig:
     sample_interval: int | None = None
     """Iterations between samples during training; needs generate_tokens. None: only at the end."""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are validation losses."""
+        return self.eval_interval is not None and self.eval_iters > 0
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
         found = []
@@ -216,14 +222,13 @@ class TrainConfig:
             "global_batch_size": self.global_batch_size,
             "micro_batch_size": self.micro_batch_size,
             "eval_interval": self.eval_interval,
-            "eval_iters": self.eval_iters,
             "sample_interval": self.sample_interval,
             "recompute_num_layers": self.recompute_num_layers,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
                 found.append(f"train.{name} must be 1 or more, found {value}.")
-        for name in ("generate_tokens", "manual_gc_interval"):
+        for name in ("eval_iters", "generate_tokens", "manual_gc_interval"):
             if getattr(self, name) < 0:
                 found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
@@ -370,6 +375,7 @@ Section = (
     | DataConfig
     | OptimizerConfig
     | TrainConfig
+    | EvalConfig
     | CheckpointConfig
     | LogConfig
     | FaultConfig
@@ -403,6 +409,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
@@ -425,6 +432,8 @@ class RunConfig:
         problems = [*self._own_problems(), *itertools.chain.from_iterable(found.values())]
         if "model" in sound:
             problems += self._shape_problems(with_parallel="parallel" in sound)
+        if {"data", "eval"} <= sound and self.train.evaluates:
+            problems += validation_problems(self.eval, self.data)
         layout = Layout()
         if "parallel" in sound and world_size >= 1:
             world = world_problems(self.parallel, world_size)

@@ -6,6 +6,11 @@ from typing import Any
 
 from training.metrics.values import Values
 
+FAMILIES = ("validation_loss", "eval")
+"""Keys that begin with these, and /, are shown, too."""
+MOST_SHOWN = 12
+"""Sets, or tasks, of one line; metrics.jsonl has all."""
+
 
 class ConsoleSink:
     """Says one line for each write, with the numbers that are there; nothing stands in for the others."""
@@ -17,7 +22,8 @@ class ConsoleSink:
 
     def write(self, iteration: int, values: Values) -> None:
         """Say the line of ``iteration``."""
-        parts = [shown(values[name]) for name, shown in SHOWN.items() if name in values]
+        parts = [*_validation(values), *_scores(values)]
+        parts += [shown(values[name]) for name, shown in SHOWN.items() if name in values]
         self._say(" | ".join([f"iteration {iteration:>6}/{self._train_iters}", *filter(None, parts)]))
 
     def close(self) -> None:
@@ -47,11 +53,31 @@ def _skipped(updates: float) -> str:
     return "UPDATE SKIPPED" if updates == 1 else f"{updates:.0f} UPDATES SKIPPED"
 
 
-def _validation(loss: float) -> str:
-    """The loss [nats per token] and exp of it, which overflows a float beyond 709 nats."""
+def _validation(values: Values) -> list[str]:
+    """Losses [nats per token] and exp of them: that of the validation split, then those of sets and sources."""
+    names = [name for name in values if name.partition("/")[0] == "validation_loss"]
+    shown = [f"{name.partition('/')[2]} {_loss(values[name])}".strip() for name in names[:MOST_SHOWN]]
+    if shown:
+        shown[0] = f"validation loss {shown[0]}".replace("(", "(perplexity ")
+    return [*shown, f"{len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else shown
+
+
+def _loss(loss: Any) -> str:
+    """With its exp, which overflows a float beyond 709 nats."""
     perplexity = math.exp(loss) if loss < 700 else math.inf
-    shown = f"{perplexity:,.1f}" if perplexity < 1e6 else f"{perplexity:.2e}"
-    return f"validation loss {loss:.3f} (perplexity {shown})"
+    return f"{loss:.3f} ({perplexity:,.1f})" if perplexity < 1e6 else f"{loss:.3f} ({perplexity:.2e})"
+
+
+def _scores(values: Values) -> list[str]:
+    """Of tasks, by their keys eval/TASK/METRIC: each task with its metrics."""
+    tasks: dict[str, list[str]] = {}
+    for name, value in values.items():
+        family, _, rest = name.partition("/")
+        if family == "eval":
+            task, _, metric = rest.partition("/")
+            tasks.setdefault(task, []).append(f"{metric} {value:.4g}")
+    shown = [f"{task} {', '.join(metrics)}" for task, metrics in list(tasks.items())[:MOST_SHOWN]]
+    return [*shown, f"{len(tasks) - MOST_SHOWN} more tasks"] if len(tasks) > MOST_SHOWN else shown
 
 
 def _depths(losses: Sequence[float]) -> str:
@@ -59,7 +85,6 @@ def _depths(losses: Sequence[float]) -> str:
 
 
 SHOWN: dict[str, Callable[[Any], str]] = {
-    "validation_loss": _validation,
     "loss": "loss {:.4f}".format,
     "mtp_loss": _depths,
     "skipped": _skipped,

@@ -73,23 +73,30 @@ class JsonlSink:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``path`` in order of iteration, at most one training and one validation line an iteration.
+    """The lines of ``path`` in order of iteration: at most one of training, one of validation losses and one of tasks'
+    scores an iteration.
 
     A resumed run repeats iterations: of two lines of the same kind for an iteration, the later one counts.
     A torn last line (of a killed run, or of one that is writing) is ignored. Raises UserError for any other
     line that is no object with an ``iteration``.
     """
-    latest: dict[tuple[int, bool], dict[str, Any]] = {}
+    latest: dict[tuple[int, int], dict[str, Any]] = {}
     for number, line in enumerate(_lines(path), start=1):
         record = parse_line(line)
         if record is not None:
-            latest[int(record["iteration"]), "validation_loss" in record] = record
+            latest[int(record["iteration"]), _kind(record)] = record
         elif line.strip() and line.endswith(b"\n"):
             raise UserError(
                 f'{path}, line {number}: expected a JSON object with an integer "iteration", found '
                 f"{line[:60].decode(errors='replace')!r}. Only the last line may be torn: remove this one."
             )
     return [latest[key] for key in sorted(latest)]
+
+
+def _kind(record: Mapping[str, Any]) -> int:
+    """0 for training, 1 for validation losses, 2 for tasks' scores."""
+    families = {name.partition("/")[0] for name in record}
+    return 1 if "validation_loss" in families else 2 if "eval" in families else 0
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -69,10 +69,10 @@ class Recorder(Callback):
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
         self.stalled_s += stall_s
 
-    def validation(self, iteration: int, loss: float) -> None:
-        """A validation loss, in nats per token."""
+    def evaluation(self, iteration: int, figures: Mapping[str, float]) -> None:
+        """Validation losses, or scores of tasks, by metric: a line of their own."""
         if self.sinks is not None:
-            self.sinks.write(iteration, {"validation_loss": loss})
+            self.sinks.write(iteration, figures)
 
     def stop(self, progress: Progress, reason: str) -> None:
         if self.unwritten is not None:  # stopped between two logged iterations

@@ -23,7 +23,7 @@ _PIPELINE = "megatron/core/pipeline_parallel/p2p_communication.py"
 _MEETING = "torch/distributed/rendezvous.py"
 """Where rank 0 waits until all have come, and the others until it has opened its store."""
 _WAITING = (".wait(", "synchronize(")
-_OURS = {"parallel/mcore_patches.py": "", "training/evaluation.py": "all_reduce of the evaluation"}
+_OURS = {"parallel/mcore_patches.py": "", "training/evaluation/asked.py": "all_reduce of the evaluation"}
 """Our own files that wait for a handle of torch's, and how to call that; "": as the function is called."""
 _FOR_THE_DEVICE = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\b(?:bool|int|float)\(")
 """On CUDA these wait for all kernels, and so for the collectives among them; on the CPU they wait for nothing."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from data.prefetch import Prefetcher, Ring
 from training.checkpoint.background.copying import HostCopy
-from training.evaluation import Asked
+from training.evaluation.asked import Asked
 
 
 class Source:

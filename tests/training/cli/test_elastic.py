@@ -85,7 +85,7 @@ def test_without_it_and_with_other_mistakes_nothing_is_changed() -> None:
     config = asked(*sizes(2, 2, 8))
     off = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, elastic=False))
     assert elastic_layout(off, 3).config == off and off.problems(3)
-    wrong = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_iters=0))
+    wrong = dataclasses.replace(config, train=dataclasses.replace(config.train, eval_iters=-1))
     assert elastic_layout(wrong, 3).config == wrong and elastic_layout(wrong, 3).world_size == 3
 
 

@@ -118,6 +118,17 @@ def test_later_line_of_an_iteration_wins_after_a_resume(tmp_path: Path) -> None:
     ]
 
 
+def test_a_resumes_evaluations_replace_those_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    write_jsonl(path, (20, {"loss": 2.0}), (20, {"validation_loss/wiki": 3.1}), (20, {"eval/arc/acc": 0.2}))
+    write_jsonl(path, (20, {"loss": 2.5}), (20, {"validation_loss/wiki": 3.2}), (20, {"eval/arc/acc": 0.3}))
+    assert read_jsonl(path) == [
+        {"iteration": 20, "loss": 2.5},
+        {"iteration": 20, "validation_loss/wiki": 3.2},
+        {"iteration": 20, "eval/arc/acc": 0.3},
+    ]
+
+
 def test_torn_last_line_is_ignored_and_mended_on_resume(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.write_text('{"iteration": 1, "loss": 2.0}\n{"iteration": 2, "lo')
@@ -200,6 +211,18 @@ def test_console_validation_line() -> None:
     console.write(101, {"validation_loss": 1e4})
     assert said[0] == "iteration    100/150 | validation loss 3.912 (perplexity 50.0)"
     assert said[1].endswith("(perplexity inf)")
+
+
+def test_console_lines_of_sets_and_tasks() -> None:
+    said: list[str] = []
+    console = ConsoleSink(said.append, 150)
+    console.write(100, {"validation_loss": 3.912, "validation_loss/wiki": 2.1})
+    console.write(100, {"validation_loss/wiki": 2.1, **{f"validation_loss/{n}": 1.0 for n in range(13)}})
+    console.write(100, {"eval/arc/acc": 0.25123, "eval/arc/acc_norm": 0.5, "eval/gsm8k/exact_match/strict": 0.0})
+    assert said[0] == "iteration    100/150 | validation loss 3.912 (perplexity 50.0) | wiki 2.100 (8.2)"
+    assert said[1].startswith("iteration    100/150 | validation loss wiki 2.100 (perplexity 8.2) | 0 1.000 (2.7)")
+    assert said[1].endswith(" | 10 1.000 (2.7) | 2 more")
+    assert said[2] == "iteration    100/150 | arc acc 0.2512, acc_norm 0.5 | gsm8k exact_match/strict 0"
 
 
 def test_console_marks_skipped_updates() -> None:

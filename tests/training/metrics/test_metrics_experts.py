@@ -21,7 +21,8 @@ from ranks import run_ranks
 from training import train
 from training.batches import BatchStream
 from training.config.run_config import RunConfig, batch_schedule
-from training.evaluation import evaluate
+from training.evaluation.forward_only import forward_only
+from training.forward_backward import run_schedule
 from training.metrics.console import ConsoleSink
 from training.metrics.jsonl import JsonlSink, read_jsonl
 from training.metrics.meters import DepthMeter, ExpertMeter, model_meters
@@ -135,9 +136,8 @@ class Trial:
         train.one_step(self.config, self.chunks, self.optim, self.stream, self.ranks, Progress(), StepRequests())
 
     def evaluate(self) -> None:
-        evaluate(
-            self.chunks, lambda: self.stream.next(64), 1, self.ranks, seq_length=64, micro_batch_size=1
-        )  # fmt: skip
+        with forward_only(self.chunks), torch.no_grad():
+            run_schedule(self.chunks, self.stream.next(64), self.ranks, 64, 1, forward_only=True)
 
     def prefer(self, experts: dict[str, Sequence[int]]) -> None:
         """Send all tokens of a block, by its canonical name, to these of its experts."""

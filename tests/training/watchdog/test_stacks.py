@@ -21,7 +21,7 @@ from parallel.groups import Ranks
 from parallel.launch import Identity
 from parallel.mcore_patches import all_gather_in_place, reduce_scatter_in_place
 from ranks import run_ranks
-from training.evaluation import Asked
+from training.evaluation.asked import Asked
 from training.watchdog import process, stacks
 from training.watchdog.heartbeat import STACKS_SIGNAL
 from waiting import until
@@ -107,8 +107,8 @@ def test_collectives_are_told_from_all_else(lines: list[str], waits: str | None)
     ("file", "caller", "part", "waits"),
     [
         ("parallel/mcore_patches.py", "all_gather_in_place", "broadcast", "all_gather_in_place"),
-        ("training/evaluation.py", "__call__", "all_reduce", "all_reduce of the evaluation"),
-        ("training/evaluation.py", "__call__", "barrier", "barrier"),
+        ("training/evaluation/asked.py", "__call__", "all_reduce", "all_reduce of the evaluation"),
+        ("training/evaluation/asked.py", "__call__", "barrier", "barrier"),
         ("training/step.py", "unite", "broadcast", "broadcast"),
     ],
 )

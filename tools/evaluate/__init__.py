@@ -1,0 +1,1 @@
+"""A checkpoint's scores on tasks of lm-evaluation-harness."""
