@@ -225,7 +225,7 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
     ]
     lines = [f'{{"iteration": {at}, "loss": {value}, "mine": {value}}}' for at, value in enumerate(values)]
     lines += ['{"iteration": -1, "loss": 1}', f'{{"iteration": {10**30}, "loss": 1}}', '{"iteration": 1.5, "loss": 1}']
-    lines += [f'{{"iteration": {at}, "loss": {value}}}' for at, value in enumerate(["1" * 400] * 3, start=20)]
+    lines += [f'{{"iteration": {at}, "loss": {value}, "own": 1}}' for at, value in enumerate(["1" * 400] * 3, 20)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     check_page(render([read_run(tmp_path)]))
 
