@@ -15,6 +15,7 @@ from parallel.processes import machine, start_of
 from programs import Program
 from tests.tools.page_checks import check_page, sections_of
 from tests.tools.report_folder import ITERATIONS, KILLED, RESUMED, write_run
+from tools.report import page
 from tools.report.__main__ import main
 from tools.report.metrics_table import MOST_TABLES, read_metrics
 from tools.report.page import render
@@ -224,6 +225,7 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
     ]
     lines = [f'{{"iteration": {at}, "loss": {value}, "mine": {value}}}' for at, value in enumerate(values)]
     lines += ['{"iteration": -1, "loss": 1}', f'{{"iteration": {10**30}, "loss": 1}}', '{"iteration": 1.5, "loss": 1}']
+    lines += [f'{{"iteration": {at}, "loss": {value}, "own": 1}}' for at, value in enumerate(["1" * 400] * 3, 20)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     check_page(render([read_run(tmp_path)]))
 
@@ -236,7 +238,7 @@ def test_tables_are_thinned_and_the_newest_is_kept(tmp_path: Path) -> None:
     assert {later - earlier for earlier, later in pairwise(kept[:-1])} == {32}
 
 
-def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path) -> None:
+def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts, many metrics, experts, blocks, starts, prompts, tasks and spans."""
     write_run(tmp_path, "x" * 3000)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -258,7 +260,13 @@ def test_a_folder_full_of_everything_stays_below_a_megabyte(tmp_path: Path) -> N
         for at in range(5_000):
             record = {"iteration": at // 25, "task": f"t{at % 25}", "metrics": {"acc": at}}
             file.write(json.dumps(record) + "\n")
-    check_page(render([read_run(tmp_path)]))
+    text = render([read_run(tmp_path)])
+    check_page(text)
+    assert "y" * 300 in text and "y" * 600 not in text
+    monkeypatch.setattr(page, "MOST_CHARACTERS", 300_000)
+    smaller = sections_of(render([read_run(tmp_path)]))
+    assert "Left out" in smaller["more"] and "Left out" not in smaller["loss"]
+    assert sum(map(len, smaller.values())) < 320_000 < len(text)
 
 
 def test_damaged_files_cost_only_themselves(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tools.report.secrets_in_text import scrubbed
 
 CANARY = "c4n4ry-9f8e7d6c5b4a"
 WANDB_KEY = "0123456789abcdef0123456789abcdef01234567"
+NAMED = "n4med-5b6c7d8e"
+"""Of a service that the environment knows nothing of."""
 HF_TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz"
 
 
@@ -29,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write(f'[data]\nhub_token = "{CANARY}-of-the-recipe"\n')
     (folder / "logs").mkdir()
     log = f"env: WANDB_API_KEY={WANDB_KEY}\nGET https://me:{CANARY}-url@host/x\nAuthorization: Bearer {CANARY}-bearer\n"
-    log += f'api_key="{CANARY}-named"\nusing {HF_TOKEN}\nloaded 5 shards, eod_token: 50256\n'
+    log += f'api_key="{NAMED}"\nHUB_PASSWORD: {NAMED}\nusing {HF_TOKEN}\nloaded 5 shards, eod_token: 50256\n'
     log += f"-----BEGIN RSA PRIVATE KEY-----\n{CANARY}-pem\n-----END RSA PRIVATE KEY-----\n"
     (folder / "logs/node-a.log").write_text(log + "x" * (HEAD_BYTES + TAIL_BYTES) + "\nthe end\n")
     (folder / "logs/rank-00003.failed.log").write_text(f"RuntimeError: {WANDB_KEY}\n")
@@ -60,7 +62,7 @@ def test_the_archive_has_what_helps_and_no_secret(run: Path, tmp_path: Path) -> 
     } <= found.keys()  # fmt: skip
     assert not any("link.log" in name for name in found)
     for name, text in found.items():
-        assert CANARY not in text and WANDB_KEY not in text and HF_TOKEN not in text, name
+        assert CANARY not in text and WANDB_KEY not in text and HF_TOKEN not in text and NAMED not in text, name
     assert "rank 1 hangs" in found["watch/start-1/verdict.json"] and "torch 2" in found["versions.txt"]
     assert "7  " in found["checkpoints.txt"] and "rank_00000.bin" in found["checkpoints.txt"]
     assert "NCCL_DEBUG=WARN" in found["machine.txt"] and "NCCL_SECRET" not in found["machine.txt"]
