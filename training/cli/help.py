@@ -40,7 +40,7 @@ RARE = {
     "train": "manual_gc_interval sample_prompts sample_interval",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng save_retain_interval verify",
-    "log": "wandb_project wandb_name mlflow_experiment prometheus prometheus_address prometheus_port names "
+    "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks report",
     "fault": "step_timeout_s start_timeout_s failures_per_gpu_hour spike_sigma spike_window replica_check_interval "
     "straggler_interval straggler_ratio memory_interval memory_growth_mib",

@@ -89,7 +89,7 @@ class RunCollector:
         if metric is None:
             metric, labels = RECORDED, {"name": name}
         elif metric.name != name:
-            labels = {"name": name.removeprefix(metric.name.removesuffix("*"))}
+            labels = {"name": name.removeprefix(metric.name.partition("*")[0])}
         known = family(metric)
         for suffix, more, number in parts(name, value):
             series = known.name + suffix, tuple({**known.labels, **labels, **more}.items())

@@ -36,7 +36,7 @@ class Family:
 
 
 def family(metric: Metric) -> Family:
-    """Of one metric of the registry. A ``*`` in its name is left out: it becomes the label ``name``."""
+    """Of one metric of the registry. Its name ends before a ``*``, from where on it is the label ``name``."""
     ending, unit, scale = UNITS.get(metric.unit, ("", "", 1.0))
     labels: dict[str, str] = {}
     if metric.opentelemetry:
@@ -46,7 +46,7 @@ def family(metric: Metric) -> Family:
         name = dotted.replace(".", "_")
         unit = unit or ("" if metric.counter else "ratio")
     else:
-        stem = metric.name.removesuffix("/*").replace("/", "_").removesuffix(ending)
+        stem = metric.name.partition("/*")[0].replace("/", "_").removesuffix(ending)
         name = "triplane_" + re.sub(r"_per_s(?=_|$)", "_per_second", stem)
     name = f"{name}_{unit}" if unit else name
     return Family(name=name, unit=unit, scale=scale, counter=metric.counter, labels=labels)

@@ -52,7 +52,7 @@ def test_units_are_base_units_and_increments_add_up(tmp_path: Path) -> None:
             "loss": 2.0, "memory_gib": 1.5, "gpu_sm_clock_mhz": 1980.0, "iteration_s": 0.5, "skipped": 1,
             "network_sent_gib": 0.25, "network_received_gib": 0.5, "gpu_energy_j": 300.0,
             "consumed_tokens": 100 * iteration, "gpu_utilization": 0.9, "gpu_power_w": 500.0, "gpu_temperature_c": 61.0,
-            "tokens_per_s": 8.0,
+            "tokens_per_s": 8.0, "eval/hellaswag/acc": 0.25, "validation_loss/wiki": 4.0,
         })  # fmt: skip
     assert (
         in_file(tmp_path).items()
@@ -63,6 +63,8 @@ def test_units_are_base_units_and_increments_add_up(tmp_path: Path) -> None:
             "triplane_iteration_seconds": 0.5,
             "triplane_tokens_per_second": 8.0,
             "triplane_skipped_total": 2,
+            "triplane_eval name=hellaswag/acc": 0.25,
+            "triplane_validation_loss name=wiki": 4.0,
             "triplane_consumed_tokens_total": 200,
             "system_network_io_bytes_total network_io_direction=transmit": 2**29,
             "system_network_io_bytes_total network_io_direction=receive": 2**30,
@@ -93,7 +95,8 @@ def test_every_name_can_be_served() -> None:
     """Names are valid, end with their unit as OpenMetrics asks, and no two metrics are the same series."""
     series = [(one.sample(), tuple(one.labels.items())) for one in map(family, METRICS.values())]
     doubled = {one for one in series if series.count(one) > 1}
-    assert doubled == {("triplane_epoch", ())}  # "epoch" and "epoch/*", which has the label name
+    # "epoch" and "epoch/*", which has the label name
+    assert doubled == {("triplane_epoch", ()), ("triplane_validation_loss", ())}
     for one in map(family, METRICS.values()):
         assert one.name.replace("_", "").isalnum() and one.name.islower()
         assert not one.unit or one.name.endswith(f"_{one.unit}")
