@@ -64,6 +64,7 @@ def build(
     backend: BackendSpecProvider | None = None,
     fusions: frozenset[str] = frozenset(),
     attention_backend: str = "auto",
+    own_loss: cross_entropy.TokenLoss | None = None,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -71,6 +72,7 @@ def build(
 
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
+    own_loss: a user's, instead of cross entropy.
     """
     backend = backend or provider(ranks.device)
     precision = resolve_recipe(precision, ranks.device)
@@ -97,7 +99,7 @@ def build(
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
         mask_padded_logits(chunk, shape)
-        cross_entropy.install(chunk, fused="cross_entropy_loss_fusion" in fusions)
+        cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
         routing.let_go_after_use(chunk)

@@ -30,6 +30,7 @@ NO_TORCH = """
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
     training.config.divisibility training.config.profile_config training.config.recipe
     training.cli.flags training.cli.help training.cli.parse
+    training.config.import_path training.custom.check
     training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
     models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
@@ -43,7 +44,7 @@ TORCH = """
     norm packed routing spec userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches evaluation forward_backward gradient_norm loop loss_scale manual_gc
-    optimizer parts step train
+    optimizer optimizer_class parts step train    training.custom: callbacks loss
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
     training.generation: forward generate samples sampling texts

@@ -76,7 +76,8 @@ class Evaluation(Callback):
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         interval = self.train.eval_interval
-        if interval is None or (progress.iteration % interval and progress.iteration < self.train.train_iters):
+        is_last = progress.iteration >= self.train.train_iters or result.requests.finish
+        if interval is None or (progress.iteration % interval and not is_last):
             return
         schedule = BatchSchedule(global_batch_size=self.train.global_batch_size)
         batches = BatchStream(

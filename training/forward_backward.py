@@ -13,8 +13,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from data.loader import Batch
+from models.layers.cross_entropy import TokenLoss
 from models.layers.documents import Documents
-from parallel.ddp import Chunks
+from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 
 
@@ -86,6 +87,9 @@ def forward_step(
         loss_mask=batch.loss_mask,  # multi-token prediction makes its losses within
         packed_seq_params=documents,
     )
+    own_loss = unwrap(chunk).own_loss
+    if own_loss is not None:
+        return output, partial(own_loss_sums, batch=batch, own_loss=own_loss)
     return output, partial(loss_sums, loss_mask=batch.loss_mask)
 
 
@@ -95,3 +99,10 @@ def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor,
     assert loss_mask is not None
     total, tokens = (losses.float() * loss_mask).sum(), loss_mask.sum()
     return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
+
+
+def own_loss_sums(outputs: Tensor, batch: Batch, own_loss: TokenLoss) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """``loss_sums`` of the user's loss (train.loss), and, where nothing is trained, of the cross entropy: validation
+    losses compare, whatever was trained on. outputs: cross entropy and log_z, [2, b, s/cp]."""
+    losses, log_z = outputs
+    return loss_sums(own_loss(losses, log_z, batch) if torch.is_grad_enabled() else losses, batch.loss_mask)

@@ -8,6 +8,7 @@ from pathlib import Path
 from parallel import cuda_environment, launch, output
 from training import lean_imports
 from training.config.run_config import RunConfig
+from training.custom.check import check
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -27,6 +28,7 @@ def prepared_run(
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
+    check(config, device, run_dir / "logs")
     from training.prepare import prepare  # numpy loads only now, torch and Megatron only after the data is ready
 
     if heartbeat is not None:

@@ -34,6 +34,8 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
+from training.custom.callbacks import build_callbacks
+from training.custom.loss import load_loss
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
@@ -124,6 +126,7 @@ def train(
             *health.callbacks,
             *build_shadow(run, chunks, optim, stream),
             *stats,
+            *build_callbacks(run, chunks, optim),
             recorder,
             *traces,
             MemoryReport(config, shape, chunks, optim, ranks),
@@ -192,7 +195,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     backend = provider(ranks.device, documents=config.data.reset_attention_mask)
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
-        fusions(config, shape, ranks), config.kernels.attention_backend,
+        fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
@@ -258,6 +261,8 @@ def announce(run: TrainingRun) -> None:
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
+    if config.import_paths:
+        ranks.say(f"yours: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks)):
         ranks.say(f"fused kernels: {fused}")
     if config.data.reset_attention_mask:

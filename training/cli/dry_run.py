@@ -21,6 +21,7 @@ from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.custom.check import check
 from training.memory.layouts import ZERO
 from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
@@ -37,6 +38,7 @@ def describe(config: RunConfig) -> str:
     given = config.world_size or config.nproc or smallest_world(config.parallel)
     fitted = elastic_layout(config, given)
     parse.check(fitted.config, fitted.world_size)
+    check(config, "cpu")
     config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))

@@ -17,6 +17,7 @@ from typing import NoReturn
 from parallel import command
 from parallel.errors import SharedMistake, UserError
 from training.cli.flags import override
+from training.config.import_path import add_folders
 from training.config.recipe import dump, load
 from training.config.run_config import RunConfig
 
@@ -34,6 +35,8 @@ def parse_config(argv: Sequence[str]) -> RunConfig:
     recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     default = load(recipe) if recipe else RunConfig()
     config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}")
+    if config.import_paths:
+        add_folders(recipe)
     return dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe)))
 
 

@@ -30,6 +30,7 @@ from training.config.divisibility import (
 )
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
+from training.config.import_path import form_problems
 from training.config.incompatible import (
     buffer_problems,
     dispatcher_problems,
@@ -64,6 +65,10 @@ UNSUPPORTED_OPTIMIZER_FIELDS = {
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OptimizerConfig:
     """AdamW and its schedules."""
+
+    optimizer: str = "adam"
+    """adam (AdamW), or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as
+    class(params, lr=..., weight_decay=...). The fields adam_* are then not read."""
 
     lr: float = 3e-4
     """Largest learning rate."""
@@ -115,7 +120,7 @@ class OptimizerConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
+        found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         for name in ("adam_beta1", "adam_beta2"):
@@ -207,9 +212,17 @@ class TrainConfig:
     sample_interval: int | None = None
     """Iterations between samples during training; needs generate_tokens. None: only at the end."""
 
+    callbacks: tuple[str, ...] = ()
+    """Your own callbacks, by import path: "module:class". Called in this order."""
+
+    loss: str | None = None
+    """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
+    cross entropy."""
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
+        found = [problem for path in self.callbacks for problem in form_problems("train.callbacks", path)]
+        found += form_problems("train.loss", self.loss) if self.loss is not None else []
         counts = {
             "train_iters": self.train_iters,
             "exit_interval": self.exit_interval,
@@ -405,6 +418,16 @@ class RunConfig:
     fault: FaultConfig = field(default_factory=FaultConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
 
+    @property
+    def import_paths(self) -> list[str]:
+        """The user's own callbacks, loss and optimizer."""
+        loss = [self.train.loss] if self.train.loss is not None else []
+        return [
+            *self.train.callbacks,
+            *loss,
+            *([self.optimizer.optimizer] if self.optimizer.optimizer != "adam" else []),
+        ]
+
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
         return layout_of(self.parallel, world_size)
@@ -503,6 +526,7 @@ def kernel_setting(
         megatron=frozenset(parse(config.model.megatron)),
         recomputes_shared_experts=config.train.recompute_granularity == "selective"
         and "shared_experts" in config.train.recompute_modules,
+        own_loss=config.train.loss is not None,
     )
 
 
