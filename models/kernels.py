@@ -77,6 +77,8 @@ class KernelSetting:
     fp4: bool = False
     """Products are in fp4."""
     recomputes_shared_experts: bool = False
+    deterministic: bool = False
+    """train.deterministic_mode is set."""
     own_loss: bool = False
     """train.loss is set."""
 
@@ -123,6 +125,8 @@ def _no_fused_rope(setting: KernelSetting) -> str | None:
 
 
 def _no_fused_cross_entropy(setting: KernelSetting) -> str | None:
+    if setting.deterministic:
+        return "it is not deterministic, and train.deterministic_mode is set"
     if setting.own_loss:
         return "train.loss is made of what Transformer Engine's kernel does not return"
     if setting.dtype == "bf16":

@@ -43,7 +43,8 @@ TORCH = """
     models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights kv_cache mla mtp
     norm packed routing spec userbuffers wgrad
     data: loader prefetch
-    training: attention_backend batches evaluation forward_backward gradient_norm loop loss_scale manual_gc
+    training: attention_backend batches determinism evaluation forward_backward gradient_norm loop loss_scale
+    manual_gc
     optimizer optimizer_class parts step train    training.custom: callbacks loss
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver

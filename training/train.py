@@ -36,6 +36,7 @@ from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
 from training.custom.callbacks import build_callbacks
 from training.custom.loss import load_loss
+from training.determinism import set_debugging
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
 from training.manual_gc import ManualGC
@@ -81,6 +82,7 @@ def train(
     None without one.
     """
     stop, heartbeat = stop or StopSignal(), heartbeat or Heartbeat()
+    set_debugging(config.train)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     start = groups.start(
         config.layout(identity.world_size),
@@ -196,6 +198,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
+        config.train.deterministic_mode,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)

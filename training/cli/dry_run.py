@@ -20,6 +20,7 @@ from parallel.output import columns
 from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
+from training.config.debug import debugged
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.custom.check import check
 from training.memory.layouts import ZERO
@@ -30,12 +31,15 @@ MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
 
 
-def describe(config: RunConfig) -> str:
+def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
     """The plan of ``config.world_size`` ranks (None: nproc, else the fewest that its sizes fit).
 
+    explicit: fields that flags have set, which win over --debug.
     Raises UserError with every problem that a run would have with it.
     """
     given = config.world_size or config.nproc or smallest_world(config.parallel)
+    debugging = debugged(config, given, explicit, {}, cuda=config.device != "cpu")
+    config = debugging.config
     fitted = elastic_layout(config, given)
     parse.check(fitted.config, fitted.world_size)
     check(config, "cpu")
@@ -43,6 +47,7 @@ def describe(config: RunConfig) -> str:
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
     parts = [
+        debugging.lines,
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
         model(config, shape),

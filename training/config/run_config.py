@@ -202,6 +202,15 @@ class TrainConfig:
     """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). 0: whenever
     Python collects by itself, on each rank at another moment."""
 
+    deterministic_mode: bool = False
+    """Equal runs are equal bit by bit (Megatron's --deterministic-mode): deterministic algorithms of torch,
+    cuBLAS and Transformer Engine, cross entropy not fused. Slower; an operation that has none raises. Not yet run on a
+    GPU."""
+
+    detect_anomaly: bool = False
+    """Errors of the backward pass show where the forward pass made what fails (torch's anomaly detection). Steps take
+    longer."""
+
     generate_tokens: int = 0
     """Length in tokens of each sample: what the model makes of sample_prompts, at the end of training. It is shown on
     the console and written to RUN_DIR/samples.jsonl. 0: none."""
@@ -403,6 +412,10 @@ class RunConfig:
     dry_run: bool = False
     """Print what would run (configuration, rank grid, stages, memory, warnings) and exit."""
 
+    debug: bool = False
+    """Small, slow and talkative: one microbatch, deterministic, no overlap, synchronous checkpoints, checks in every
+    iteration. Prints what it changes; other flags win over it."""
+
     world_size: int | None = None
     """Ranks that --dry_run plans for. None: nproc, else TP x CP x PP."""
 
@@ -527,6 +540,7 @@ def kernel_setting(
         recomputes_shared_experts=config.train.recompute_granularity == "selective"
         and "shared_experts" in config.train.recompute_modules,
         own_loss=config.train.loss is not None,
+        deterministic=config.train.deterministic_mode,
     )
 
 
