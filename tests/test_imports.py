@@ -57,7 +57,7 @@ TORCH = """
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
-    tools.doctor: worker    tools.parity: compare probe    tools.reshard.megatron: blobs
+    tools.doctor: worker    tools.parity: compare outputs probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers
