@@ -303,14 +303,18 @@ def test_what_a_callback_raises_names_it(folder: Path, prepared: Prepared) -> No
     assert failure is not None and "wrong:Wishes: requests() must return StepRequests, found bool" in failure.text
 
 
-def test_a_class_of_its_own_is_called_on_every_rank(folder: Path, prepared: Prepared) -> None:
-    """Steps are counted in each parameter's state, as torch's optimizers do, and that count is resumed."""
-    flags = "--train.callbacks wrong:OfItsOwn --optimizer.optimizer wrong:CountsSteps --optimizer.lr 0.1".split()
-    recipe = folder / "recipe.toml"
-    whole = runs.configuration(folder / "c", "--train.train_iters", "3", *flags, recipe=recipe)
-    straight = runs.losses(runs.train(prepared, whole, 2))
-    assert (folder / "c/stopped-1").read_text() == "done"
-    short = ("--train.train_iters", "3", "--train.exit_interval", "2", *flags)
-    runs.train(prepared, runs.configuration(folder / "d", *short, recipe=recipe), 2)
-    rest = runs.configuration(folder / "d", "--train.train_iters", "3", *flags, recipe=recipe)
-    assert runs.losses(runs.train(prepared, rest, 2)) == straight
+@pytest.mark.parametrize("optimizer", ["wrong:CountsSteps", "torch.optim:AdamW"])
+def test_a_class_of_its_own_is_called_and_steps_that_are_counted_are_resumed(
+    optimizer: str, folder: Path, prepared: Prepared, tmp_path: Path
+) -> None:
+    """Counted in each parameter's state, as a number and, by torch's own optimizers, as a tensor."""
+
+    def trained(name: str, *flags: str) -> list[float]:
+        named = ("--optimizer.optimizer", optimizer, "--train.callbacks", "wrong:OfItsOwn", "--train.train_iters", "4")
+        config = runs.configuration(tmp_path / name, *named, *flags, recipe=folder / "recipe.toml")
+        return runs.losses(runs.train(prepared, config, 1))
+
+    straight = trained("straight", "--optimizer.lr", "0.01")
+    assert (tmp_path / "straight/stopped-0").read_text() == "done"
+    trained("broken", "--optimizer.lr", "0.01", "--train.exit_interval", "2")
+    assert trained("broken", "--optimizer.lr", "0.01") == straight
