@@ -194,6 +194,8 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
         more = f"{held[0].workspace / scale:.2f}"
         beside = f"total has {more} more, for CUDA's context, libraries, NCCL's buffers and fragmentation"
     said = f"  in {unit} on a rank: {_each(found, config, layout)}"
+    if config.optimizer.optimizer != "adam":
+        said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"
     return [*lines, said, f"  activations at the peak of a step; {beside}"]
 
 

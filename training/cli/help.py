@@ -37,7 +37,8 @@ RARE = {
     "reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style optimizer",
-    "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode detect_anomaly",
+    "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
+    "detect_anomaly",
     "checkpoint": "no_load_rng save_retain_interval",
     "log": "wandb_project wandb_name mlflow_experiment prometheus prometheus_address prometheus_port names "
     "log_params_norm log_num_zeros_in_grad layer_stats_interval ranks",

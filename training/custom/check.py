@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 from parallel import local_ranks, output
-from parallel.errors import SharedMistake, UserError
+from parallel.errors import SharedMistake
 from parallel.launch import Identity
 from training.config.run_config import RunConfig
 from training.lean_imports import lean
 
 
 def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None = None) -> None:
-    """Import and try them. Costs the import of torch, unless there are none. Raises UserError for one that cannot be.
+    """Import and try them; costs the import of torch, unless there are none. Raises SharedMistake for one that cannot
+    be trained with.
 
     Functions are tried in a process of its own, on the CPU: this one may fork ranks, and must not have computed. Only
     an optimizer for GPUs is tried later, by each rank on its GPU. logs: takes what is printed; None: no file does.
@@ -38,7 +39,6 @@ def check(config: RunConfig, device: Literal["cpu", "cuda"], logs: Path | None =
                 optimizer_class.try_out(config.optimizer, config.parallel, device)
             return 0
 
-        code, failure = local_ranks.fork_ranks(1, try_out)
+        _, failure = local_ranks.fork_ranks(1, try_out)
     if failure is not None:
-        text = "\n".join(filter(None, (failure.text, failure.notes)))
-        raise SharedMistake(text) if code == 2 else UserError(text)
+        raise SharedMistake("\n".join(filter(None, (failure.text, failure.notes))))
