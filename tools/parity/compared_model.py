@@ -21,6 +21,7 @@ from tools.convert.row_blocks import RowBlock, read_block
 from tools.convert.source import HfFolder
 from tools.inspect_checkpoint.catalogue import find
 from tools.shared.opened_checkpoint import ModelFlags, open_checkpoint
+from training.checkpoint.folders import is_complete
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.imported import IMPORTED
 from training.cli import dry_run
@@ -67,7 +68,7 @@ def open_model(path: Path) -> ComparedModel:
     """
     if path.suffix == ".toml":
         return _of_recipe(path)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and not is_complete(path):  # an imported checkpoint carries one, too
         with HfFolder(path) as source:
             model_type, shape = architecture(source)
             embedding = next(iter(next(entries(model_type, shape)).their_shapes()))
@@ -139,6 +140,8 @@ def check_comparable(one: ComparedModel, other: ComparedModel) -> list[str]:
         for name in fields
         if getattr(one.shape, name) != getattr(other.shape, name)
     ]
+    if one.shape.moe_blocks != other.shape.moe_blocks:
+        found.append(f"moe_layer_freq {one.shape.moe_layer_freq} and {other.shape.moe_layer_freq}")
     sizes = [text for text in found if text.split()[0] in ("num_layers", "hidden_size")]
     if sizes:
         raise UserError(f"{one.path} and {other.path} are models of other sizes: {', '.join(sizes)}.")
@@ -150,4 +153,4 @@ _WITHOUT_EFFECT = {
     "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_bias_update_rate", "moe_router_load_balancing_type",
     "max_position_embeddings", "mtp_loss_scaling_factor", "mtp_num_layers", "moe_layer_freq",
 }  # fmt: skip
-"""On what a trained model computes from its weights; how often experts come is told by moe_blocks and by the names."""
+"""On what a trained model computes from its weights; moe_layer_freq is compared by the blocks that it means."""

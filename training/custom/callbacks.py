@@ -58,6 +58,9 @@ class UserCallback(Callback):
     def before_step(self, progress: Progress) -> None:
         self._call("before_step", progress)
 
+    def before_update(self) -> None:
+        self._call("before_update")
+
     def after_step(self, progress: Progress, result: StepResult) -> None:
         self._call("after_step", progress, result)
 

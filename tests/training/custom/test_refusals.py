@@ -12,7 +12,9 @@ from parallel.errors import UserError
 from training.cli import parse
 from training.cli.dry_run import describe
 from training.config.import_path import digest
+from training.custom.callbacks import HOOKS, UserCallback
 from training.custom.check import check
+from training.loop import Callback
 from training.run_dir.fingerprint import facts
 
 MODULE = '''
@@ -184,7 +186,7 @@ REFUSED = {
         "no_syntax:f": r"no_syntax\.py, line 1: invalid syntax",
         "needs_more:f": r"cannot be imported: ModuleNotFoundError.*not_installed_here.*needs_more\.py, line 1",
         "wrong:two": "expected a class, found function",
-        "wrong:NoHook": "NoHook has none of the methods that are called: start, requests, before_step, after_step",
+        "wrong:NoHook": "NoHook has none of the methods that are called: start, requests, before_step, before_update",
         "wrong:WrongHook": r"expected after_step\(self, progress, result\), found after_step\(self, result\)",
         "wrong:Needs": r"expected __init__\(self\) or __init__\(self, run\), found one that also needs interval",
     },
@@ -289,6 +291,11 @@ def test_ranks_compare_the_sources(folder: Path) -> None:
     (folder / "wrong.py").write_text(MODULE + "\n")
     assert digest(["wrong:two"]) != before
     (folder / "wrong.py").write_text(MODULE)
+
+
+def test_each_method_of_a_callback_is_handed_on() -> None:
+    assert {name for name in vars(Callback) if name[0] != "_"} == set(HOOKS)
+    assert set(HOOKS) <= set(vars(UserCallback))
 
 
 def test_what_a_callback_raises_names_it(folder: Path, prepared: Prepared) -> None:
