@@ -26,6 +26,7 @@ OWNED = frozenset(
         "cross_entropy_fusion_impl",
         "gradient_accumulation_fusion",
         "attention_backend",
+        "deterministic_mode",
         "tp_comm_overlap",
         "cuda_graph_impl",
         "cuda_graph_modules",

@@ -64,6 +64,8 @@ def build(
     backend: BackendSpecProvider | None = None,
     fusions: frozenset[str] = frozenset(),
     attention_backend: str = "auto",
+    own_loss: cross_entropy.TokenLoss | None = None,
+    deterministic: bool = False,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -71,12 +73,14 @@ def build(
 
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
+    own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
     """
     backend = backend or provider(ranks.device)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
     config = transformer_config(model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions)
-    config.attention_backend = AttnBackend[attention_backend]  # read as a chunk is built
+    config.deterministic_mode = deterministic  # read as a chunk is built, as is the next one
+    config.attention_backend = AttnBackend[attention_backend]
     if backend.core_attention() is SDPAttention:
         check_supported(config)
     if shape.mtp_num_layers:
@@ -97,7 +101,7 @@ def build(
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
         mask_padded_logits(chunk, shape)
-        cross_entropy.install(chunk, fused="cross_entropy_loss_fusion" in fusions)
+        cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
         routing.let_go_after_use(chunk)

@@ -77,6 +77,10 @@ class KernelSetting:
     fp4: bool = False
     """Products are in fp4."""
     recomputes_shared_experts: bool = False
+    deterministic: bool = False
+    """train.deterministic_mode is set."""
+    own_loss: bool = False
+    """train.loss is set."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -121,6 +125,10 @@ def _no_fused_rope(setting: KernelSetting) -> str | None:
 
 
 def _no_fused_cross_entropy(setting: KernelSetting) -> str | None:
+    if setting.deterministic:
+        return "it is not deterministic, and train.deterministic_mode is set"
+    if setting.own_loss:
+        return "train.loss is made of what Transformer Engine's kernel does not return"
     if setting.dtype == "bf16":
         return None
     return f'precision.dtype is "{setting.dtype}", and only in bf16 does it save memory without rounding more'

@@ -8,18 +8,29 @@ from parallel.config import ParallelConfig
 BLACKWELL = 10.0
 """Compute capability from which on the order of launches needs no single connection."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "^NVLS",
+}
 LIMIT_S = 20.0
 
 
-def prepare(environ: MutableMapping[str, str], parallel: ParallelConfig, graphs: bool = False) -> None:
+def prepare(
+    environ: MutableMapping[str, str], parallel: ParallelConfig, graphs: bool = False, deterministic: bool = False
+) -> None:
     """Set what ``variables`` says. Nothing where no driver answers: expandable segments are its virtual memory."""
     capability = lowest_capability(environ)
     if capability is not None:
-        environ.update(variables(environ, parallel, capability, graphs))
+        environ.update(variables(environ, parallel, capability, graphs, deterministic))
 
 
 def variables(
-    environ: Mapping[str, str], parallel: ParallelConfig, capability: float, graphs: bool = False
+    environ: Mapping[str, str],
+    parallel: ParallelConfig,
+    capability: float,
+    graphs: bool = False,
+    deterministic: bool = False,
 ) -> dict[str, str]:
     """What is best for this layout on cards of this compute capability, but for what the user has set.
 
@@ -27,7 +38,8 @@ def variables(
     before the product that hides it (Megatron's rule; Blackwell needs it no more). It would hold up gathers of shards:
     Megatron refuses both together. Expandable segments grow in place of being fragmented; beside the pool that nccl_ub
     registers with NCCL they are not tried. graphs: layers run as CUDA graphs, whose buffers NCCL must not register
-    where segments expand: illegal accesses (Megatron's rule).
+    where segments expand: illegal accesses (Megatron's rule). deterministic: what Megatron's --deterministic-mode asks
+    for: fixed workspaces of cuBLAS, deterministic kernels of Transformer Engine, no sums in NVLink's switches.
     """
     found = {}
     exchanges = parallel.tensor_model_parallel_size > 1 or parallel.context_parallel_size > 1
@@ -42,6 +54,8 @@ def variables(
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if graphs and "NCCL_GRAPH_REGISTER" not in environ:
         found["NCCL_GRAPH_REGISTER"] = "0"
+    if deterministic:
+        found |= {name: value for name, value in DETERMINISTIC.items() if name not in environ}
     return found
 
 

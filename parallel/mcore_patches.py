@@ -142,6 +142,17 @@ def _adam_names() -> bool:
     )
 
 
+def _adam_made() -> bool:
+    import megatron.core.optimizer as optimizer
+
+    source = inspect.getsource(optimizer._get_megatron_optimizer_based_on_param_groups)
+    return (
+        "adam_cls = Adam" in source
+        and "optimizer = adam_cls(**kwargs)" in source
+        and '"params": param_groups' in source
+    )
+
+
 def _range_maps() -> bool:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -351,6 +362,7 @@ PROBES = {
     "tensor_parallel.random._set/_get_cuda_rng_state": _rng_accessors,
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
+    "optimizer.Adam as it is called, in whose place training/optimizer_class.py is": _adam_made,
     "DistributedOptimizer.gbuf_ranges and _get_main_param_and_optimizer_states": _range_maps,
     "the optimizers' main parameters, as training/checkpoint reads them": _checkpoint_spots,
     "mappings._gather/_reduce_scatter_along_first_dim and maybe_move_tensor_to_cpu": _uneven_collectives,

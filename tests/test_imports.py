@@ -30,6 +30,7 @@ NO_TORCH = """
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
     training.config.divisibility training.config.profile_config training.config.recipe
     training.cli.flags training.cli.help training.cli.parse
+    training.config.import_path training.custom.check
     training.memory.stage_parameters training.cli.warnings training.cli.dry_run pretrain_gpt
     training.watchdog.watchdog training.watchdog.rank_monitor training.profile.summarize training.profile.page
     models.sizes training.memory.predicted training.memory.oom_candidates training.memory.oom_advice
@@ -42,8 +43,8 @@ TORCH = """
     models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights kv_cache mla mtp
     norm packed routing spec userbuffers wgrad
     data: loader prefetch
-    training: attention_backend batches forward_backward gradient_norm loop loss_scale manual_gc
-    optimizer parts step train
+    training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
+    optimizer optimizer_class parts step train    training.custom: callbacks loss
     training.evaluation: asked forward_only generating scoring set_batches shared_model task_callback validation harness
     training.checkpoint: agreement callback fit fp8_state model_state optimizer_state restoring rng
     save_interval saving storage stream_position weights    training.checkpoint.background: copying saver
@@ -56,7 +57,7 @@ TORCH = """
     training.watchdog: callbacks
     tools.benchmark.step: one_rank reference sharded    tools.benchmark.data: command loading
     tools.benchmark.checkpoint: command megatron ours rounds scale trainer
-    tools.doctor: worker    tools.parity: compare probe    tools.reshard.megatron: blobs
+    tools.doctor: worker    tools.parity: compare outputs probe    tools.reshard.megatron: blobs
     tools.plan.calibrate: collectives measure    tools.plan.trace: balance ledger meta spots
 """
 """Modules that import torch, directly or through another one, when they are imported. No other module may: it answers

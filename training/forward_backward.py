@@ -12,8 +12,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from data.loader import Batch
+from models.layers.cross_entropy import TokenLoss
 from models.layers.documents import Documents
-from parallel.ddp import Chunk, Chunks
+from parallel.ddp import Chunk, Chunks, unwrap
 from parallel.groups import Ranks
 
 
@@ -103,12 +104,15 @@ def _run(
 
 def forward_step(microbatches: Iterator[Batch | None], chunk: Chunk) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """What the schedule calls for each microbatch and chunk: the chunk's output, and how to make a loss of it."""
-    batch = next(microbatches)
-    return forward(batch, chunk), partial(loss_sums, loss_mask=None if batch is None else batch.loss_mask)
+    batch, own_loss = next(microbatches), unwrap(chunk).own_loss
+    output = forward(batch, chunk)
+    if own_loss is not None and batch is not None:
+        return output, partial(own_loss_sums, batch=batch, own_loss=own_loss)
+    return output, partial(loss_sums, loss_mask=None if batch is None else batch.loss_mask)
 
 
 def forward(batch: Batch | None, chunk: Chunk) -> Tensor:
-    """A chunk's output: on the last stage each token's loss [b, s/cp]."""
+    """A chunk's output: on the last stage each token's cross entropy [b, s/cp]; with train.loss [2, b, s/cp]."""
     if batch is None:  # a middle stage: its input comes from the stage before, through the schedule
         return chunk(None, None, None)
     documents = None
@@ -130,3 +134,10 @@ def loss_sums(losses: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor,
     assert loss_mask is not None
     total, tokens = (losses.float() * loss_mask).sum(), loss_mask.sum()
     return total, tokens.int(), {"sums": torch.stack([total.detach(), tokens]).double()}
+
+
+def own_loss_sums(outputs: Tensor, batch: Batch, own_loss: TokenLoss) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """``loss_sums`` of the user's loss (train.loss), and, where nothing is trained, of the cross entropy: validation
+    losses compare, whatever was trained on. outputs: cross entropy and log_z, [2, b, s/cp]."""
+    losses, log_z = outputs
+    return loss_sums(own_loss(losses, log_z, batch) if torch.is_grad_enabled() else losses, batch.loss_mask)

@@ -77,7 +77,7 @@ def run(
 
 def why_stop(train: TrainConfig, progress: Progress, result: StepResult) -> Reason | None:
     """Whether the step that led to ``progress`` was this process's last, and why."""
-    if progress.iteration >= train.train_iters:
+    if progress.iteration >= train.train_iters or result.requests.finish:
         return "done"
     if result.requests.stop:
         return "requested"
@@ -89,4 +89,8 @@ def why_stop(train: TrainConfig, progress: Progress, result: StepResult) -> Reas
 def merge(requests: Iterable[StepRequests]) -> StepRequests:
     """What at least one of them asks for."""
     asked = list(requests)
-    return StepRequests(stop=any(one.stop for one in asked), save=any(one.save for one in asked))
+    return StepRequests(
+        stop=any(one.stop for one in asked),
+        save=any(one.save for one in asked),
+        finish=any(one.finish for one in asked),
+    )

@@ -1,4 +1,4 @@
-"""AdamW through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
+"""AdamW, or the user's own, through Megatron's optimizers: fp32 main weights, clipping, loss scaling, sharded state."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.run_config import OptimizerConfig
+from training.optimizer_class import made_by, try_out
 
 
 def build(
@@ -24,7 +25,11 @@ def build(
     ranks: Ranks,
     tokens_per_microbatch: int,
 ) -> MegatronOptimizer:
-    """One optimizer for this rank's chunks. Its weight decay spares biases and norms, as Megatron's does."""
+    """One optimizer for this rank's chunks. Its weight decay spares biases and norms, as Megatron's does.
+
+    Raises SharedMistake for an ``optimizer.optimizer`` of the user's that cannot be trained with.
+    """
+    own = try_out(optimizer, parallel, ranks.device)
     settings: dict[str, Any] = {
         "optimizer": "adam",
         "lr": optimizer.lr,
@@ -40,9 +45,13 @@ def build(
     # Shards are fp32 already, whatever weights are gathered in.
     stored = replace(precision, dtype="fp32") if parallel.fully_sharded else precision
     settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
-    built = get_megatron_optimizer(
-        MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
-    )
+    with made_by(own):
+        built = get_megatron_optimizer(
+            MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
+        )
+    if own is not None:
+        for part in built.chained_optimizers:
+            part.init_state_fn, part.state_names = own.allocate, own.tensors
     if parallel.sharding == "optim":
         gather_once(built)
     if parallel.fully_sharded:

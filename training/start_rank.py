@@ -8,6 +8,7 @@ from pathlib import Path
 from parallel import cuda_environment, launch, output
 from training import lean_imports
 from training.config.run_config import RunConfig
+from training.custom.check import check
 from training.run_lock.lock import RunLock
 from training.watchdog.heartbeat import Heartbeat
 from training.watchdog.stop_signal import StopSignal
@@ -23,10 +24,11 @@ def prepared_run(
 ) -> Callable[[Heartbeat, launch.Identity], int]:
     """What a rank runs once tokenizer, data, torch and Megatron are ready, which forked ranks share."""
     if config.device != "cpu" and launch.count_gpus(os.environ):
-        cuda_environment.prepare(os.environ, config.parallel, config.kernels.graphs)
+        cuda_environment.prepare(os.environ, config.parallel, config.kernels.graphs, config.train.deterministic_mode)
     device = launch.choose_device(config.device, os.environ)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
+    check(config, device, run_dir / "logs")
     from training.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
 
     if heartbeat is not None:

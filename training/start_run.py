@@ -14,6 +14,7 @@ from parallel.layout import smallest_world
 from parallel.processes import die_with_parent
 from training.cli import parse
 from training.cli.elastic import elastic_layout
+from training.config.debug import debugged
 from training.config.run_config import RunConfig
 from training.run_dir import write_check
 from training.run_dir.errors import run_dir_error
@@ -31,13 +32,13 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         signal.SIGUSR1, signal.SIG_IGN
     )  # asks a monitored rank for its stacks; no other process must die of it
     try:
-        config = parse.parse_config(argv)
+        config, explicit = parse.parse_config(argv), parse.explicit_fields(argv)
         if config.dry_run:
             from training.cli import dry_run
 
-            print(dry_run.describe(config))
+            print(dry_run.describe(config, explicit))
             return 0
-        return start(config)
+        return start(config, explicit)
     except UserError as error:
         identity = _identity_if_known(environ)
         # Until ranks start, all processes of a node find the same mistakes: its first one shows them.
@@ -55,8 +56,11 @@ def _identity_if_known(environ: Mapping[str, str]) -> launch.Identity | None:
         return None
 
 
-def start(config: RunConfig) -> int:
-    """Find out who starts the ranks, check the configuration, take the run's folder, and train."""
+def start(config: RunConfig, explicit: frozenset[str] = frozenset()) -> int:
+    """Find out who starts the ranks, check the configuration, take the run's folder, and train.
+
+    explicit: fields that flags have set, which win over --debug.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's ranks have sessions of their own, and would survive its kill
         die_with_parent(os.getppid())
     identity = launch.detect(os.environ)
@@ -68,6 +72,11 @@ def start(config: RunConfig) -> int:
     given = identity.world_size if identity else nproc
     if identity is not None and config.nproc not in (None, given) and identity.rank == 0:
         print(f"nproc = {config.nproc} is ignored: WORLD_SIZE is {given} ({identity.launcher})", flush=True)
+    debugging = debugged(config, given, explicit, os.environ, cuda=gpus > 0)
+    config = debugging.config
+    os.environ.update(debugging.environ)
+    if debugging.lines and (identity is None or identity.rank == 0):
+        print("\n".join(debugging.lines), flush=True)
     expected = replace(config, device="cpu") if config.device == "auto" and not gpus else config
     fitted = elastic_layout(expected, given)
     parse.check(fitted.config, fitted.world_size, identity.local_world_size if identity else None)

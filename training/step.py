@@ -28,7 +28,10 @@ class StepRequests:
     """What a rank would like to happen after this step; all ranks' requests are merged, so that all act alike."""
 
     stop: bool = False
+    """End, to be continued by the same command (exit code 75)."""
     save: bool = False
+    finish: bool = False
+    """End as if train_iters were reached: the run is done (exit code 0)."""
 
 
 class UpdateDecision(enum.Enum):
@@ -158,18 +161,19 @@ def measure(
     """
     overflow = prepare_gradients(optimizer, ranks.device)
     norm = gradient_norm(optimizer, ranks.device)
-    own = torch.tensor([requests.stop, requests.save, samples], dtype=norm.dtype, pin_memory=norm.is_cuda)
+    asked = [requests.stop, requests.save, requests.finish]
+    own = torch.tensor([*asked, samples], dtype=norm.dtype, pin_memory=norm.is_cuda)
     packed = torch.cat([counted(sums, ranks), norm, ~norm.isfinite(), overflow, own.to(norm.device, non_blocking=True)])
     dist.all_reduce(packed)
     numbers = torch.cat([packed, norm, *scale.tensors]).tolist()
-    loss, tokens, norms, bad, overflows, stop, save, all_samples, own_norm, *scales = numbers
+    loss, tokens, norms, bad, overflows, stop, save, finish, all_samples, own_norm, *scales = numbers
     overflowed, mean_loss, loss_scale = overflows > 0, loss / max(tokens, 1.0), scales[0] if scales else 1.0
     scale.update(overflowed)
     return GradientResult(
         loss=mean_loss,
         tokens=int(tokens),
         samples=int(all_samples),
-        requests=StepRequests(stop=stop > 0, save=save > 0),
+        requests=StepRequests(stop=stop > 0, save=save > 0, finish=finish > 0),
         grad_norm=None if overflowed else own_norm,
         mean_norm=0.0 if overflowed else norms / ranks.identity.world_size,
         finite=math.isfinite(mean_loss) and (overflowed or bad == 0),

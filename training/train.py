@@ -34,6 +34,9 @@ from training.checkpoint.save_interval import SaveClock, SaveInterval
 from training.config.fp8_shapes import fp8_problems
 from training.config.incompatible import param_gather_problems
 from training.config.run_config import RunConfig, kernel_setting, learning_schedule
+from training.custom.callbacks import build_callbacks
+from training.custom.loss import load_loss
+from training.determinism import set_debugging
 from training.evaluation.tasks import PreparedTasks
 from training.generation.samples import SampleCallback
 from training.health.health import build_health
@@ -84,6 +87,7 @@ def train(
     None without one. tasks: those of eval.tasks, on rank 0.
     """
     stop, heartbeat = stop or StopSignal(), heartbeat or Heartbeat()
+    set_debugging(config.train)
     shape = resolve(config.model, prepared.tokenizer.vocab_size)
     start = groups.start(
         config.layout(identity.world_size),
@@ -131,6 +135,7 @@ def train(
             *health.callbacks,
             *build_shadow(run, chunks, optim, stream),
             *stats,
+            *build_callbacks(run, chunks, optim),
             recorder,
             *traces,
             MemoryReport(config, shape, chunks, optim, ranks, run.note),
@@ -201,7 +206,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     backend = provider(ranks.device, documents=config.data.reset_attention_mask)
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
-        fusions(config, shape, ranks), config.kernels.attention_backend,
+        fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
+        config.train.deterministic_mode,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
@@ -267,6 +273,8 @@ def announce(run: TrainingRun) -> None:
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
+    if config.import_paths:
+        ranks.say(f"yours: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks)):
         ranks.say(f"fused kernels: {fused}")
     if config.data.reset_attention_mask:

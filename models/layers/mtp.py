@@ -12,6 +12,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper, roll_tensor
 from torch import Tensor
 
+from models.layers.cross_entropy import LossesAndLogZ
+
 
 def install() -> None:
     """Let HybridModel, which calls it by its name in its own module, use ours."""
@@ -59,6 +61,8 @@ def process_mtp_loss(
         return trunk
     mask = torch.ones_like(labels) if loss_mask is None else loss_mask
     all_tokens = _over_context(mask.sum(), cp_group)
+    if isinstance(compute_language_model_loss, LossesAndLogZ):  # a user's own loss is of the next token alone
+        compute_language_model_loss = compute_language_model_loss.plain
     for number, hidden in enumerate(depths):
         logits, _ = output_layer(hidden, weight=output_weight, runtime_gather_output=runtime_gather_output)
         labels, _ = roll_tensor(labels, shifts=-1, dims=-1, cp_group=cp_group)

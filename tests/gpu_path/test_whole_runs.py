@@ -2,6 +2,7 @@
 rank that is killed; each with our modules and with Transformer Engine's, and compared with one CPU rank."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,18 @@ def test_a_killed_run_continues(on_the_cpu: Any, tmp_path: Path, layout: str, or
     assert second.returncode == 0, second.stderr
     assert "starting from initial weights" not in second.stdout
     assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) < LOSS_BOUND
+
+
+@pytest.mark.campaign
+def test_own_loss_and_optimizer_in_deterministic_mode(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of docs/callbacks.md. Each rank tries the optimizer on its device."""
+    page = (trainings.ROOT / "docs/callbacks.md").read_text()
+    (tmp_path / "of_the_page.py").write_text("\n\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.M)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = "--train.loss of_the_page:z_loss --optimizer.optimizer of_the_page:Lion --optimizer.lr 1e-3".split()
+    emulation = Emulation(settings={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    debugging = ("--train.deterministic_mode", "True", "--train.detect_anomaly", "True")
+    device.train(Training(layout="tp2dp2"), tmp_path, emulation, (*flags, *debugging))
+    assert trainings.loss_difference(tmp_path, on_the_cpu("debug", *flags)) < LOSS_BOUND

@@ -57,3 +57,32 @@ def check(identity: Identity, tp: int, dtype: torch.dtype, padding: int) -> None
 def test_losses_and_gradients_are_megatrons(tp: int, dtype: torch.dtype, padding: int) -> None:
     """20 of 32 are padding: all of the second rank's. In one collective, where Megatron has three."""
     run_ranks(tp, lambda identity: check(identity, tp, dtype, padding))
+
+
+def check_log_z(identity: Identity, tp: int) -> None:
+    """Values and gradients of both, weighted differently for each token, against PyTorch's."""
+    from models.layers.cross_entropy import LossesAndLogZ
+    from parallel import groups
+
+    layout = layout_of(ParallelConfig(tensor_model_parallel_size=tp), tp)
+    with groups.start(layout, identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        random = torch.Generator().manual_seed(1)
+        whole = (10 * torch.randn(SEQ, BATCH, VOCABULARY, generator=random)).requires_grad_()
+        labels = torch.randint(VOCABULARY, (BATCH, SEQ), generator=random)
+        weights = torch.rand(2, BATCH, SEQ, generator=random)
+        log_z = whole.logsumexp(-1).t()
+        losses = torch.nn.functional.cross_entropy(whole.permute(1, 2, 0), labels, reduction="none")
+        (weights * torch.stack([losses, log_z])).sum().backward()
+        part = whole.detach().chunk(tp, dim=-1)[ranks.at.tp].clone().requires_grad_()
+        both = LossesAndLogZ(ranks.pgs.tp)
+        found = both(labels, part * 1)
+        torch.testing.assert_close(found, torch.stack([losses, log_z]).detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(both.plain(labels, part * 1), losses.detach(), rtol=1e-6, atol=1e-6)
+        (weights * found).sum().backward()
+        assert whole.grad is not None
+        torch.testing.assert_close(part.grad, whole.grad.chunk(tp, dim=-1)[ranks.at.tp], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_log_z_beside_the_losses(tp: int) -> None:
+    run_ranks(tp, lambda identity: check_log_z(identity, tp))

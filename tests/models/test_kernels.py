@@ -31,6 +31,8 @@ def test_on_a_gpu_with_transformer_engine_all_that_fit_are_on() -> None:
         ({"transformer_engine": False}, set(FUSIONS) - {"bias_activation_fusion"}),
         ({"dtype": "fp32"}, {"cross_entropy_loss_fusion"}),
         ({"dtype": "fp16"}, {"cross_entropy_loss_fusion"}),
+        ({"deterministic": True}, {"cross_entropy_loss_fusion"}),
+        ({"own_loss": True}, {"cross_entropy_loss_fusion"}),
         ({"megatron": frozenset({"glu_linear_offset"})}, {"bias_activation_fusion"}),
         ({"shape": named("gpt2_tiny")}, {"apply_rope_fusion"}),
         ({"shape": dataclasses.replace(named("gpt2_tiny"), add_bias_linear=False)},

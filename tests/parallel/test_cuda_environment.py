@@ -33,6 +33,12 @@ def test_by_layout_and_card(
     assert variables(environ, parallel, capability) == expected
 
 
+def test_deterministic_mode_asks_each_library() -> None:
+    found = variables({"NCCL_ALGO": "Ring"}, ParallelConfig(), 9.0, deterministic=True)
+    assert found == EXPANDABLE | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    assert variables({}, ParallelConfig(), 9.0, deterministic=True)["NCCL_ALGO"] == "^NVLS"
+
+
 def test_nccl_registers_no_buffers_of_graphs() -> None:
     assert variables({}, TP, 10.0, graphs=True) == EXPANDABLE | {"NCCL_GRAPH_REGISTER": "0"}
     assert variables({"NCCL_GRAPH_REGISTER": "1"}, TP, 10.0, graphs=True) == EXPANDABLE

@@ -103,6 +103,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "multi-latent-attention": ("model.multi_latent_attention", True),
     "eod-mask-loss": ("data.eod_mask_loss", True),
     "first-last-layers-bf16": ("precision.first_last_layers_bf16", True),
+    "deterministic-mode": ("train.deterministic_mode", True),
 }
 """A flag without a value sets a field to this, and its absence to the contrary."""
 
@@ -128,7 +129,6 @@ KERNELS: dict[str, tuple[str, str]] = {
 which a laptop understands, too."""
 
 MEGATRON_FIELDS: dict[str, str] = {
-    "deterministic-mode": "deterministic_mode=True",
     "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
     "glu-linear-offset=1": "glu_linear_offset",
     "activation-func-clamp-value=1": "activation_func_clamp_value",

@@ -2,7 +2,10 @@
 
     python -m tools.parity RECIPE.toml --layouts tp2 pp2 tp2pp2dp2
 
-The recipe's architecture runs shrunk to 4 layers of width 64, in fp32 on CPU ranks of this machine.
+The recipe's architecture runs shrunk to 4 layers of width 64, in fp32 on CPU ranks of this machine. Or compare a model
+with a reference, layer by layer, as it is:
+
+    python -m tools.parity RUN_DIR --against CHECKPOINT_OR_HF_FOLDER
 """
 
 import sys
@@ -18,6 +21,7 @@ import tyro
 from parallel import command, launch, output
 from parallel.errors import UserError
 from parallel.flags import parse_flags
+from tools.parity import against
 from tools.parity.layouts import shrink
 from training.cli import parse
 from training.lean_imports import lean
@@ -26,10 +30,14 @@ from training.prepare import prepare
 
 @dataclass(kw_only=True)
 class Parity:
-    """Prove or refute that layouts train the same model as one rank: loss, every gradient, data order, resume."""
+    """Prove or refute that layouts train the same model as one rank: loss, every gradient, data order, resume.
+
+    With --against: that a model computes what a reference does, layer by layer.
+    """
 
     recipe: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """Recipe whose architecture is tried."""
+    """Recipe whose architecture is tried. With --against: a run's folder, a checkpoint, a recipe (its initial weights,
+    or those of checkpoint.load) or a Hugging Face folder."""
 
     layouts: tuple[str, ...] = ("tp2", "pp2", "dp2", "tp2sppp2dp2")
     """Names made of tpN cpN ppN vppN dpN epN etpN (sizes), mbsN (micro-batch), firstN lastN (layers of the end stages),
@@ -40,15 +48,45 @@ class Parity:
     num_layers: int = 4
     """Layers of the shrunk model; a multiple of the pipeline chunks."""
 
+    against: Path | None = None
+    """The reference: a checkpoint of any layout, a run's folder, a Hugging Face folder or a recipe. Both models compute
+    the same random tokens, whole, in fp32 on the CPU, one after the other."""
+
+    tolerance: float = 1e-4
+    """--against: outputs are equal whose largest difference is at most this share of their largest element."""
+
+    num_samples: int = 2
+    """--against: samples that both compute."""
+
+    seq_length: int = 64
+    """--against: tokens of a sample; at most as many as both models can have."""
+
+    gradients: bool = True
+    """--against: compare every parameter's gradient, too, where both are Triplane's models."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all layouts agree; 1: one does not; 2: bad input."""
     job = parse_flags(Parity, argv, "python -m tools.parity", __doc__)
     try:
-        return prove(job)
+        return prove(job) if job.against is None else compare_with(job, job.against)
     except UserError as error:
         print(f"tools.parity: {error}", file=sys.stderr)
         return 2
+
+
+def compare_with(job: Parity, reference: Path) -> int:
+    """A model with a reference."""
+    return against.run(
+        against.Comparing(
+            subject=job.recipe,
+            reference=reference,
+            samples=job.num_samples,
+            seq_length=job.seq_length,
+            tolerance=job.tolerance,
+            gradients=job.gradients,
+        )
+    )
 
 
 def prove(job: Parity) -> int:

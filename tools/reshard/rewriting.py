@@ -71,7 +71,13 @@ def rewrite(
 
 
 def planned(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
-    """What to write, in the form that is asked for."""
+    """What to write, in the form that is asked for. Raises UserError for the state of a user's own optimizer."""
+    own = source.config.optimizer.optimizer
+    if own != "adam" and not options.drop_optimizer:
+        raise UserError(
+            f'{source.folder}: optimizer.optimizer is "{own}", and tools.reshard rewrites AdamW\'s state only. Add '
+            "--drop_optimizer for the weights alone."
+        )
     return megatron_plan.plan(source, options) if options.format == "megatron" else plan.plan(source, options)
 
 

@@ -1,12 +1,13 @@
 """The optimizer's fp32 weights and moments as boxes, and its few numbers as JSON.
 
-Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape,
+Keys are ``optimizer.state.{param,exp_avg,exp_avg_sq}.<model key>`` with the model tensor's global shape, or with the
+names of the user's own optimizer's state (training/optimizer_class.py),
 whether the state is cut over data ranks (ZeRO-1) or not; so one form restores into the other. megatron-core's
 own ``fully_reshardable`` form has the same keys, but gathers the state, and gets it wrong where a bucket is
 padded. The fp32 weights (``param``) stand for the model's own, which are their roundings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from training.checkpoint.state import JSON
 PREFIX = "optimizer.state."
 MASTER = PREFIX + "param."
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW. Another optimizer's parts have the attribute ``state_names``."""
 
 
 class Slice(NamedTuple):
@@ -74,16 +76,24 @@ def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) 
     return found
 
 
-def names_and_shapes(chunks: Chunks, *, optimizer: bool) -> dict[str, tuple[int, ...]]:
+def names_and_shapes(chunks: Chunks, optimizer: MegatronOptimizer | None) -> dict[str, tuple[int, ...]]:
     """Every tensor of this rank's stage that a checkpoint must have, whichever of its elements the rank holds.
 
-    optimizer: with those of the optimizer's state.
+    optimizer: with those of its state.
     """
     found: dict[str, tuple[int, ...]] = {}
+    states = [] if optimizer is None else [f"{PREFIX}{name}." for name in ("param", *_moments(optimizer))]
     for _, one in enumerated(chunks):
-        prefixes = ["", *(f"{PREFIX}{name}." for name in ("param", *MOMENTS) if optimizer and one.tensor.requires_grad)]
+        prefixes = ["", *(states if one.tensor.requires_grad else [])]
         found |= {prefix + at.key: at.global_shape for at in one.regions for prefix in prefixes}
     return found
+
+
+def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
+    """Names of what is kept of each parameter; the same for all parts."""
+    part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
+    names: Sequence[str] = getattr(part, "state_names", MOMENTS)
+    return names
 
 
 def allocate(optimizer: MegatronOptimizer) -> None:
@@ -123,7 +133,7 @@ def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
     is_main = part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
         state = part._get_main_param_and_optimizer_states(param)
-        yield param, Slice(held.start, _flat(state), is_shared=False, is_main=is_main)
+        yield param, Slice(held.start, _flat(state, _moments(part)), is_shared=False, is_main=is_main)
 
 
 def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Any, Any]]:
@@ -139,7 +149,7 @@ def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     copies = _copies(part)
     for group in part.optimizer.param_groups:
         for main in group["params"]:
-            tensors = _flat({"param": main, **part.optimizer.state[main]})
+            tensors = _flat({"param": main, **part.optimizer.state[main]}, _moments(part))
             yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True)
 
 
@@ -148,17 +158,20 @@ def _copies(part: Any) -> dict[Tensor, Tensor]:
     return {param.main_param: param for group in getattr(part, "float16_groups", []) for param in group}
 
 
-def _flat(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: state[name].detach().view(-1) for name in ("param", *MOMENTS)}
+def _flat(state: Mapping[str, Tensor], moments: Sequence[str]) -> dict[str, Tensor]:
+    return {name: state[name].detach().view(-1) for name in ("param", *moments)}
 
 
 def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
-    """What the optimizer knows besides tensors: how many steps Adam took, and the state of fp16's loss scale.
+    """What the optimizer knows besides tensors: how many steps it took, and the state of fp16's loss scale.
 
     A rank that holds no element of a parameter group does not count its steps, so the largest count is taken.
     """
     groups = [group for part in parts(optimizer) for group in part.optimizer.param_groups]
-    step = torch.tensor([max((int(group.get("step", 0)) for group in groups), default=0)], device=ranks.device)
+    counts = [group.get("step", 0) for group in groups]
+    for part in parts(optimizer):  # torch's own optimizers count in each parameter's state
+        counts += [state["step"] for state in part.optimizer.state.values() if "step" in state][:1]
+    step = torch.tensor([max(map(int, counts), default=0)], device=ranks.device)
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
     readable = [_readable(group) for group in groups]
     return {"step": int(step), "param_groups": readable, "grad_scaler": _grad_scaler(optimizer)}
@@ -185,6 +198,11 @@ def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
     for part in parts(optimizer):
         for group in part.optimizer.param_groups:
             group["step"] = saved["step"]
+        for state in (state for state in part.optimizer.state.values() if "step" in state):
+            if isinstance(state["step"], Tensor):
+                state["step"].fill_(saved["step"])
+            else:
+                state["step"] = type(state["step"])(saved["step"])
         scaler = getattr(part, "grad_scaler", None)
         if scaler and saved["grad_scaler"]:
             scale = torch.tensor([saved["grad_scaler"]["scale"]], dtype=torch.float32)

@@ -114,7 +114,7 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
     with TensorReader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
         state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
-        needed = optimizer_state.names_and_shapes(chunks, optimizer=source.optimizer)
+        needed = optimizer_state.names_and_shapes(chunks, optimizer if source.optimizer else None)
         fit.check(source.path, reader.shapes, needed, ranks)
         with sound(ranks):
             if source.optimizer:

@@ -30,7 +30,7 @@ def restore_weights(path: Path, chunks: Chunks, ranks: Ranks, depth: Depth = "ha
         more = f"; and {len(texts) - MOST_DAMAGES} more" if len(texts) > MOST_DAMAGES else ""
         raise SharedMistake(f"checkpoint {path} is damaged: {'; '.join(texts[:MOST_DAMAGES])}{more}. {_FIX}")
     with TensorReader(path, ranks.identity.local_world_size) as reader:
-        fit.check(path, reader.shapes, optimizer_state.names_and_shapes(chunks, optimizer=False), ranks)
+        fit.check(path, reader.shapes, optimizer_state.names_and_shapes(chunks, optimizer=None), ranks)
         try:
             with sound(ranks):
                 read_model(reader, chunks, ranks)

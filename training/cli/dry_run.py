@@ -20,7 +20,9 @@ from parallel.output import columns
 from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
+from training.config.debug import debugged
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
+from training.custom.check import check
 from training.memory.layouts import ZERO
 from training.memory.predicted import bytes_per_parameter, of_stages, planned_modules
 from training.memory.stage_parameters import StageParameters, checkpoint_bytes, product_copies, stages
@@ -29,18 +31,23 @@ MOST_ROWS = 16
 """Pipeline stages shown one by one; of more, the first and the last."""
 
 
-def describe(config: RunConfig) -> str:
+def describe(config: RunConfig, explicit: frozenset[str] = frozenset()) -> str:
     """The plan of ``config.world_size`` ranks (None: nproc, else the fewest that its sizes fit).
 
+    explicit: fields that flags have set, which win over --debug.
     Raises UserError with every problem that a run would have with it.
     """
     given = config.world_size or config.nproc or smallest_world(config.parallel)
+    debugging = debugged(config, given, explicit, {}, cuda=config.device != "cpu")
+    config = debugging.config
     fitted = elastic_layout(config, given)
     parse.check(fitted.config, fitted.world_size)
+    check(config, "cpu")
     config, world_size = replace(config, parallel=fitted.config.parallel), fitted.world_size
     layout = config.layout(world_size)
     shape = resolve(config.model, vocabulary_size(config))
     parts = [
+        debugging.lines,
         [*([fitted.words] if fitted.words else []), f"plan for {world_size:,} ranks: {layout}"],
         grid(layout) + (expert_grid(layout) if shape.num_moe_experts else []),
         model(config, shape),
@@ -195,6 +202,8 @@ def table(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
         more = f"{held[0].workspace / scale:.2f}"
         beside = f"total has {more} more, for CUDA's context, libraries, NCCL's buffers and fragmentation"
     said = f"  in {unit} on a rank: {_each(found, config, layout)}"
+    if config.optimizer.optimizer != "adam":
+        said += f", as AdamW's: what {config.optimizer.optimizer} keeps is not known here"
     return [*lines, said, f"  activations at the peak of a step; {beside}"]
 
 

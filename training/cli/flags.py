@@ -41,6 +41,11 @@ def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConf
     )
 
 
+def given(arguments: Sequence[str]) -> frozenset[str]:
+    """Dotted names of the fields that flags set."""
+    return frozenset(flag.replace("-", "_") for flag, _ in _groups(arguments))
+
+
 def _checked(arguments: Sequence[str]) -> list[str]:
     """The arguments as tyro wants them. Raises SharedMistake with everything that it could not read."""
     known, words, problems = names(), list[str](), list[str]()

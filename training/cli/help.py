@@ -36,8 +36,9 @@ RARE = {
     "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
     "reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
-    "lr_wsd_decay_style",
-    "train": "manual_gc_interval sample_prompts sample_interval",
+    "lr_wsd_decay_style optimizer",
+    "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
+    "detect_anomaly",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng save_retain_interval verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "

@@ -16,11 +16,12 @@ from typing import NoReturn
 
 from parallel import command
 from parallel.errors import SharedMistake, UserError
-from training.cli.flags import override
+from training.cli.flags import given, override
+from training.config.import_path import add_folders
 from training.config.recipe import dump, load
 from training.config.run_config import RunConfig
 
-__all__ = ["check", "default_run_dir", "dump", "fail", "load", "parse_config"]
+__all__ = ["check", "default_run_dir", "dump", "explicit_fields", "fail", "load", "parse_config"]
 
 QUIET_S = 5.0  # how much later another rank may find the mistake: processes that share a node start unevenly
 
@@ -34,7 +35,14 @@ def parse_config(argv: Sequence[str]) -> RunConfig:
     recipe = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     default = load(recipe) if recipe else RunConfig()
     config = override(default, arguments, f"pretrain_gpt.py {recipe or '[RECIPE.toml]'}")
+    if config.import_paths:
+        add_folders(recipe)
     return dataclasses.replace(config, run_dir=config.run_dir or str(default_run_dir(recipe)))
+
+
+def explicit_fields(argv: Sequence[str]) -> frozenset[str]:
+    """Dotted names of the fields that a command line's flags set."""
+    return given(argv[1:] if argv and not argv[0].startswith("-") else argv)
 
 
 def default_run_dir(recipe: Path | None) -> Path:

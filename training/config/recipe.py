@@ -14,6 +14,7 @@ import tomli_w
 from parallel.errors import SharedMistake, UserError
 from parallel.untrusted import InputError, read_toml
 from training.config.deprecated import with_current_names
+from training.config.import_path import add_folders
 from training.config.run_config import RunConfig
 
 
@@ -30,6 +31,8 @@ def load(recipe: Path) -> RunConfig:
         raise UserError(f"{recipe}: cannot be read: {error.strerror}.") from None
     except InputError as error:
         raise SharedMistake(str(error)) from None
+    if config.import_paths:
+        add_folders(recipe)
     return _beside(config, recipe)
 
 

@@ -31,6 +31,7 @@ from training.config.divisibility import (
 from training.config.eval_config import EvalConfig, validation_problems
 from training.config.fault_config import FaultConfig
 from training.config.fp8_shapes import fp8_problems
+from training.config.import_path import form_problems
 from training.config.incompatible import (
     buffer_problems,
     dispatcher_problems,
@@ -65,6 +66,10 @@ UNSUPPORTED_OPTIMIZER_FIELDS = {
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OptimizerConfig:
     """AdamW and its schedules."""
+
+    optimizer: str = "adam"
+    """adam (AdamW), or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as
+    class(params, lr=..., weight_decay=...). The fields adam_* are then not read."""
 
     lr: float = 3e-4
     """Largest learning rate."""
@@ -116,7 +121,7 @@ class OptimizerConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
+        found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
         if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
             found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
         for name in ("adam_beta1", "adam_beta2"):
@@ -198,6 +203,15 @@ class TrainConfig:
     """Iterations between Python's garbage collections, on all ranks together (Megatron's --manual-gc). 0: whenever
     Python collects by itself, on each rank at another moment."""
 
+    deterministic_mode: bool = False
+    """Equal runs are equal bit by bit (Megatron's --deterministic-mode): deterministic algorithms of torch,
+    cuBLAS and Transformer Engine, cross entropy not fused. Slower; an operation that has none raises. Not yet run on a
+    GPU."""
+
+    detect_anomaly: bool = False
+    """Errors of the backward pass show where the forward pass made what fails (torch's anomaly detection). Steps take
+    longer."""
+
     generate_tokens: int = 0
     """Length in tokens of each sample: what the model makes of sample_prompts, at the end of training. It is shown on
     the console and written to RUN_DIR/samples.jsonl. 0: none."""
@@ -208,6 +222,13 @@ class TrainConfig:
     sample_interval: int | None = None
     """Iterations between samples during training; needs generate_tokens. None: only at the end."""
 
+    callbacks: tuple[str, ...] = ()
+    """Your own callbacks, by import path: "module:class". Called in this order."""
+
+    loss: str | None = None
+    """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
+    cross entropy."""
+
     @property
     def evaluates(self) -> bool:
         """Whether there are validation losses."""
@@ -215,7 +236,8 @@ class TrainConfig:
 
     def problems(self) -> list[str]:
         """What is wrong within this section alone."""
-        found = []
+        found = [problem for path in self.callbacks for problem in form_problems("train.callbacks", path)]
+        found += form_problems("train.loss", self.loss) if self.loss is not None else []
         counts = {
             "train_iters": self.train_iters,
             "exit_interval": self.exit_interval,
@@ -399,6 +421,10 @@ class RunConfig:
     dry_run: bool = False
     """Print what would run (configuration, rank grid, stages, memory, warnings) and exit."""
 
+    debug: bool = False
+    """Small, slow and talkative: one microbatch, deterministic, no overlap, synchronous checkpoints, checks in every
+    iteration. Prints what it changes; other flags win over it."""
+
     world_size: int | None = None
     """Ranks that --dry_run plans for. None: nproc, else TP x CP x PP."""
 
@@ -414,6 +440,16 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+
+    @property
+    def import_paths(self) -> list[str]:
+        """The user's own callbacks, loss and optimizer."""
+        loss = [self.train.loss] if self.train.loss is not None else []
+        return [
+            *self.train.callbacks,
+            *loss,
+            *([self.optimizer.optimizer] if self.optimizer.optimizer != "adam" else []),
+        ]
 
     def layout(self, world_size: int) -> Layout:
         """The layout of ``world_size`` ranks."""
@@ -515,6 +551,8 @@ def kernel_setting(
         megatron=frozenset(parse(config.model.megatron)),
         recomputes_shared_experts=config.train.recompute_granularity == "selective"
         and "shared_experts" in config.train.recompute_modules,
+        own_loss=config.train.loss is not None,
+        deterministic=config.train.deterministic_mode,
     )
 
 

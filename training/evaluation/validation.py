@@ -47,7 +47,8 @@ class Validation(Callback):
         interval = self.train.eval_interval
         if interval is None or not self.train.evaluates:
             return
-        if progress.iteration % interval and progress.iteration < self.train.train_iters:
+        is_last = progress.iteration >= self.train.train_iters or result.requests.finish
+        if progress.iteration % interval and not is_last:
             return
         losses, whole = self.heartbeat.within("evaluation", self._measure)(progress)
         if losses:
@@ -120,7 +121,8 @@ def _losses(microbatch: SetBatch, chunk: Chunk) -> Tensor:
 
 
 def _per_sample(microbatch: SetBatch, losses: Tensor) -> Tensor:
-    """Loss and tokens of each sample: losses [b, s/cp] -> fp64 [b, 2]."""
+    """Loss and tokens of each sample: losses [b, s/cp] -> fp64 [b, 2]. Cross entropy, whatever train.loss is."""
     assert microbatch.batch is not None
     mask = microbatch.batch.loss_mask
+    losses = losses[0] if losses.dim() == 3 else losses  # with train.loss log Z comes along
     return torch.stack([(losses.float() * mask).sum(1), mask.sum(1)], dim=1).double()

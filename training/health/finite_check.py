@@ -50,6 +50,6 @@ def _describe(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> str
     names = parameter_names(chunks)
     for param, state, tensor in _states(optimizer):
         if not bool(tensor.sum(dtype=torch.float32).isfinite()):
-            what = "the weight" if state == "param" else f"Adam's {state} of the weight"
+            what = "the weight" if state == "param" else f"the optimizer's {state} of the weight"
             return f"{what} {names[param]} on rank {ranks.rank} ({node_name(os.environ)}) is not finite"
     raise AssertionError("what was not finite is now")

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
+from training.config.import_path import digest
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
 
@@ -19,6 +20,7 @@ def facts(config: RunConfig, data_fingerprint: str) -> dict[str, str]:
     return {
         "the configuration": dump(config),
         "Triplane's code": code_digest(),
+        "the code of your callbacks, loss and optimizer": digest(config.import_paths),
         "the version of Python": platform.python_version(),
         **versions,
         "the prepared data": data_fingerprint,

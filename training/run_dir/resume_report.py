@@ -18,8 +18,8 @@ MOST_CHARACTERS = 2000
 _NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.")
 _NEUTRAL = frozenset({
     "device", "data.cache_dir", "parallel.distributed_timeout_minutes",
-    "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens", "train.sample_interval",
-    "train.sample_prompts", "train.train_iters",
+    "train.callbacks", "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens",
+    "train.sample_interval", "train.sample_prompts", "train.train_iters",
 })  # fmt: skip
 """Fields without which every update is the same; what train_iters does to the schedule is looked at by itself."""
 

@@ -267,7 +267,7 @@ def test_a_poisoned_state_is_not_saved(prepared: Prepared, tmp_path: Path, monke
     code, failure = run(prepared, tmp_path, 2, *ITERS)
     assert code == 1
     assert failure is not None
-    assert "after iteration 4: Adam's exp_avg_sq of the weight " in failure.text
+    assert "after iteration 4: the optimizer's exp_avg_sq of the weight " in failure.text
     assert " on rank 1 (" in failure.text
     newest = folders.latest(tmp_path / "checkpoints")
     assert newest is not None

@@ -1,0 +1,16 @@
+"""torch's switches for debugging, on every rank before anything computes."""
+
+import torch
+
+from training.config.run_config import TrainConfig
+
+
+def set_debugging(train: TrainConfig) -> None:
+    """train.deterministic_mode and train.detect_anomaly.
+
+    Operations without a deterministic kernel raise, and torch.empty gives NaN. Anomaly detection keeps the forward
+    pass's stack for each operation, for errors of the backward pass; it does not look for NaN, which fault.nonfinite
+    does: that names rank, microbatch and module, after the same microbatches ran again.
+    """
+    torch.use_deterministic_algorithms(train.deterministic_mode)
+    torch.autograd.set_detect_anomaly(train.detect_anomaly, check_nan=False)
