@@ -58,15 +58,16 @@ class TaskCallback(Callback):
         self.model = SharedModel(scorer, generator, ranks)
         self.lm: object = None
         """The harness' face of the model, on rank 0 from the first evaluation on: it keeps what it has encoded."""
-        self.began_s = 0.0
+        self.began_s, self.is_last = 0.0, False
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
         interval = self.config.interval
-        if interval is not None and progress.iteration % interval == 0 and progress.iteration < self.train_iters:
+        self.is_last = progress.iteration >= self.train_iters or result.requests.finish
+        if interval is not None and progress.iteration % interval == 0 and not self.is_last:
             self._evaluate(progress)
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
-        if progress.iteration >= self.train_iters:
+        if self.is_last:
             self._evaluate(progress)
 
     def _evaluate(self, progress: Progress) -> None:

@@ -43,16 +43,20 @@ class HistoryCallback(Callback):
             self.note("first_step", progress.iteration)
         elif spent_s:
             self.stood_still_s += spent_s
-        if spent_s:
-            self.noted_s += spent_s
-            self.note("evaluation", progress.iteration, seconds=round(spent_s, 3))
+        self._note_evaluation(progress, spent_s)
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
         self.stood_still_s += stall_s
         self.note("save", progress.iteration, seconds=round(stall_s, 3))
 
     def stop(self, progress: Progress, reason: Reason) -> None:
+        self._note_evaluation(progress, self.evaluated_s() - self.noted_s)  # on tasks, after the last save
         self.note("stop", progress.iteration, reason=reason)
+
+    def _note_evaluation(self, progress: Progress, spent_s: float) -> None:
+        if spent_s:
+            self.noted_s += spent_s
+            self.note("evaluation", progress.iteration, seconds=round(spent_s, 3))
 
     def report(self) -> Mapping[str, float]:
         """Of all starts until now."""
