@@ -157,6 +157,6 @@ def _timeline(name: str) -> dict[str, object]:
                 at = max(at, 0.1 * 4 + 0.2 * (3 - stage) + 0.3 * ends)
                 spans.append(["backward", ends, 0, at, at + 0.2])
                 at, ends = at + 0.2, ends + 1
-        spans.append([f"optimizer{name}", 0, 0, 3.2, 3.25])
+        spans += [["reduce", None, None, 3.0, 3.2], ["update", None, None, 3.2, 3.3], [f"more{name}", 0, 0, 3.3, 3.35]]
         ranks.append({"rank": stage * 4, "pp": stage, "spans": spans})
     return {"iteration": 512, "ranks": ranks}

@@ -43,6 +43,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterato
     flags = ["slurm/recipes/debug.toml", "--run_dir", str(run_dir), "--data.cache_dir", str(cache_dir), "--nproc", "2"]
     flags += ["--log.log_interval", "1", "--log.tensorboard", "False", "--checkpoint.save_interval", "10"]
     flags += ["--train.train_iters", "40", "--train.eval_interval", "20", "--train.eval_iters", "2"]
+    flags += ["--profile.timeline_interval", "20", "--train.generate_tokens", "8", "--train.sample_interval", "20"]
     first = Program([*flags, "--train.train_iters", "4000"], folder / "first")
     wait_for('"event": "commit", "iteration": 10,', run_dir / "history.jsonl")
     wait_for('"iteration": 14,', run_dir / "metrics.jsonl")
@@ -100,7 +101,8 @@ def test_the_page_of_the_run(killed: tuple[Path, str]) -> None:
     assert "Iteration 40 of 40 (100%)" in words and "1 restart" in words and "FAILED" not in words
     found = sections_of(text)
     assert list(found) == [
-        "loss", "speed", "goodput", "memory", "data", "machines", "events", "configuration", "versions",
+        "loss", "speed", "goodput", "memory", "data", "machines", "pipeline", "samples", "events", "configuration",
+        "versions",
     ]  # fmt: skip
     assert "restart at iteration" in found["loss"] and "done again after a restart" in found["loss"]
     assert "validation_loss" in found["loss"] and "tokens" in found["loss"]
@@ -108,6 +110,8 @@ def test_the_page_of_the_run(killed: tuple[Path, str]) -> None:
     assert "predicted" in found["memory"] and "measured" in found["memory"]
     assert "killed by SIGKILL" in found["events"] and "4 checkpoints committed" in found["events"]
     assert "train.eval_interval" in found["configuration"] and "train.seed" not in found["configuration"]
+    assert "stage 0, rank 1" in found["pipeline"] and "rank 1: update: " in found["pipeline"]
+    assert "def read(self, path):" in found["samples"] and "iteration 40" in found["samples"]
     run = read_run(killed[0])
     assert run.status == "done" and run.iteration == 40
     spent = budget(run)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from tools.report.markup import counted, figure, lasting
 from tools.report.run_data import RunData
+from tools.report.traces import passes_s
 from tools.shared.plot import Part, rows
-from training.metrics.registry import find
 from training.run_dir.goodput import SPENT, MeasuredGoodput, TimeSpan
 
 COLOURS = {
@@ -99,7 +99,7 @@ def budget(run: RunData) -> dict[str, float]:
     step_s = statistics.fmean(value for value in per_iteration.values[first:] if math.isfinite(value))
     found = {
         "exposed communication": _share(run, "exposed_communication", step_s),
-        "pipeline bubble": _share(run, "pipeline_bubble", step_s),
+        "pipeline bubble": _share(run, "pipeline_bubble", min(step_s, passes_s(run) or step_s)),
         "data wait": _sum(run, "data_wait_s", begin, end) / count,
     }
     found = {"compute": max(0.0, step_s - sum(found.values())), **found}
@@ -113,13 +113,10 @@ def budget(run: RunData) -> dict[str, float]:
     return found
 
 
-def _share(run: RunData, name: str, step_s: float) -> float:
-    """Seconds of a step: the metric is in seconds, or a share."""
+def _share(run: RunData, name: str, whole_s: float) -> float:
+    """Seconds of a step, of a metric that is a share of ``whole_s``."""
     value = run.metrics.last(name)
-    if value is None or not math.isfinite(value) or value < 0:
-        return 0.0
-    metric = find(name)
-    return min(step_s, value if metric is not None and metric.unit == "s" else value * step_s)
+    return 0.0 if value is None or not 0 <= value <= 1 else value * whole_s
 
 
 def _sum(run: RunData, name: str, begin: int, end: int) -> float:

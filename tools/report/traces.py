@@ -11,8 +11,10 @@ from tools.shared.plot import Part, rows
 MOST_RANKS = 32
 MOST_SPANS = 2000
 """Of one picture."""
-KINDS = {"forward": "var(--c0)", "backward": "var(--c2)", "wgrad": "var(--c6)", "optimizer": "var(--c4)"}
-OTHER = "var(--c1)"
+KINDS = {"forward": "var(--c0)", "backward": "var(--c2)", "reduce": "var(--c1)", "update": "var(--c4)"}
+"""Of training/profile/spans.py."""
+PASSES = ("forward", "backward")
+OTHER = "var(--c7)"
 TIMES = ("total_s", "exposed_s")
 WINDOW = {
     "compute_s": ("compute", "var(--c0)"), "exposed_communication_s": ("exposed communication", "var(--c1)"),
@@ -27,6 +29,15 @@ def pipeline(run: RunData) -> str:
         if ranks:
             return _step(step["iteration"], ranks)
     return ""
+
+
+def passes_s(run: RunData) -> float | None:
+    """Seconds from the first pass of the newest measured step to its last; None where there is none."""
+    for step in reversed(run.timeline):
+        spans = [span for _, _, spans in _ranks(step) for span in spans if span[0] in PASSES]
+        if spans:
+            return max(span[3] for span in spans) - min(span[2] for span in spans)
+    return None
 
 
 def _ranks(step: dict[str, Any]) -> Iterator[tuple[int, int, list[tuple[str, str, float, float]]]]:
@@ -47,12 +58,13 @@ def _span(raw: Any) -> tuple[str, str, float, float] | None:
     if not isinstance(raw, list) or len(raw) != 5 or not isinstance(raw[0], str):
         return None
     kind, microbatch, chunk, begin, end = raw
+    of = f", microbatch {microbatch}, chunk {chunk}" if microbatch is not None else ""
     if (
         not all(isinstance(one, int | float) and math.isfinite(one) and abs(one) < 1e12 for one in (begin, end))
         or end < begin
     ):
         return None
-    return kind, f"{kind}, microbatch {microbatch}, chunk {chunk}: {lasting(end - begin)}", float(begin), float(end)
+    return kind, f"{kind}{of}: {lasting(end - begin)}", float(begin), float(end)
 
 
 def _step(iteration: int, ranks: list[tuple[int, int, list[tuple[str, str, float, float]]]]) -> str:
@@ -65,7 +77,7 @@ def _step(iteration: int, ranks: list[tuple[int, int, list[tuple[str, str, float
             Part((begin - first) * milli, (end - first) * milli, KINDS.get(kind, OTHER), f"rank {rank}: {words}")
             for kind, words, begin, end in spans[:most]
         ]
-        busy = sum(end - begin for kind, _, begin, end in spans if kind in ("forward", "backward", "wgrad"))
+        busy = sum(end - begin for kind, _, begin, end in spans if kind in PASSES)
         bars.append((f"stage {stage}, rank {rank}", parts))
         ends.append(f"{1 - busy / ((last - first) or 1):.0%} not computing")
     kinds = {kind for _, _, spans in ranks for kind, *_ in spans}
