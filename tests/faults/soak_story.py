@@ -85,7 +85,8 @@ def _times(run: RunData, injected: Sequence[Injected], began_s: float, ended_s: 
         yield f"the history tells of {goodput.wall_s:.0f} s, the soak took {ended_s - began_s:.0f} s"
     if not 0.05 < goodput.share < 1.0:
         yield f"goodput is {goodput.share:.1%}"
-    for spent in ("checkpoint", "evaluation", "restart"):
+    evaluated = run.iteration > run.setting("train.eval_interval")
+    for spent in ("checkpoint", "restart", *(("evaluation",) if evaluated else ())):
         if goodput.seconds(spent) <= 0:
             yield f"no time was spent in {spent}"
     if any(one.kind.startswith("SIG") for one in injected) and goodput.seconds("lost") <= 0:
