@@ -98,8 +98,9 @@ class Plot:
             anchor = "end" if at_x(x) > right - 30 else "start" if at_x(x) < left + 30 else "middle"
             drawing.text(at_x(x), 14, text, anchor, 11, "var(--axis)")
         for mark in marks:
-            drawing.line(at_x(mark.x), top, at_x(mark.x), bottom, mark.colour, "3 3", mark.title)
-            drawing.dot(at_x(mark.x), top, 4, mark.colour, mark.title)
+            x = max(left, min(right, at_x(mark.x)))
+            drawing.line(x, top, x, bottom, mark.colour, "3 3", mark.title)
+            drawing.dot(x, top, 4, mark.colour, mark.title)
         for one in series:
             self._curve(drawing, one, at_x, at_y)
         drawing.line(left, bottom, right, bottom)
