@@ -12,7 +12,7 @@ import runs
 from tests.gpu.trainings import Training, checkpoint_differences, loss_difference
 from tests.gpu_path.emulator import ROOT, Emulation, process_environment
 from training.cli import parse
-from training.prepare import prepare
+from training.prepare import prepare, prepare_eval_tasks
 
 __all__ = ["Training", "checkpoint_differences", "loss_difference"]
 EXTENSION = "tests.gpu_path.te.extension"
@@ -76,4 +76,4 @@ def train_on_the_cpu(run_dir: Path, shape: str, flags: Sequence[str] = ()) -> No
     """On one rank, forked from this process."""
     Training(shape=shape).write_recipe(run_dir / "recipe.toml")
     config = parse.parse_config([str(run_dir / "recipe.toml"), "--run_dir", str(run_dir), *flags])
-    runs.train(prepare(config, None), config, 1)
+    runs.train(prepare(config, None), config, 1, tasks=prepare_eval_tasks(config, None))

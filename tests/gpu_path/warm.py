@@ -18,7 +18,7 @@ with lean("cuda"):
     from parallel import launch, local_ranks, mcore_patches, output
     from training import train
     from training.cli import parse
-    from training.prepare import prepare
+    from training.prepare import prepare, prepare_eval_tasks
 
 
 def run(request: dict[str, Any]) -> int:
@@ -28,12 +28,12 @@ def run(request: dict[str, Any]) -> int:
     parse.check(config, world_size)
     run_dir = Path(config.run_dir or "")
     output.make_run_dir(run_dir)
-    prepared = prepare(config, None)
+    tasks, prepared = prepare_eval_tasks(config, None), prepare(config, None)
 
     def rank(identity: launch.Identity) -> int:
         os.environ["RANK"] = str(identity.rank)  # for hooks
         with output.own_output(run_dir / "logs", identity, every_rank=True) as console_fd:
-            return train.train(config, prepared, identity, "cuda", run_dir, console_fd)
+            return train.train(config, prepared, identity, "cuda", run_dir, console_fd, tasks=tasks)
 
     code, failure = local_ranks.fork_ranks(world_size, rank)
     if failure is not None:
