@@ -60,7 +60,7 @@ from training.profile.memory_snapshot import memory_history
 from training.progress import Progress
 from training.run_dir import fingerprint, run_files
 from training.run_dir.history import noted_by
-from training.run_dir.history_callback import HistoryCallback
+from training.run_dir.history_callback import EvaluationNotes, HistoryCallback
 from training.run_dir.shared_check import check_shared
 from training.run_lock.lock import RunLock
 from training.step import StepRequests, StepResult, UpdateDecision, UpdatePolicy, skip_overflows, train_step
@@ -140,10 +140,11 @@ def train(
             *traces,
             MemoryReport(config, shape, chunks, optim, ranks, run.note),
             LogDisk(run_dir / "logs", config.log.log_interval, ranks),
+            history,
             build_validation(run, chunks, recorder),
             samples := build_samples(run, chunks),
             *build_tasks(run, chunks, recorder),
-            history,
+            EvaluationNotes(run.note, lambda: heartbeat.spent_s["evaluation"]),
             SaveClock(config.checkpoint.save_interval_minutes, ranks.rank),
             saves,
             SaveInterval(config.fault, identity.world_size, lambda: saves.stalled_s, ranks.say),
@@ -166,6 +167,7 @@ def train(
         )
         stream.close()
         finish(run, samples, progress, reason)
+        recorder.close()
     return STOPPED if reason == "requested" else 0
 
 
@@ -274,7 +276,7 @@ def announce(run: TrainingRun) -> None:
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"
     )
     if config.import_paths:
-        ranks.say(f"yours: {', '.join(config.import_paths)}")
+        ranks.say(f"by import path: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks)):
         ranks.say(f"fused kernels: {fused}")
     if config.data.reset_attention_mask:
@@ -306,7 +308,6 @@ def finish(run: TrainingRun, samples: SampleCallback, progress: Progress, reason
         ranks.say(f"stopped on request at iteration {progress.iteration}, saved; the same command continues {run_dir}")
         return
     samples.sample_at_end(progress)
-    ranks.say(
-        f"{reason} at iteration {progress.iteration}; in {run_dir}: "
-        "checkpoints/, metrics.jsonl, events/, logs/, config.toml"
-    )
+    log = run.config.log
+    written = ["report.html"] * log.report + ["checkpoints/", "metrics.jsonl"] + ["events/"] * log.tensorboard
+    ranks.say(f"{reason} at iteration {progress.iteration}; in {run_dir}: {', '.join(written)}, logs/, config.toml")

@@ -24,9 +24,9 @@ SMALL, LARGE = 10**8, 10**9
 
 
 def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
-    """What an experienced operator would object to; none for small models and CPU runs."""
+    """What an experienced operator would object to; of small models and CPU runs, idle stages and vain fields."""
     size = num_parameters(shape)
-    found = list(_pipeline(config.train, layout))
+    found = [*_pipeline(config.train, layout), *_without_effect(config)]
     if config.device == "cpu" or size < SMALL:
         return found
     found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
@@ -169,3 +169,16 @@ def _saving(config: RunConfig, shape: GPTShape, layout: Layout) -> Iterator[str]
             f"saving too often: {size / 1e9:,.0f} GB about every {every_s:,.0f} s (at {ASSUMED_FLOPS / 1e12:.0f} "
             "TFLOPS per GPU). Raise checkpoint.save_interval."
         )
+
+
+def _without_effect(config: RunConfig) -> Iterator[str]:
+    """Fields that are set and that nothing reads."""
+    own, profile, train_iters = config.eval, config.profile, config.train.train_iters
+    if (own.validation_sets or own.full_pass) and not config.train.evaluates:
+        yield "eval.validation_sets and eval.full_pass have no effect without train.eval_interval: no evaluation."
+    if not own.tasks and (own.interval is not None or own.limit is not None or own.num_fewshot is not None):
+        yield "eval.interval, limit and num_fewshot have no effect without eval.tasks."
+    if profile.traces and profile.step_start >= train_iters:
+        yield f"profile.step_start {profile.step_start} comes after train.train_iters {train_iters}: there is no trace."
+    if profile.timeline_interval is not None and profile.timeline_interval > train_iters:
+        yield f"profile.timeline_interval {profile.timeline_interval} is more than train.train_iters {train_iters}."

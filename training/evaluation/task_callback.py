@@ -60,6 +60,10 @@ class TaskCallback(Callback):
         """The harness' face of the model, on rank 0 from the first evaluation on: it keeps what it has encoded."""
         self.began_s, self.is_last = 0.0, False
 
+    def start(self, progress: Progress) -> None:
+        if progress.iteration >= self.train_iters:
+            self.ranks.say("tasks are not scored: no iteration is left; python -m tools.evaluate scores a checkpoint")
+
     def after_step(self, progress: Progress, result: StepResult) -> None:
         interval = self.config.interval
         self.is_last = progress.iteration >= self.train_iters or result.requests.finish

@@ -19,6 +19,8 @@ from training.metrics.values import Values
 OFFLINE = "offline"
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
 """That one request may carry (mlflow/utils/validation.py)."""
+LIMITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Of one request, in seconds: mlflow tries 7 times 120 s, longer than the end of a run waits to say why it failed."""
 FORBIDDEN = re.compile(r"[^\w./: -]")
 LONGEST_NAME = 250
 
@@ -43,6 +45,8 @@ class MlflowSink:
     ) -> None:
         """Start or continue the run. ``where``: "offline" or a tracking URI. ``config`` is handed over redacted."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # else mlflow reports to its makers
+        for name, most in LIMITS.items():
+            os.environ.setdefault(name, most)
         if where == OFFLINE:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # "in maintenance mode", and refused without this
         from mlflow.tracking import MlflowClient  # one to two seconds

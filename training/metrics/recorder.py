@@ -80,6 +80,9 @@ class Recorder(Callback):
         if self.rates.total_s:
             share = self.all_waited_s / self.rates.total_s
             self.ranks.say(f"waited for data {share:.3%} of the iterations' {duration(self.rates.total_s)}")
+
+    def close(self) -> None:
+        """Wait for the sinks, which may be slow: once everything else of the run is safe."""
         if self.sinks is not None:
             self.sinks.close()
 

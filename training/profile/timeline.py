@@ -17,6 +17,7 @@ import torch.distributed as dist
 from parallel.groups import Ranks
 from training.loop import Callback
 from training.metrics.jsonl import JsonlSink
+from training.metrics.rates import WARMUP_ITERATIONS
 from training.metrics.values import Value, Values
 from training.profile.clock import Measured, StepClock, waits_of_shards
 from training.profile.files import timeline_path
@@ -45,10 +46,13 @@ class TimelineCallback(Callback):
         self.takes_part = everyone or (ranks.at.dp, ranks.at.cp, ranks.at.tp) == (0, 0, 0)
         self.clock: StepClock | None = None
         self.newest: dict[str, Value] = {}
+        self.steps_begun = 0
+        """In this start: its first ones, which compile and allocate, are drawn and not logged."""
         self._installed = contextlib.ExitStack()
         self._sink: JsonlSink | None = None
 
     def before_step(self, progress: Progress) -> None:
+        self.steps_begun += 1
         if self.takes_part and (progress.iteration + 1) % self.interval == 0:
             self.clock = StepClock(self.steps.chunks, self.ranks.device)
             self.steps.add(self.clock)
@@ -85,9 +89,10 @@ class TimelineCallback(Callback):
     def _report(self, progress: Progress, rows: Sequence[Sequence[float]]) -> None:
         one_host = self.ranks.identity.local_world_size == self.ranks.identity.world_size
         timelines = from_zero([self._timeline(number, row, one_host) for number, row in enumerate(rows)])
-        self.newest = {"exposed_communication": sum(row[2] for row in rows) / sum(row[1] for row in rows)}
-        if self.ranks.layout.pp > 1:
-            self.newest["pipeline_bubble"] = pipeline_bubble(self._pipelines(timelines).values())
+        if self.steps_begun > WARMUP_ITERATIONS:
+            self.newest = {"exposed_communication": sum(row[2] for row in rows) / sum(row[1] for row in rows)}
+            if self.ranks.layout.pp > 1:
+                self.newest["pipeline_bubble"] = pipeline_bubble(self._pipelines(timelines).values())
         if self._sink is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = JsonlSink(self.path, self.ranks.say)

@@ -19,12 +19,12 @@ from training.step import StepResult
 
 
 class HistoryCallback(Callback):
-    """Behind the evaluation, before the saves. Also a meter: ``restarts`` and ``goodput``, by rank 0 alone."""
+    """Before evaluations and saves. Also a meter: ``restarts`` and ``goodput``, by rank 0 alone."""
 
     def __init__(self, run_dir: Path, note: Note, evaluated_s: Callable[[], float], ranks: Ranks) -> None:
         """evaluated_s: the seconds that evaluations have taken so far in this process."""
         self.run_dir, self.note, self.evaluated_s, self.ranks = run_dir, note, evaluated_s, ranks
-        self.noted_s, self.stood_still_s = 0.0, 0.0
+        self.stalled_s, self.evaluated_before_s = 0.0, 0.0
         self.first_step_s: float | None = None
         self.restarts, self.productive_before_s, self.wall_before_s, self.began_s = 0, 0.0, 0.0, time.monotonic()
 
@@ -37,26 +37,16 @@ class HistoryCallback(Callback):
         self.began_s = time.monotonic()
 
     def after_step(self, progress: Progress, result: StepResult) -> None:
-        spent_s = self.evaluated_s() - self.noted_s
         if self.first_step_s is None:
-            self.first_step_s = time.monotonic()
+            self.first_step_s, self.evaluated_before_s = time.monotonic(), self.evaluated_s()
             self.note("first_step", progress.iteration)
-        elif spent_s:
-            self.stood_still_s += spent_s
-        self._note_evaluation(progress, spent_s)
 
     def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
-        self.stood_still_s += stall_s
+        self.stalled_s += stall_s
         self.note("save", progress.iteration, seconds=round(stall_s, 3))
 
     def stop(self, progress: Progress, reason: Reason) -> None:
-        self._note_evaluation(progress, self.evaluated_s() - self.noted_s)  # on tasks, after the last save
         self.note("stop", progress.iteration, reason=reason)
-
-    def _note_evaluation(self, progress: Progress, spent_s: float) -> None:
-        if spent_s:
-            self.noted_s += spent_s
-            self.note("evaluation", progress.iteration, seconds=round(spent_s, 3))
 
     def report(self) -> Mapping[str, float]:
         """Of all starts until now."""
@@ -64,9 +54,30 @@ class HistoryCallback(Callback):
             return {}
         now_s, productive_s = time.monotonic(), self.productive_before_s
         if self.first_step_s is not None:
-            productive_s += now_s - self.first_step_s - self.stood_still_s
+            evaluated_s = self.evaluated_s() - self.evaluated_before_s
+            productive_s += now_s - self.first_step_s - self.stalled_s - evaluated_s
         wall_s = self.wall_before_s + now_s - self.began_s
         return {"restarts": self.restarts, "goodput": max(0.0, productive_s) / max(wall_s, 1e-9)}
+
+
+class EvaluationNotes(Callback):
+    """Behind the evaluations, also those that follow the last save: keeps how long each took, as it ends."""
+
+    def __init__(self, note: Note, evaluated_s: Callable[[], float]) -> None:
+        """evaluated_s: the seconds that evaluations have taken so far in this process."""
+        self.note, self.evaluated_s, self.noted_s = note, evaluated_s, 0.0
+
+    def after_step(self, progress: Progress, result: StepResult) -> None:
+        self._note(progress)
+
+    def after_save(self, progress: Progress, path: Path, stall_s: float) -> None:
+        self._note(progress)
+
+    def _note(self, progress: Progress) -> None:
+        spent_s = self.evaluated_s() - self.noted_s
+        if spent_s:
+            self.noted_s += spent_s
+            self.note("evaluation", progress.iteration, seconds=round(spent_s, 3))
 
 
 def facts(ranks: Ranks) -> dict[str, object]:

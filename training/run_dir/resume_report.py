@@ -15,7 +15,7 @@ MOST_CHANGES = 12
 MOST_CHARACTERS = 2000
 """Of a row."""
 
-_NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.")
+_NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.", "profile.")
 _NEUTRAL = frozenset({
     "device", "data.cache_dir", "parallel.distributed_timeout_minutes",
     "train.callbacks", "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens",

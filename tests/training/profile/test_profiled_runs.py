@@ -217,7 +217,7 @@ def test_of_many_ranks_one_pipeline_is_measured(
 ) -> None:
     """As of more than 16 ranks: one rank a stage, of four."""
     monkeypatch.setattr(timeline, "MOST_RANKS", 3)
-    flags = ("--train.train_iters", "2", "--profile.timeline_interval", "2")
+    flags = ("--train.train_iters", "3", "--profile.timeline_interval", "3")  # the first two are not logged
     pp2 = ("--parallel.pipeline_model_parallel_size", "2")
     metrics = train(prepared, configuration(tmp_path, *flags, *pp2), 4)
     [found] = Run(tmp_path, metrics, "").timelines()
