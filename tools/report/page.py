@@ -107,7 +107,8 @@ def _loss(runs: Sequence[RunData]) -> str:
     if len(runs) > 1:
         main += curves.chart(runs, LOSS[1:], "Validation loss", small=False, text="{:.4f}".format)
     named = [name for name in curves.all_names(runs) if name.startswith("validation_loss/")]
-    more = [curves.chart(runs, named[:12], "validation losses")] if named else []
+    caption = f"validation loss of {named[0].partition('/')[2]}" if len(named) == 1 else "validation losses"
+    more = [curves.chart(runs, named[:12], caption)] if named else []
     mtp = [name for name in curves.all_names(runs) if name.startswith("mtp_loss")]
     more += [curves.chart(runs, mtp, "losses of multi-token prediction")] if mtp else []
     return main + grid([
