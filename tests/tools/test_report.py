@@ -263,7 +263,7 @@ def test_only_communication_is_exposed(tmp_path: Path) -> None:
 
 
 def test_a_short_run(tmp_path: Path) -> None:
-    """Nothing of it is cut off as a spike, its loss is not the mean of the whole, its only validation set has a name."""
+    """Nothing of it is cut off as a spike, its loss is no mean of the whole, its only validation set has a name."""
     lines: list[dict[str, object]] = [{"iteration": at, "loss": 9.0 - at / 2} for at in range(1, 13)]
     held = ((4, 4.626), (8, 4.4), (12, 4.365))
     lines += [{"iteration": at, "validation_loss": loss, "validation_loss/held": loss + 0.2} for at, loss in held]

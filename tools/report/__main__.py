@@ -10,6 +10,7 @@ themselves when they end (log.report). --bundle collects what a bug report needs
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import tyro
@@ -36,14 +37,13 @@ class WriteReport:
 
     bundle: Path | None = None
     """Write no page but this archive (.tar.gz): logs, stacks, verdicts, metrics, versions and configuration of one run,
-    for a bug report. Without a name: RUN_DIR-bundle.tar.gz beside the folder. Values that look like secrets are replaced.
-    """
+    for a bug report. Without a name: RUN_DIR-bundle.tar.gz beside the folder. What looks like a secret is replaced."""
 
 
 def with_bundle_name(arguments: Sequence[str]) -> list[str]:
     """--bundle without a name, at the end or before another flag, gets "." as its name: the usual one."""
     found: list[str] = []
-    for argument, behind in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for argument, behind in pairwise([*arguments, "--"]):
         found += [argument, "."] if argument == "--bundle" and behind.startswith("--") else [argument]
     return found
 

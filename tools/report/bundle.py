@@ -31,8 +31,8 @@ HEAD_BYTES, TAIL_BYTES = 64 << 10, 4 << 20
 """Kept of a file: its beginning and its end, whole lines."""
 MOST_LOGS = 40
 FILES = (
-    "history.jsonl", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "samples.jsonl", "owner.json", "skipped_samples.json",
-    "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt", "nonfinite/iter_*/found.json",
+    "history.jsonl", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "samples.jsonl", "owner.json",
+    "skipped_samples.json", "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt", "nonfinite/iter_*/found.json",
     "profile/iter_*/*summary.json", "profile/timeline.jsonl",
 )  # fmt: skip
 VARIABLES = ("NCCL_", "CUDA_", "SLURM_", "TORCH", "OMP_", "UCX_", "FI_", "NVTE_", "GLOO_", "TRIPLANE_", "PYTORCH_")

@@ -149,7 +149,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSO
 
 
 def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:
-    """The newest lines that are objects with an iteration. Others are counted in ``unreadable``, but a torn last one."""
+    """The newest lines that are objects with an iteration. Others count as ``unreadable``, but for a torn last one."""
     data = b""
     with contextlib.suppress(OSError, InputError):
         data = read_bytes(folder / name, 256 << 20)

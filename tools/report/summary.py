@@ -129,7 +129,8 @@ def several(runs: Sequence[RunData]) -> str:
         validation, mfu = run.metrics.last("validation_loss"), run.metrics.last("mfu")
         rows.append((
             run.name, STATES[run.status][0], f"{run.iteration:,}", short(run.metrics.last("consumed_tokens") or 0),
-            f"{_mean(loss.values[-_present(loss) :]):.4f}" if loss else "", f"{validation:.4f}" if validation is not None else "",
+            f"{_mean(loss.values[-_present(loss) :]):.4f}" if loss else "",
+            f"{validation:.4f}" if validation is not None else "",
             f"{_median(speed):,.0f}" if speed else "", f"{mfu:.1%}" if mfu is not None else "",
             f"{run.goodput.share:.1%}" if run.goodput.wall_s else "", f"{run.goodput.restarts}",
         ))  # fmt: skip
