@@ -32,8 +32,8 @@ HEAD_BYTES, TAIL_BYTES = 64 << 10, 4 << 20
 MOST_LOGS = 40
 FILES = (
     "history.jsonl", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "samples.jsonl", "owner.json",
-    "skipped_samples.json", "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt", "nonfinite/iter_*/found.json",
-    "profile/iter_*/*summary.json", "profile/timeline.jsonl",
+    "skipped_samples.json", "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt",
+    "nonfinite/iter_*/found.json", "profile/iter_*/*summary.json", "profile/timeline.jsonl",
 )  # fmt: skip
 VARIABLES = ("NCCL_", "CUDA_", "SLURM_", "TORCH", "OMP_", "UCX_", "FI_", "NVTE_", "GLOO_", "TRIPLANE_", "PYTORCH_")
 """Beginnings of the environment's names that training heeds."""
