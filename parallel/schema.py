@@ -229,12 +229,26 @@ def _check_anything(value: object, place: str, reading: SchemaWalk) -> None:
 def text_problem(text: str) -> str | None:
     """What of ``text`` no terminal and no file name should get; None where nothing is."""
     for position, character in enumerate(text if not text.isprintable() else ""):
-        code = ord(character)
-        if (code < 32 and character not in "\n\t\r") or 127 <= code < 160:
-            return f"a control character (U+{code:04X}) at character {position + 1}"
-        if 0xD800 <= code < 0xE000:
+        if _is_control(character):
+            return f"a control character (U+{ord(character):04X}) at character {position + 1}"
+        if _is_surrogate(character):
             return f"half a surrogate pair, or a byte that is no UTF-8, at character {position + 1}"
     return None
+
+
+def without_problems(text: str) -> str:
+    """``text`` with U+FFFD for each character in which ``text_problem`` sees one: a reader takes it."""
+    if text.isprintable():
+        return text
+    return "".join("\ufffd" if _is_control(one) or _is_surrogate(one) else one for one in text)
+
+
+def _is_control(character: str) -> bool:
+    return (character < " " and character not in "\n\t\r") or "\x7f" <= character < "\xa0"
+
+
+def _is_surrogate(character: str) -> bool:
+    return "\ud800" <= character < "\ue000"
 
 
 def shown(value: object) -> str:

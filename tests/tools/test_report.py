@@ -17,6 +17,8 @@ from tests.tools.page_checks import check_page, sections_of
 from tests.tools.report_folder import ITERATIONS, KILLED, RESUMED, write_run
 from tools.report import page
 from tools.report.__main__ import main
+from tools.report.curves import limits
+from tools.report.markup import value_text
 from tools.report.metrics_table import MOST_TABLES, read_metrics
 from tools.report.page import render
 from tools.report.run_data import read_run
@@ -108,6 +110,7 @@ def test_the_page_of_the_run(killed: tuple[Path, str]) -> None:
     assert "validation_loss" in found["loss"] and "tokens" in found["loss"]
     assert "start 2" in found["goodput"] and "lost" in found["goodput"]
     assert "predicted" in found["memory"] and "measured" in found["memory"]
+    assert "training is done" in found["events"] and "exit code 0" in found["events"]
     assert "killed by SIGKILL" in found["events"] and "4 checkpoints committed" in found["events"]
     assert "train.eval_interval" in found["configuration"] and "train.seed" not in found["configuration"]
     assert "stage 0, rank 1" in found["pipeline"] and "rank 1: update: " in found["pipeline"]
@@ -232,6 +235,45 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
     lines += [f'{{"iteration": {at}, "loss": {value}, "own": 1}}' for at, value in enumerate(["1" * 400] * 3, 20)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     check_page(render([read_run(tmp_path)]))
+
+
+def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    """A control character in a sample of an older version; a torn last line is none of them."""
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 2.0}\n')
+    lines = [
+        json.dumps({"iteration": at, "prompt": "p", "text": text}) for at, text in enumerate(("a\x19", "b\x85", "c"))
+    ]
+    (tmp_path / "samples.jsonl").write_text("\n".join([*lines, '{"iteration": 3, "te']))
+    run = read_run(tmp_path)
+    assert [line["text"] for line in run.samples] == ["c"] and run.unreadable == {"samples.jsonl": 2}
+    assert "2 lines of samples.jsonl cannot be read." in check_page(render([run]))
+
+
+def test_a_value_is_spelled_as_in_a_recipe() -> None:
+    values = ["a", None, True, ["my_cb:X", 'a"b'], [1, 2.5, False], [{"name": "x"}]]
+    spelled = ["a", "unset", "true", '["my_cb:X", "a\\"b"]', "[1, 2.5, false]", '[{name = "x"}]']
+    assert [value_text(value) for value in values] == spelled
+
+
+def test_only_communication_is_exposed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    heads = re.findall(r"<tr>(<th.*?)</tr>", sections_of(render([read_run(tmp_path)]))["profiles"])
+    assert [re.findall(r">([^<]+)<", head)[0] for head in heads] == ["kernel or operator", "communication", "host wait"]
+    assert ["exposed" in head for head in heads] == [False, True, False]
+
+
+def test_a_short_run(tmp_path: Path) -> None:
+    """Nothing of it is cut off as a spike, its loss is no mean of the whole, its only validation set has a name."""
+    lines: list[dict[str, object]] = [{"iteration": at, "loss": 9.0 - at / 2} for at in range(1, 13)]
+    held = ((4, 4.626), (8, 4.4), (12, 4.365))
+    lines += [{"iteration": at, "validation_loss": loss, "validation_loss/held": loss + 0.2} for at, loss in held]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = render([read_run(tmp_path)])
+    words = check_page(text)
+    assert "beyond this scale" not in text and "Loss 3.0000, validation loss 4.3650." in words
+    assert "validation loss of held" in words
+    low, high = limits([4.626, 4.4, 4.365]) or (0, 0)
+    assert low < 4.365 and high > 4.626
 
 
 def test_tables_are_thinned_and_the_newest_is_kept(tmp_path: Path) -> None:

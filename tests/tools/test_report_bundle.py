@@ -76,6 +76,12 @@ def test_the_archive_has_what_helps_and_no_secret(run: Path, tmp_path: Path) -> 
     assert archive.stat().st_mode & 0o077 == 0
 
 
+def test_a_bundle_without_a_name_lies_beside_the_folder(run: Path) -> None:
+    assert main([str(run), "--bundle"]) == 0
+    found = contents(run.with_name("run-bundle.tar.gz"))
+    assert "def read(self, path)" in found["samples.jsonl"] and "hellaswag" in found["evaluations.jsonl"]
+
+
 def test_what_is_no_secret_stays() -> None:
     text = "tokens/wiki: 12345678, tokenizer = byte, moe_token_dispatcher_type: alltoall, key 3, monkey: bananas1"
     assert scrubbed(text, {"HOME_TOKEN": "ab"}) == text

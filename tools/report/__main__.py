@@ -1,7 +1,7 @@
 """Write a page about a run, or about several side by side, from what lies in their folders.
 
     python -m tools.report RUN_DIR [RUN_DIR ...] [--output FILE]
-    python -m tools.report RUN_DIR --bundle FILE.tar.gz
+    python -m tools.report RUN_DIR --bundle [FILE.tar.gz]
 
 The page is one file without a script that needs no network; it can be written while the run goes on. Runs write it
 themselves when they end (log.report). --bundle collects what a bug report needs, without secrets.
@@ -10,6 +10,7 @@ themselves when they end (log.report). --bundle collects what a bug report needs
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import tyro
@@ -36,12 +37,22 @@ class WriteReport:
 
     bundle: Path | None = None
     """Write no page but this archive (.tar.gz): logs, stacks, verdicts, metrics, versions and configuration of one run,
-    for a bug report. Values that look like secrets are replaced."""
+    for a bug report. Without a name: RUN_DIR-bundle.tar.gz beside the folder. What looks like a secret is replaced."""
+
+
+def with_bundle_name(arguments: Sequence[str]) -> list[str]:
+    """--bundle without a name, at the end or before another flag, gets "." as its name: the usual one."""
+    found: list[str] = []
+    for argument, behind in pairwise([*arguments, "--"]):
+        found += [argument, "."] if argument == "--bundle" and behind.startswith("--") else [argument]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: written."""
-    job = parse_flags(WriteReport, argv, "python -m tools.report", __doc__)
+    job = parse_flags(
+        WriteReport, with_bundle_name(sys.argv[1:] if argv is None else argv), "python -m tools.report", __doc__
+    )
     try:
         if not job.run_dirs:
             raise UserError("no run's folder is given. Expected: python -m tools.report RUN_DIR [RUN_DIR ...]")

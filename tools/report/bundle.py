@@ -31,9 +31,9 @@ HEAD_BYTES, TAIL_BYTES = 64 << 10, 4 << 20
 """Kept of a file: its beginning and its end, whole lines."""
 MOST_LOGS = 40
 FILES = (
-    "history.jsonl", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "owner.json", "skipped_samples.json",
-    "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt", "nonfinite/iter_*/found.json",
-    "profile/iter_*/*summary.json", "profile/timeline.jsonl",
+    "history.jsonl", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "samples.jsonl", "owner.json",
+    "skipped_samples.json", "done", "requeue", "watch/start-*/*.json", "watch/start-*/stacks-*.txt",
+    "nonfinite/iter_*/found.json", "profile/iter_*/*summary.json", "profile/timeline.jsonl",
 )  # fmt: skip
 VARIABLES = ("NCCL_", "CUDA_", "SLURM_", "TORCH", "OMP_", "UCX_", "FI_", "NVTE_", "GLOO_", "TRIPLANE_", "PYTORCH_")
 """Beginnings of the environment's names that training heeds."""
@@ -45,10 +45,17 @@ COMMANDS = (
 )
 
 
+UNNAMED = Path()
+"""Stands for the archive's usual name: RUN_DIR-bundle.tar.gz, beside the folder."""
+
+
 def write_bundle(run_dirs: Sequence[Path], archive: Path) -> str:
     """Write the archive; what was done, in a sentence. Raises UserError where it cannot be."""
     if len(run_dirs) != 1:
         raise UserError(f"--bundle takes one run's folder, found {len(run_dirs)}.")
+    if archive == UNNAMED:
+        folder = run_dirs[0].resolve()
+        archive = folder.with_name(f"{folder.name}-bundle.tar.gz")
     if not archive.name.endswith((".tar.gz", ".tgz")):
         raise UserError(f"--bundle {archive}: expected a name that ends in .tar.gz.")
     run_dir, environ = run_dirs[0], os.environ

@@ -16,6 +16,8 @@ WARM_UP = 0.05
 """Share of the iterations at the beginning whose values do not widen an axis far."""
 SPIKE = 4.0
 """Times the height of all but the highest values, beyond which a chart does not reach; spikes stand at its edge."""
+CUT_FROM = 20
+"""Values from which on an axis may leave out the highest: of fewer, none is known to be a spike."""
 SMOOTHED_FROM = 150
 """Points from which on a noisy curve has a smoothed one over it."""
 UPPER = re.compile(r"\b(gpu|mfu|hfu|tflops|sm|mtp|rms|gib)\b")
@@ -28,8 +30,9 @@ def limits(values: Sequence[float], zero: bool = False, log: bool = False) -> tu
     finite = [value for value in values if abs(value) < 1e300 and (not log or value > 0)]
     if not finite:
         return None
-    later = sorted(finite[int(WARM_UP * len(finite)) :])
-    low, high, usual = min(later[0], finite[-1]), max(finite), later[int(0.99 * (len(later) - 1))]
+    later = sorted(finite[int(WARM_UP * len(finite)) :] if len(finite) >= CUT_FROM else finite)
+    low, high = min(later[0], finite[-1]), max(finite)
+    usual = later[int(0.99 * (len(later) - 1))] if len(finite) >= CUT_FROM else high
     low = min(0.0, low) if zero else low
     if log:
         return low / 1.2, max(high, low) * 1.2

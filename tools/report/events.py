@@ -24,7 +24,9 @@ COLOURS = {
     "restart": "var(--c7)", "layout change": "var(--c3)", "skipped or replayed update": "var(--bad)",
     "spike": "var(--c5)",
 }  # fmt: skip
-EXITS = {0: "as asked", 2: "bad input", STOPPED: "stopped on request, saved"}
+EXITS = {2: "bad input", STOPPED: "stopped on request, saved"}
+STOPS = {"done": "training is done", "requested": "stopped on request"}
+"""By the reason of training/loop.py."""
 
 
 def marks(run: RunData) -> list[Mark]:
@@ -79,7 +81,7 @@ def sentences(run: RunData) -> Iterator[tuple[Event, str]]:
             yield event, _begins(event, begun)
             begun = event
         elif event.event == "stop":
-            yield event, f"the loop ends: {event.text('reason')}"
+            yield event, STOPS.get(reason := event.text("reason"), f"stopped at {reason}")
         elif event.event == "end":
             yield event, _ends(event)
         elif event.event == "death":
@@ -101,8 +103,8 @@ def _begins(event: Event, before: Event | None) -> str:
 
 def _ends(event: Event) -> str:
     code, text = int(event.number("exit_code")), event.text("text")
-    how = EXITS.get(code, f"exit code {code}")
-    return f"ended: {how}{f': {text}' if text else ''}"
+    how = f" ({EXITS[code]})" if code in EXITS else ""
+    return f"exit code {code}{how}{f': {text}' if text else ''}"
 
 
 def event_table(run: RunData) -> str:

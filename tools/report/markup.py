@@ -1,5 +1,6 @@
 """HTML from texts that are not trusted: every one is escaped here."""
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 
@@ -104,4 +105,15 @@ def value_text(value: object) -> str:
     """A field of a configuration as a recipe has it; "unset" for none."""
     if value is None:
         return "unset"
+    return value if isinstance(value, str) else _toml(value)
+
+
+def _toml(value: object) -> str:
+    """A value within one line of TOML."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {_toml(inner)}' for name, inner in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -93,21 +93,26 @@ def _loss(runs: Sequence[RunData]) -> str:
         for gone in (runs[0].metrics.lost[-20:] if len(runs) == 1 else ())
     ]  # fmt: skip
     keys = events.mark_names(marks) | ({"done again after a restart": "var(--pale)"} if lost else {})
-    main = curves.chart(
-        runs,
-        LOSS[: 2 if len(runs) == 1 else 1],
-        "Loss",
-        small=False,
-        smooth=True,
-        marks=marks,
-        mark_names=keys,
-        extra=lost,
-        text="{:.4f}".format,
+    wide, narrow = (
+        curves.chart(
+            runs,
+            LOSS[: 2 if len(runs) == 1 else 1],
+            "Loss",
+            small=small,
+            smooth=True,
+            marks=marks,
+            mark_names=keys,
+            extra=lost,
+            text="{:.4f}".format,
+        )
+        for small in (False, True)
     )
+    main = f"<div class=wide>{wide}</div>\n<div class=narrow>{narrow}</div>\n" if wide else ""
     if len(runs) > 1:
         main += curves.chart(runs, LOSS[1:], "Validation loss", small=False, text="{:.4f}".format)
     named = [name for name in curves.all_names(runs) if name.startswith("validation_loss/")]
-    more = [curves.chart(runs, named[:12], "validation losses")] if named else []
+    caption = f"validation loss of {named[0].partition('/')[2]}" if len(named) == 1 else "validation losses"
+    more = [curves.chart(runs, named[:12], caption)] if named else []
     mtp = [name for name in curves.all_names(runs) if name.startswith("mtp_loss")]
     more += [curves.chart(runs, mtp, "losses of multi-token prediction")] if mtp else []
     return main + grid([

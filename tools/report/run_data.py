@@ -24,8 +24,9 @@ from training.start_record import death, last_line, last_without_end
 
 SILENT_S = 120.0
 """An owner on another machine whose heartbeat's file is older does not run."""
+EVALUATIONS, SAMPLES, TIMELINE = "evaluations.jsonl", "samples.jsonl", "profile/timeline.jsonl"
 MOST_SAMPLES, MOST_EVALUATIONS, MOST_STEPS = 2000, 20_000, 500
-"""Lines of samples.jsonl, evaluations.jsonl, and profile/timeline.jsonl: the newest ones."""
+"""Lines of these files: the newest ones."""
 GOOD_ENDS = (0, 75)
 
 Status = Literal["running", "done", "stopped", "failed", "unknown"]
@@ -51,6 +52,8 @@ class RunData:
     timeline: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Name of the folder, and its summary.json; newest last."""
+    unreadable: dict[str, int] = field(default_factory=dict)
+    """File -> how many of its lines cannot be read, of those that have any."""
     read_s: float = 0.0
     """When, in Unix seconds."""
 
@@ -81,20 +84,23 @@ def read_run(folder: Path) -> RunData:
     now_s = time.time()
     written = last_line(folder / "metrics.jsonl").get("time_s")
     last_s = float(written) if isinstance(written, int | float) else 0.0
+    metrics = read_metrics(folder / "metrics.jsonl")
+    unreadable = {"metrics.jsonl": metrics.unreadable} if metrics.unreadable else {}
     return RunData(
         folder=folder,
         name=folder.resolve().name,
-        metrics=read_metrics(folder / "metrics.jsonl"),
+        metrics=metrics,
         events=events,
         status=status,
         verdict=verdict,
         goodput=measured_goodput(events, now_s if status == "running" else None, last_s),
         config=_config(folder),
         defaults=dict(_flat(redacted(toml_table(dump(RunConfig()), "defaults")))),
-        evaluations=list(_lines(folder / "evaluations.jsonl", MOST_EVALUATIONS)),
-        samples=list(_lines(folder / "samples.jsonl", MOST_SAMPLES)),
-        timeline=list(_lines(folder / "profile" / "timeline.jsonl", MOST_STEPS)),
+        evaluations=_lines(folder, EVALUATIONS, MOST_EVALUATIONS, unreadable),
+        samples=_lines(folder, SAMPLES, MOST_SAMPLES, unreadable),
+        timeline=_lines(folder, TIMELINE, MOST_STEPS, unreadable),
         profiles=list(_profiles(folder)),
+        unreadable=unreadable,
         read_s=now_s,
     )
 
@@ -142,16 +148,25 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JSO
             yield prefix + name, value
 
 
-def _lines(path: Path, most: int) -> Iterator[dict[str, Any]]:
-    """The newest lines that are objects with an iteration."""
-    lines: list[bytes] = []
+def _lines(folder: Path, name: str, most: int, unreadable: dict[str, int]) -> list[dict[str, Any]]:
+    """The newest lines that are objects with an iteration. Others count as ``unreadable``, but for a torn last one."""
+    data = b""
     with contextlib.suppress(OSError, InputError):
-        lines = read_bytes(path, 256 << 20).splitlines()[-most:]
-    for line in lines:
-        with contextlib.suppress(InputError):
-            record = parse_json(line, dict[str, JSON])
-            if type(record.get("iteration")) is int and 0 <= record["iteration"] < 2**63:
-                yield record
+        data = read_bytes(folder / name, 256 << 20)
+    lines = data.splitlines(keepends=True)[-most:]
+    read = [record for line in lines if (record := _record(line)) is not None]
+    whole = sum(1 for line in lines if line.strip() and (line.endswith(b"\n") or _record(line) is not None))
+    if whole > len(read):
+        unreadable[name] = whole - len(read)
+    return read
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(InputError):
+        record = parse_json(line, dict[str, JSON])
+        if type(record.get("iteration")) is int and 0 <= record["iteration"] < 2**63:
+            return dict(record)
+    return None
 
 
 def _profiles(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:

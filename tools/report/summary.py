@@ -13,6 +13,8 @@ from training.run_dir.goodput import SPENT
 
 RECENT = 100
 """Lines of metrics that count as the present."""
+MOST_AVERAGED = 12
+"""Lines of metrics that the present loss is a mean of, and at most a tenth of all."""
 SLOWER = 0.9
 """Of the best speed, below which it is said."""
 GOODPUT_FROM_S = 3600.0
@@ -42,10 +44,11 @@ def sentences(run: RunData) -> Iterator[str]:
     tokens = metrics.last("consumed_tokens")
     yield f"Iteration {run.iteration:,}{share}{f', {short(tokens)} tokens' if tokens is not None else ''}."
     if (loss := metrics.column("loss")) is not None:
-        recent = _mean(loss.values[-20:])
         validation = metrics.column("validation_loss")
         held = f", validation loss {validation.values[-1]:.4f}" if validation else ""
-        yield f"Loss {recent:.4f} (mean of the last {min(20, len(loss.values))} lines){held}."
+        lines = _present(loss)
+        of = f" (mean of the last {lines} lines)" if lines > 1 else ""
+        yield f"Loss {_mean(loss.values[-lines:]):.4f}{of}{held}."
     if (speed := metrics.column("tokens_per_s_per_gpu")) is not None:
         mfu = metrics.last("mfu")
         yield f"{_median(speed):,.0f} tokens/s per rank{f', MFU {mfu:.1%}' if mfu is not None else ''}."
@@ -83,8 +86,8 @@ def concerns(run: RunData) -> Iterator[str]:
             yield f"{share:.1%} {words} ({name})."
     if (dead := metrics.last("dead_experts")) is not None and dead > 0:
         yield f"{counted(dead, 'expert')} got no token since the last line (dead_experts)."
-    if metrics.unreadable:
-        yield f"{counted(metrics.unreadable, 'line')} of metrics.jsonl cannot be read."
+    for name, lines in run.unreadable.items():
+        yield f"{counted(lines, 'line')} of {name} cannot be read."
 
 
 def _found(run: RunData) -> Iterator[str]:
@@ -126,12 +129,18 @@ def several(runs: Sequence[RunData]) -> str:
         validation, mfu = run.metrics.last("validation_loss"), run.metrics.last("mfu")
         rows.append((
             run.name, STATES[run.status][0], f"{run.iteration:,}", short(run.metrics.last("consumed_tokens") or 0),
-            f"{_mean(loss.values[-20:]):.4f}" if loss else "", f"{validation:.4f}" if validation is not None else "",
+            f"{_mean(loss.values[-_present(loss) :]):.4f}" if loss else "",
+            f"{validation:.4f}" if validation is not None else "",
             f"{_median(speed):,.0f}" if speed else "", f"{mfu:.1%}" if mfu is not None else "",
             f"{run.goodput.share:.1%}" if run.goodput.wall_s else "", f"{run.goodput.restarts}",
         ))  # fmt: skip
     head = ("run", "state", "iteration", "tokens", "loss", "validation", "tok/s/GPU", "MFU", "goodput", "restarts")
     return table(head, rows, numbers=range(2, len(head)))
+
+
+def _present(loss: Column) -> int:
+    """How many of its last lines the present loss is a mean of: of a short run few, or it is that of the whole run."""
+    return max(1, min(MOST_AVERAGED, len(loss.values) // 10))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -16,6 +16,7 @@ KINDS = {"forward": "var(--c0)", "backward": "var(--c2)", "reduce": "var(--c1)",
 PASSES = ("forward", "backward")
 OTHER = "var(--c7)"
 TIMES = ("total_s", "exposed_s")
+"""Of a row; only communication can be hidden behind computation, and thus exposed."""
 WINDOW = {
     "compute_s": ("compute", "var(--c0)"), "exposed_communication_s": ("exposed communication", "var(--c1)"),
     "exposed_messages_s": ("exposed messages", "var(--c4)"), "idle_s": ("idle", "var(--paler)"),
@@ -109,14 +110,16 @@ def profiles(run: RunData) -> str:
     for key, words in (
         ("kernels", "kernel or operator"),
         ("communication", "communication"),
-        ("host_waits", "host waits in"),
+        ("host_waits", "host wait"),
     ):
+        times = TIMES if key == "communication" else TIMES[:1]
         lines = [
-            (*(row.get(one, "") for one in ("name", "where", "calls")), *(_seconds(row.get(one)) for one in TIMES))
+            (*(row.get(one, "") for one in ("name", "where", "calls")), *(_seconds(row.get(one)) for one in times))
             for row in _list(ranks[0].get(key))[:10]
             if isinstance(row, dict)
         ]  # fmt: skip
-        found += table((words, "where", "calls", "total", "exposed"), lines, numbers=(2, 3, 4))
+        heads = [time.removesuffix("_s") for time in times]
+        found += table((words, "where", "calls", *heads), lines, numbers=range(2, 3 + len(heads)))
     return found
 
 

@@ -18,11 +18,18 @@ STYLE = """
 }
 .chart { overflow-x: auto } .chart svg { max-width: 100%; min-width: 720px; height: auto }
 .chart.small svg { min-width: 0 }
+@media screen and (max-width: 750px) {
+  .chart:not(.small)::before { content: "scroll sideways \\2192"; position: sticky; left: 0; display: block;
+    width: max-content; font-size: 11px; color: var(--axis) }
+}
+.narrow { display: none }
+@media screen and (max-width: 600px) { .narrow { display: block } .wide { display: none } }
 @media print {
   :root { color-scheme: light } .chart { overflow: visible; break-inside: avoid } .chart svg { min-width: 0 }
 }
 """
-"""For the page that holds charts: ink and paper in light and dark, and charts that scroll where a page is narrow."""
+"""For the page that holds charts: ink and paper in light and dark, and charts that scroll where a page is narrow,
+or that are there twice, ``wide`` and ``narrow``."""
 COLOURS = tuple(f"var(--c{number})" for number in range(8))
 FAINT = ' stroke-opacity="0.35"'
 LETTER = 6.6

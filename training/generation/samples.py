@@ -11,6 +11,7 @@ from data.tokenizers import Tokenizer
 from parallel.ddp import Chunks
 from parallel.errors import SharedMistake, printable
 from parallel.groups import Ranks
+from parallel.schema import without_problems
 from training.config.run_config import TrainConfig
 from training.generation.settings import Sampling, TextLimits
 from training.generation.texts import continue_prompts, prompt_ids
@@ -82,7 +83,10 @@ class SampleCallback(Callback):
             self.ranks.say(f"asked to stop: the samples after iteration {iteration} are broken off")
 
     def _write(self, iteration: int, texts: list[tuple[str, str]]) -> None:
-        """A line each, by rank 0. A disk that does not take them ends no training."""
+        """A line each, by rank 0. A disk that does not take them ends no training.
+
+        A model of bytes writes control characters, which no reader takes: U+FFFD stands for them.
+        """
         if self.ranks.rank != 0:
             return
         try:
@@ -91,5 +95,5 @@ class SampleCallback(Callback):
             self.ranks.say(f"warning: {self.run_dir / FILE} cannot be written: {error.strerror}")
             return
         for prompt, text in texts:
-            file.write(iteration, {"prompt": prompt, "text": text})
+            file.write(iteration, {"prompt": without_problems(prompt), "text": without_problems(text)})
         file.close()
