@@ -238,7 +238,7 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
 
 
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    """A control character in a sample of an older version; a torn last line is none of them."""
+    """A control character in a sample of an older version; a torn last line is not counted."""
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 2.0}\n')
     lines = [
         json.dumps({"iteration": at, "prompt": "p", "text": text}) for at, text in enumerate(("a\x19", "b\x85", "c"))
