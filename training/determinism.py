@@ -12,5 +12,6 @@ def set_debugging(train: TrainConfig) -> None:
     pass's stack for each operation, for errors of the backward pass; it does not look for NaN, which fault.nonfinite
     does: that names rank, microbatch and module, after the same microbatches ran again.
     """
-    torch.use_deterministic_algorithms(train.deterministic_mode)
+    if train.deterministic_mode:  # the call imports torch's compiler, seconds on every rank
+        torch.use_deterministic_algorithms(True)
     torch.autograd.set_detect_anomaly(train.detect_anomaly, check_nan=False)

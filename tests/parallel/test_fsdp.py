@@ -249,6 +249,7 @@ def _compare_with_megatrons(config: RunConfig, shape: GPTShape, ranks: Ranks) ->
     wrapped = megatrons.TorchFullyShardedDataParallel(
         chunk.config, DistributedDataParallelConfig(), chunk, process_group=ranks.pgs.dp_cp
     )
+    wrapped.own_loss = None  # as of a chunk, which our unwrap() does not find in this wrapper
     chunk.config.no_sync_func, chunk.config.finalize_model_grads_func = wrapped.no_sync, finalize_model_grads
     run_schedule([wrapped], microbatches(config, ranks), ranks, config.model.seq_length, 1, forward_only=False)
     found = chunk.decoder.final_norm.weight.grad.full_tensor()

@@ -46,8 +46,8 @@ from data.config import DataConfig
 from data.prepare import prepare
 prepared = prepare(DataConfig(tokenizer="byte", cache_dir=sys.argv[2]), lambda _: None)
 before, train = set(sys.modules), runs.one_run.train
-def observed(*args):
-    code = train(*args)
+def observed(*args, **kwargs):
+    code = train(*args, **kwargs)
     late = sorted(name for name in sys.modules.keys() - before if name.startswith(("numpy", "megatron")))
     Path(sys.argv[1], "late").write_text(" ".join(late))
     return code
