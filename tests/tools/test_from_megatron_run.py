@@ -30,7 +30,8 @@ cat > job.sh <<EOF
 #SBATCH --nodes=1
 srun bash -c 'torchrun --nproc_per_node \$GPUS pretrain_gpt.py ${MODEL[@]} --micro-batch-size 2 --global-batch-size 4 \
   --train-iters 5 --lr 1e-3 --eval-iters 1 --eval-interval 100 --hidden-dropout 0 --attention-dropout 0 \
-  --log-interval 1 --tokenizer-type NullTokenizer --vocab-size 257 --data-path $FOLDER/text.jsonl --split 8,1,1 --save $FOLDER/${NAME^^}'
+  --log-interval 1 --tokenizer-type NullTokenizer --vocab-size 257 --split 8,1,1 \
+  --data-path $FOLDER/text.jsonl --save $FOLDER/${NAME^^}'
 EOF
 GPUS=1 sbatch --export=ALL job.sh
 """

@@ -31,6 +31,7 @@ _RENAMED = {
     "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
     "path_to_cache": "data-cache-path", "bucket_size": "ddp-bucket-size", "nccl_ub": "use-nccl-ub",
     "average_in_collective": "ddp-average-in-collective", "use_te_rng_tracker": "te-rng-tracker",
+    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
     "fully_parallel_save": "ckpt-fully-parallel-save", "fully_parallel_load": "ckpt-fully-parallel-load",
 }  # fmt: skip
 _UNLESS = {

@@ -22,7 +22,7 @@ OTHER_MODEL: dict[str, str] = {
     "maximal update parametrisation, which scales outputs, logits and learning rates": """
         use-mup
     """,
-    "another optimizer; Triplane's is AdamW": """
+    "another optimizer than AdamW: optimizer.optimizer takes a class of yours": """
         optimizer=1|adam
     """,
     "another training than on next tokens: instructions, preferences, distillation": """
@@ -30,6 +30,9 @@ OTHER_MODEL: dict[str, str] = {
     """,
     "the model is that of the checkpoint, whatever flags say: leave it out, and give the model by flags": """
         use-checkpoint-args
+    """,
+    "its YAML file takes the place of all flags: translate that file": """
+        yaml-cfg=1
     """,
     "another model than a GPT": """
         vision-pretraining retro-add-retriever
@@ -39,15 +42,17 @@ OTHER_MODEL: dict[str, str] = {
 
 OTHER_MODELS: dict[str, str] = {
     r"alibi": "biases of attention by distance (ALiBi), which Triplane's layers do not have.",
-    r"ademamix": "settings of the optimizer AdEMAMix; Triplane's is AdamW.",
-    r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)": "another optimizer; Triplane's is AdamW.",
+    r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
+    r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
+        "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
     r"xielu": "the activation xIELU, which Triplane's MLPs do not have.",
     r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
     r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
         "layers of another architecture.",
     r"(^|-)(vision|image|images|pixel|tile|tiles|tiling|video|audio|speech|multimodal|language-model-type)(-|$)":
         "inputs beside text.",
-    r"(^|-)(z-?loss|label-smoothing)(-|$)": "another loss than cross entropy on next tokens.",
+    r"(^|-)(z-?loss|label-smoothing)(-|$)":
+        "another loss than cross entropy on next tokens: train.loss takes a function of yours.",
 }  # fmt: skip
 """Flags of forks of Megatron-LM that do so: a pattern of their names -> what they mean."""
 
@@ -235,9 +240,6 @@ UNSUPPORTED: dict[str, str] = {
         retro-cyclic-train-iters=1 retro-encoder-layers=1 retro-encoder-hidden-dropout=1
         retro-encoder-attention-dropout=1 retro-num-neighbors=1 retro-num-retrieved-chunks=1 retro-attention-gate=1
         retro-no-verify-neighbor-count retro-workdir=1 retro-return-doc-ids output-bert-embeddings bert-embedder-type=1
-    """,
-    "reads a configuration from a YAML file: give its values as flags": """
-        yaml-cfg=1
     """,
     "faults put into a run": """
         error-injection-rate=1|0 fault-injector-ranks=1 fault-injector-num-ranks=1 fault-injector-fault-types=1

@@ -96,7 +96,8 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
 def starts_megatron(words: Sequence[ScriptWord]) -> bool:
     """Whether words behind a program are flags of Megatron-LM's."""
     flags = known()
-    return sum(str(word)[2:].partition("=")[0] in flags for word in words if str(word).startswith("--")) > 1
+    found = [flags.get(str(word)[2:].partition("=")[0]) for word in words if str(word).startswith("--")]
+    return sum(flag is not None for flag in found) > 1 or flags["yaml-cfg"] in found
 
 
 def _bridge(source: Source, yaml: YamlValue, given: Mapping[str, str]) -> SourceReading:

@@ -2,8 +2,8 @@
 
     syntax         a script as a tree: words with their parts, and commands
     word_reader    from text to words
-    simple_parser, condition_parser, parser
-                   from text to commands, one line after the other, as bash reads them
+    parser         from text to commands, one line after the other, as bash reads them; over simple_parser and
+                   condition_parser
     variables      values, positional parameters, options; what is set by --set
     patterns       globs
     arithmetic     $(( ))
@@ -14,8 +14,7 @@
     status         whether a command succeeded, and how certain that is
     builtins       commands of bash's own that change variables
     text_programs  programs whose output is a function of their words: echo, basename, seq, tr, ...
-    streams, assignments, starting, branches, interpreter
-                   from commands to what they start, one layer over the other
+    interpreter    from commands to what they start; its layers are streams, assignments, starting and branches
 
 What is not known is a character of its own within a text (``tools.from_megatron.unknown``). tests/tools/
 test_shell_like_bash.py compares all of it with bash itself: the same words, or a word that is said to be unknown.
