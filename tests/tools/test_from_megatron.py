@@ -407,3 +407,8 @@ def test_going_on_in_megatrons_order_is_explained_where_a_run_is_loaded() -> Non
     notes = [next((line for line in drafted(flags).notes if "data.order" in line), "") for flags in (short, long)]
     assert 'data.order = "megatron".' in notes[0] and "data.megatron_train_samples = 146484375" in notes[1]
     assert not any("data.order" in line for line in drafted(short.replace("--load", "--save")).notes)
+
+
+def test_words_in_another_case_are_the_same_words() -> None:
+    recipe = recipe_of(f"{SMALLEST} --normalization rmsnorm --lr-decay-style COSINE")
+    assert (recipe.model.normalization, recipe.optimizer.lr_decay_style) == ("RMSNorm", "cosine")

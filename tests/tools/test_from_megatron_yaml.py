@@ -218,12 +218,72 @@ def test_a_field_that_no_flag_means_is_listed_unless_it_is_megatron_cores_defaul
     assert ["Not known to Megatron-LM 0.19.2, and left out:", found] in summary.blocks
 
 
+def test_what_a_bridge_configuration_says_beyond_flags_is_listed_or_refused() -> None:
+    layers = "  num_layers: 16\n"
+    refused = {
+        "model.teacher = {num_layers}": (layers, f"{layers}  teacher: {{num_layers: 4}}\n"),
+        "model.softmax_scale = 0.1": (layers, f"{layers}  softmax_scale: 0.1\n"),
+        "GemmaModelProvider7B": ("llama.llama_provider.Llama32ModelProvider1B", "gemma.x.GemmaModelProvider7B"),
+        "Qwen25VLModelProvider3B": ("Llama32ModelProvider1B", "Qwen25VLModelProvider3B"),
+        "model.transformer_layer_spec = a.b.my_spec": (layers, f"{layers}  transformer_layer_spec: a.b.my_spec\n"),
+        "GPTFIMDatasetConfig": ("GPTDatasetConfig", "GPTFIMDatasetConfig"),
+        "decoupled_weight_decay": ("clip_grad: 1.0", "clip_grad: 1.0, decoupled_weight_decay: false"),
+    }
+    for message, change in refused.items():
+        _, summary = converted(RUN_CONFIG.replace(*change), RUNS="/r")
+        assert len(summary.other_model) == 1 and message in summary.other_model[0], (message, summary.other_model)
+    listed = {
+        "dataset.blend_per_split = ": (
+            "  eod_mask_loss",
+            "  blend_per_split: [[[/a], null], null, null]\n  eod_mask_loss",
+        ),
+        "scheduler.max_steps = 5000": ("lr_warmup_iters: 20", "lr_warmup_iters: 20, max_steps: 5000"),
+        "logger.comet_project = x": ("log_interval: 10", "log_interval: 10, comet_project: x"),
+        "weird = {a}": ("profiling:", "weird: {a: 1}\nprofiling:"),
+        "train.train_iterations = 5": ("manual_gc: true", "manual_gc: true, train_iterations: 5"),
+    }
+    for message, change in listed.items():
+        recipe = RUN_CONFIG.replace(*change)
+        assert recipe != RUN_CONFIG
+        _, summary = converted(recipe, RUNS="/r")
+        assert any(message in line for line in summary.blocks[0]) and not summary.complete, message
+
+
+def test_a_bridge_configuration_in_other_spellings() -> None:
+    start, end = RUN_CONFIG.index("  num_layers:"), RUN_CONFIG.index("  seq_length: 8192")
+    nested = RUN_CONFIG[start:end].replace("\n  ", "\n    ").rstrip() + "\n"
+    text = RUN_CONFIG[:start] + "  transformer:\n  " + nested + RUN_CONFIG[end:]
+    text = text.replace("Llama32ModelProvider1B", "BridgeGPTModelConfig")
+    text = text.replace("  seq_length: 4096", "  seq_length: ${model.seq_length}").replace(
+        "seed: 7", 'seed: "${oc.env:S,9}"'
+    )
+    text = text.replace(
+        "use_nsys_profiler: false", "use_nsys_profiler: true, profile_step_start: 5, profile_ranks: [1]"
+    )
+    config, summary = converted(text, RUNS="/r")
+    assert (config.model.num_layers, config.model.num_query_groups, config.model.seq_length) == (16, 8, 8192)
+    assert config.train.seed == 9 and converted(text, RUNS="/r", S="3")[0].train.seed == 3
+    assert (config.profile.enable_profiling, config.profile.step_start, config.profile.ranks) == (True, 5, (1,))
+    assert not config.profile.use_pytorch_profiler and summary.complete, summary.blocks
+    states = "clip_grad: 1.0, exp_avg_dtype: {_target_: torch.float32, _call_: false}"
+    assert converted(RUN_CONFIG.replace("clip_grad: 1.0", states), RUNS="/r")[1].complete
+    assert not converted(RUN_CONFIG.replace("clip_grad: 1.0", states.replace("32", "16")), RUNS="/r")[1].complete
+
+
+def test_values_that_are_to_be_filled_in_are_named_all_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        converted(RUN_CONFIG.replace("/data/a", "<path to a>").replace("hidden_size: 2048", "hidden_size: ???"))
+    line = 1 + RUN_CONFIG.splitlines().index("  hidden_size: 2048")
+    assert f"line {line}: model.hidden_size: ???" in str(caught.value)
+    assert "dataset.blend.0.0: <path to a>" in str(caught.value)
+
+
 def test_overrides_need_the_model_s_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "llama32_1b_pretrain.yaml"
     path.write_text(OVERRIDES)
     assert main([str(path)]) == 2
     assert "as in --shape llama32_1b" in capsys.readouterr().err
-    assert main([str(path), "--shape", "llama32_1b"]) == 0
+    assert main([str(path), "--shape", "llama32_1b"]) == 1
     recipe = capsys.readouterr().out
     config = read_back(recipe)
     assert (config.model.shape, config.model.num_layers, config.model.seq_length) == ("llama32_1b", None, 4096)
@@ -232,6 +292,7 @@ def test_overrides_need_the_model_s_name(capsys: pytest.CaptureFixture[str], tmp
         100,
         10,
     )
+    assert "data.tokenizer: this file does not say it" in recipe and "data.paths: this file" in recipe
     assert "init_method_std" not in recipe and "is Triplane's default" in recipe
     assert main([str(path), "--shape", "llama32_1x"]) == 2
     assert main([SMALLEST, "--shape", "llama32_1b"]) == 2

@@ -113,6 +113,10 @@ def _keep_changes(draft: Draft, reading: SourceReading) -> None:
     draft.values = {name: value for name, value in draft.values.items() if draft.sources[name] in given}
     draft.put("model.shape", reading.shape, "--shape")
     draft.unsupported = [line for line in draft.unsupported if not line.startswith("no --")]
+    for name, flag in (("data.paths", "--data-path"), ("data.tokenizer", "--tokenizer-type")):
+        if any(line.startswith(f"no {flag}:") for line in draft.notes):
+            draft.notes = [line for line in draft.notes if not line.startswith(f"no {flag}:")]
+            draft.open.append(f"{name}: this file does not say it; the recipe that it changes does.")
     draft.notes.append(
         "what this file does not say is Triplane's default, and not that of the recipe which it changes: compare the "
         "learning rate, the batch and the schedule with it."

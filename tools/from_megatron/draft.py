@@ -69,6 +69,9 @@ class Draft:
                 return number(flag, text, choice)
             if fits(text, choice):
                 return text
+            words = typing.get_args(choice) if typing.get_origin(choice) is typing.Literal else ()
+            if same := [word for word in words if isinstance(word, str) and word.lower() == text.lower()]:
+                return same[0]  # forks spell it otherwise: rmsnorm
         lines = self.other_model if name.startswith("model.") else self.unsupported
         lines.append(f"--{flag} {text}: Triplane knows {type_name(expected)}.")
         return None

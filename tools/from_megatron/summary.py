@@ -16,13 +16,13 @@ MOST_CHANGES = 6
 
 def blocks(draft: Draft, problems: Sequence[str], typed: Sequence[str]) -> list[list[str]]:
     """Headings with their lines; empty ones are left out. typed: the words of the command, for the one to type next."""
-    further = how_to_give(draft.wanted, typed)
+    further = "\n".join(how_to_give(draft.wanted, typed)).replace(":\n  ", ": ").splitlines()
     found = [
         ["A run of this recipe would be refused:", *problems],
         ["Another model or another training without these, which are left out (--allow_partial):", *draft.other_model],
         ["Not known to Megatron-LM 0.19.2, and left out:", *draft.arguments.strays],
         ["Not supported, and left out:", *draft.unsupported],
-        ["Left open:", *draft.open, *([" ".join(line.strip() for line in further)] if further else [])],
+        ["Left open:", *draft.open, *further],
         ["Worth knowing:", *draft.notes],
         ["Changes nothing here:", *_by_reason(draft.irrelevant)],
     ]

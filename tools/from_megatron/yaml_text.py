@@ -1,5 +1,5 @@
-"""YAML from outside: every scalar as the text that stands there, with its line; no tags, and no more than anybody
-writes."""
+"""YAML from outside: every scalar as the text that stands there, with its line; no tags, and a bounded number of
+values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ type YamlValue = YamlText | list["YamlValue"] | dict[str, "YamlValue"]
 
 
 def read_yaml(text: str, where: str) -> YamlValue:
-    """The first document of a text. Raises UserError for what is no YAML, and for more than anybody writes."""
+    """The first document of a text. Raises UserError for what is no YAML, and for more than a configuration has."""
     if len(text) > MOST_BYTES:
         raise UserError(f"{where}: expected at most {MOST_BYTES:,} characters of YAML, found {len(text):,}.")
     try:

@@ -300,6 +300,7 @@ class ShellPrograms(ShellAssignments):
 
     def launch(self, fields: list[str], at: int) -> None:
         """Note a command that starts Megatron-LM."""
+
         def word(text: str) -> ScriptWord:
             return self.unknowns.word(self.unknowns.without_branches(text))
 

@@ -44,7 +44,7 @@ class ShellStreams(ABC):
         self.files: dict[str, str] = {}
         """By the path as the script writes it."""
         self.output: PrintedText | None = None
-        """None: a terminal, or a file that nobody in the script reads."""
+        """None: a terminal, or a file that no command in the script reads."""
         self.input: InputText | None = None
         """None: not known."""
 
