@@ -1,4 +1,4 @@
-# make demo | test | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
+# make demo | test | test-all | setup | lint | docs | bench | bench-checkpoint | bench-data | prove-gpu | prove-gpu-path | te-extension | against-megatron | faults | soak | monitoring.   In a container that brings torch and TE: make ... VENV=system
 SHELL := /bin/bash
 VENV ?= .venv
 WORKERS ?= 2
@@ -13,13 +13,17 @@ BASE_PYTHON := $(shell command -v python3.12 || ls $${HOME}/.pyenv/versions/3.12
 TE_VERSION := $(shell sed -n 's/^te = .*==\([0-9.]*\)".*/\1/p' pyproject.toml)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults soak monitoring bench-data clean
+.PHONY: demo test test-all setup lint docs bench bench-checkpoint prove-gpu prove-gpu-path te-extension against-megatron faults soak monitoring bench-data clean
 demo: setup
 	$(PYTHON) pretrain_gpt.py slurm/recipes/demo.toml
 
 # Files of tests are dealt to WORKERS processes; 1 to 2 cores each.
 test: setup .te/.ready
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# With the campaigns: every family, every layout; hours.
+test-all: setup .te/.ready te-extension
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --campaign
 
 setup: $(READY)
 

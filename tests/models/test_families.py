@@ -12,7 +12,7 @@ from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from training.cli.parse import parse_config
 
-# Elements of the published weights, tied ones once, of the repositories that families.py names.
+# Elements of the published weights, tied ones once, of the repositories that models.families names.
 ELEMENTS = {
     "gpt2": 124_439_808,
     "gpt2_medium": 354_823_168,

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from models.hf.architectures import ARCHITECTURES
 from models.hf.config_parts import freq
+from models.hf.families import ARCHITECTURES, TABLES
 from models.hf.shapes import TOKEN_IDS
-from models.hf.tables import TABLES, Entry, entries
+from models.hf.tables import Entry, entries
 from models.shapes import GPTShape
 from parallel.untrusted import read_text
 from tools.convert.checking import names_in

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from models import gpt
-from models.hf.tables import TABLES
+from models.hf.families import TABLES
 from models.sublayers import SUBLAYERS_PER_BLOCK
 from parallel import groups
 from parallel.errors import UserError

@@ -21,7 +21,7 @@ class RequestFlags:
     """What is planned: model, cluster, GPUs, batch, and sizes that are decided already."""
 
     model: str | None = None
-    """Architecture by name, such as llama3_70b (models/families.py)."""
+    """Architecture by name, such as llama3_70b (models/families)."""
 
     recipe: Path | None = None
     """TOML recipe to take model, batch and sequence length from, and to write the rest of back."""

@@ -1,0 +1,43 @@
+"""Mistral and Mixtral."""
+
+import dataclasses
+from typing import Any
+
+from models.families.base import llama, tiny
+from models.shapes import GPTShape
+
+
+def _mixtral(
+    num_layers: int, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, **changes: Any
+) -> GPTShape:
+    """Mixtral: eight experts in every block, of which a token meets two, weighted by a softmax over these two.
+
+    Source: "Mixtral of Experts" (arXiv:2401.04088), section 2, and the config.json of the model card
+    (router_aux_loss_coef).
+    """
+    shape = dataclasses.replace(
+        llama(num_layers, hidden_size, ffn_hidden_size, num_attention_heads, num_query_groups=8),
+        rotary_base=1_000_000,
+        num_moe_experts=8,
+        moe_ffn_hidden_size=ffn_hidden_size,
+        moe_router_topk=2,
+        moe_router_load_balancing_type="aux_loss",
+    )
+    return dataclasses.replace(shape, **changes)
+
+
+PUBLISHED: dict[str, GPTShape] = {
+    # "Mistral 7B" (arXiv:2310.06825), table 1; https://huggingface.co/mistralai/Mistral-7B-v0.1.
+    # A window of 4,096 tokens is the token's own and 4,095 before it.
+    "mistral_7b": dataclasses.replace(
+        llama(32, 4096, 14336, 32, 8), window_size=(4095, 0), max_position_embeddings=32768
+    ),
+    # https://huggingface.co/mistralai/Mixtral-8x7B-v0.1 and Mixtral-8x22B-v0.1
+    "mixtral_8x7b": _mixtral(32, 4096, 14336, 32, max_position_embeddings=32768, moe_aux_loss_coeff=0.02),
+    "mixtral_8x22b": _mixtral(56, 6144, 16384, 48, max_position_embeddings=65536, moe_aux_loss_coeff=0.001),
+}
+
+TINY: dict[str, GPTShape] = {
+    "mistral_tiny": tiny(PUBLISHED["mistral_7b"], window_size=(15, 0)),
+    "mixtral_tiny": tiny(PUBLISHED["mixtral_8x7b"], num_moe_experts=4, moe_ffn_hidden_size=64),
+}

@@ -1,0 +1,18 @@
+"""Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
+
+from models.hf.families import deepseek, gpt2, llama, mistral, qwen
+from models.hf.keys import Architecture
+from models.hf.table import Table
+
+_FAMILIES = (llama, mistral, qwen, deepseek, gpt2)
+
+ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
+"""By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""
+
+TABLES: dict[str, Table] = {k: v for family in _FAMILIES for k, v in family.TABLES.items()}
+"""By transformers' ``model_type``.
+
+A table has a line for whatever a member of the family may have; which lines count, ``models.parameters`` says. Sources:
+the state dicts of transformers 5.23 as ``save_pretrained`` writes them, and the tables of contents of the safetensors
+files on the hub, which have the same names but for GPT-2's, whose lack the leading ``transformer.``.
+"""

@@ -1,0 +1,60 @@
+"""Qwen2 and Qwen3, dense and of experts."""
+
+from models.hf.config_parts import read_qwen3_moe, tied, write_qwen3_moe
+from models.hf.families.base import (
+    ATTENTION,
+    EXPERTS,
+    HEADS,
+    LLAMA,
+    LLAMA_DEFAULTS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_SWITCHES,
+    LLAMA_WHOLE,
+    MLP,
+    NO_WINDOW,
+    ROPE,
+    UNBIASED,
+    WIDE_HEADS,
+)
+from models.hf.keys import Architecture
+from models.hf.table import Table
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "qwen2": Architecture(
+        model_class="Qwen2ForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS,
+        switches=LLAMA_SWITCHES,
+        implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
+        parts=(HEADS, ROPE, tied(False), NO_WINDOW),
+    ),
+    "qwen3": Architecture(
+        model_class="Qwen3ForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS,
+        switches=UNBIASED,
+        implied=LLAMA_IMPLIED | {"qk_layernorm": True},
+        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW),
+    ),
+    "qwen3_moe": Architecture(
+        model_class="Qwen3MoeForCausalLM",
+        numbers=LLAMA_NUMBERS
+        | {
+            "moe_intermediate_size": "moe_ffn_hidden_size",
+            "num_experts_per_tok": "moe_router_topk",
+            "router_aux_loss_coef": "moe_aux_loss_coeff",
+        },
+        defaults=LLAMA_DEFAULTS
+        | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
+        switches=UNBIASED,
+        implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
+        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW, (read_qwen3_moe, write_qwen3_moe)),
+    ),
+}
+
+TABLES: dict[str, Table] = {
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "qwen3_moe": Table(LLAMA_WHOLE, ATTENTION | MLP | EXPERTS),
+}
