@@ -147,8 +147,8 @@ def flags_by_reason(fate: str) -> Iterator[str]:
     """Flags that are not translated, by the reason that a recipe's head gives."""
     reasons: dict[str, list[str]] = {}
     for flag in known().values():
-        if flag.fate == fate:
-            harmless = f" (but for `{flag.harmless}`)" if fate == "unsupported" and flag.harmless else ""
+        if ("another model" if flag.other_model else flag.fate) == fate:
+            harmless = f" (but for `{flag.harmless}`)" if fate != "irrelevant" and flag.harmless else ""
             reasons.setdefault(flag.reason, []).append(f"`--{flag.name}`{harmless}")
     yield from head("Why", "Flags")
     for reason, flags in reasons.items():
@@ -202,6 +202,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
+    "flags-of-another-model": lambda: flags_by_reason("another model"),
     "flags-unsupported": lambda: flags_by_reason("unsupported"),
     "metrics": metrics,
     "monitoring": monitoring,
