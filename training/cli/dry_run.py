@@ -107,6 +107,13 @@ def missing(config: RunConfig) -> list[str]:
             raw_inputs.find(files, "data.stream", lambda left_out: None)  # training says it
         except UserError as error:
             found.append(f"on this machine: {error}")
+    if config.eval.tasks:
+        from training.evaluation.tasks import TaskRequest, check_names
+
+        try:
+            check_names(TaskRequest.of(config.eval, config.model.seq_length))
+        except UserError as error:
+            found.append(f"on this machine: {error}")
     return found
 
 
