@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that come from elsewhere: fields of a recipe, flags of Megatron-LM, keys of metrics, axes.
+"""Write the tables of docs/ that come from elsewhere: fields of a recipe, flags of Megatron-LM, metrics, recipes.
 
     python -m docs.generate          write them into their pages
     python -m docs.generate --check  exit code 1 where a page is not what would be written
@@ -196,12 +196,28 @@ def axes() -> Iterator[str]:
     yield text[text.index("| axis |") :].partition("\n\n")[0]
 
 
+def recipes() -> Iterator[str]:
+    """What the heads of the planned recipes say."""
+    yield from head("Recipe", "GPUs", "Layout", "Step (4 of 5 runs)", "Fullest rank")
+    line = re.compile(
+        r"# \w+ on ([\d,]+ x .*?) \(\w+\): (.*)\. Planned, not run\.\n"
+        r"# Expected: (.*) a step \((.*)\), (\d+ GiB) on the fullest rank"
+    )
+    for path in sorted((DOCS.parent / "slurm/recipes").glob("*.toml")):
+        if found := line.match(path.read_text()):
+            gpus, layout, step, spread, memory = found.groups()
+            yield row(
+                f"[{path.stem}](../slurm/recipes/{path.name})", gpus, f"`{layout}`", f"{step} ({spread} s)", memory
+            )
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "axes": axes,
     "configuration": configuration,
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
+    "recipes": recipes,
     "flags-of-another-model": lambda: flags_by_reason("another model"),
     "flags-unsupported": lambda: flags_by_reason("unsupported"),
     "metrics": metrics,
