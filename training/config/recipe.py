@@ -55,7 +55,7 @@ def dump_changed(config: RunConfig) -> str:
 
 
 def _changed(given: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(default[name], dict) and default[name]:  # a section; a field that is a table is empty by default
             value = _changed(value, default[name])
