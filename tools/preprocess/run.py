@@ -10,7 +10,8 @@ from data import engines
 from data.config import path_of
 from data.engines import EngineName
 from data.raw import inputs, units
-from data.raw.documents import ReadOptions
+from data.raw.csv_records import DELIMITERS
+from data.raw.reading import ReadOptions
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
 from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
@@ -48,7 +49,7 @@ class PreprocessOptions:
 
 def preprocess(options: PreprocessOptions) -> None:
     """Raises UserError."""
-    sources = inputs.find(options.inputs, say=_say)
+    sources = inputs.find(options.inputs, say=_say, csv_column=options.reading.csv_column)
     unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
     divided = units.divide(sources, unit_bytes)
     tokenizer = _tokenizer(options)
@@ -114,6 +115,7 @@ def _plan(
         "unit_bytes": unit_bytes,
         "tokenizer": tokenizer.fingerprint,
         "jsonl_key": options.reading.jsonl_key,
+        **({"csv_column": options.reading.column} if any(one.kind in DELIMITERS for one in sources) else {}),
         "on_bad_document": options.reading.on_bad_document,
         "max_document_bytes": options.reading.max_document_bytes,
         "special_text": options.special_text,
