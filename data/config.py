@@ -59,8 +59,9 @@ class DataConfig:
     """Continue a run although its data is not what it was: other samples, or in another order."""
 
     tokenizer: str = "builtin"
-    """Path of a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file; or "byte": one id a byte;
-    or "builtin": a SentencePiece model trained on the built-in corpus."""
+    """Path of a SentencePiece or Llama .model, a Hugging Face tokenizer.json, GPT-2's vocab.json beside its merges.txt
+    (or both, with a comma between) or a .tiktoken file, or of a folder with one of these; or "byte": one id a byte; or
+    "builtin": a SentencePiece model trained on the built-in corpus."""
 
     eod_token: str | None = None
     """What ends a document, where a tokenizer.json does not say: the text of a control token, as "<|endoftext|>"."""

@@ -51,7 +51,8 @@ class Preprocess:
     output: Path
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
     tokenizer: str
-    """SentencePiece .model, tokenizer.json or its folder, .tiktoken, or "byte"."""
+    """SentencePiece or Llama .model, tokenizer.json, vocab.json beside its merges.txt (or both, with a comma between),
+    .tiktoken, a folder with one of these, or "byte"."""
     eod_token: str | None = None
     """End-of-document token, if tokenizer.json does not name one."""
     workers: int = 0
