@@ -7,7 +7,6 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from models.flops import flops_per_token, hardware_flops_per_token
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
@@ -72,11 +71,9 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    if not Path(name).exists():
-        return None
-    from data.tokenizers import open_tokenizer
+    from data.tokenizers import exists, open_named
 
-    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
+    return open_named(name, config.data.eod_token).vocab_size if exists(name) else None
 
 
 def missing(config: RunConfig) -> list[str]:

@@ -32,9 +32,9 @@ RARE = {
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
-    "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
-    "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
-    "reset_position_ids eod_mask_loss",
+    "data": "builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
+    "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
+    "reset_attention_mask reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style optimizer",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
