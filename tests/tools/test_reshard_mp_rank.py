@@ -81,7 +81,7 @@ GPT2 = configuration(sizes(), shape="gpt2_tiny")
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of ours, and the recipe of their model."""
+    """Weights in our format, and the recipe of their model."""
     folder = tmp_path_factory.mktemp("gpt2")
     on_ranks(1, GPT2, train_and_save, folder)
     given = with_recipe(GPT2, folder)
