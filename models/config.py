@@ -104,6 +104,7 @@ OWNED = frozenset(
         "multi_latent_attention",
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
         "moe_router_topk",
         "moe_router_score_function",
         "moe_router_pre_softmax",
@@ -177,6 +178,7 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "num_moe_experts",
     "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size",
+    "latent_norm_epsilon",
     "moe_router_num_groups",
     "moe_router_group_topk",
     "moe_router_bias_update_rate",
@@ -318,6 +320,9 @@ class ModelConfig:
     v_head_dim: int | None = None
     """MLA: channels of a head's values."""
 
+    latent_norm_epsilon: float | None = None
+    """MLA: norm_epsilon of the norms of latents. 0: norm_epsilon."""
+
     num_moe_experts: int | None = None
     """Experts of each mixture layer. 0: no mixture, a dense MLP everywhere."""
 
@@ -329,6 +334,9 @@ class ModelConfig:
 
     moe_shared_expert_intermediate_size: int | None = None
     """Inner width of all shared experts together, which every token passes through. 0: none."""
+
+    moe_shared_expert_gate: bool | None = None
+    """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
     moe_router_topk: int | None = None
     """Experts that each token is sent to."""

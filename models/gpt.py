@@ -176,6 +176,7 @@ def transformer_config(
     if attention_factor(shape) != 1.0 and not shape.multi_latent_attention:
         # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
         config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
+    config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon  # LatentAttention reads it
     return config
 
 
@@ -245,6 +246,7 @@ def _expert_settings(
         "moe_layer_freq": [entry for moe in shape.moe_blocks for entry in (0, int(moe))],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
+        "moe_shared_expert_gate": shape.moe_shared_expert_gate,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,

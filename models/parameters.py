@@ -174,6 +174,8 @@ def _experts(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     if shared := shape.moe_shared_expert_intermediate_size:
         yield from _linear(f"{prefix}mlp.shared_experts.linear_fc1", _fc1_rows(shape, shared), h, bias=False)
         yield from _linear(f"{prefix}mlp.shared_experts.linear_fc2", h, shared, bias=False)
+        if shape.moe_shared_expert_gate:
+            yield Parameter(f"{prefix}mlp.shared_experts.gate_weight", (1, h))
 
 
 def _fc1_rows(shape: GPTShape, width: int) -> int:

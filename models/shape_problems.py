@@ -52,10 +52,9 @@ def _rope_scaling(shape: GPTShape) -> Iterator[str]:
             f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
             f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
         )
-    if shape.rope_scaling == "yarn" and shape.yarn_beta_slow >= shape.yarn_beta_fast:
-        yield (
-            f"model.yarn_beta_slow {shape.yarn_beta_slow} must be below model.yarn_beta_fast {shape.yarn_beta_fast}."
-        )
+    if shape.rope_scaling == "yarn" and shape.yarn_beta_slow > shape.yarn_beta_fast:
+        slow, fast = shape.yarn_beta_slow, shape.yarn_beta_fast
+        yield f"model.yarn_beta_slow {slow} must not exceed model.yarn_beta_fast {fast}."
 
 
 def _frequencies(shape: GPTShape) -> Iterator[str]:
@@ -115,6 +114,11 @@ def _latent_attention(shape: GPTShape) -> Iterator[str]:
 
 def _experts(shape: GPTShape) -> Iterator[str]:
     experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    if shape.moe_shared_expert_gate and not shape.moe_shared_expert_intermediate_size:
+        yield (
+            "model.moe_shared_expert_gate weighs shared experts, but model.moe_shared_expert_intermediate_size is 0: "
+            "there are none. Set it, or model.moe_shared_expert_gate = false."
+        )
     if topk > experts:
         yield f"model.moe_router_topk {topk} exceeds model.num_moe_experts {experts}. Use {experts} or less."
     if topk == 1 and shape.moe_router_score_function == "softmax" and not shape.moe_router_pre_softmax:

@@ -58,10 +58,12 @@ class GPTShape:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    latent_norm_epsilon: float = 0.0
     num_moe_experts: int = 0
     moe_layer_freq: str = "1"
     moe_ffn_hidden_size: int = 0
     moe_shared_expert_intermediate_size: int = 0
+    moe_shared_expert_gate: bool = False
     moe_router_topk: int = 2
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
     moe_router_pre_softmax: bool = False

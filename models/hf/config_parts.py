@@ -105,13 +105,18 @@ def write_mixtral(shape: GPTShape) -> Config:
     return {"intermediate_size": shape.expert_ffn_hidden_size}
 
 
-def read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
+def qwen_moe(default: int) -> tuple[Read, Write]:
+    """default: experts where no key says how many."""
+    return lambda left, fields: _read_qwen_moe(left, fields, default), write_qwen_moe
+
+
+def _read_qwen_moe(left: Config, fields: dict[str, Any], default: int) -> None:
     """transformers 5 writes num_experts as num_local_experts."""
     experts = pop_number(left, "num_experts", 0, EXPERTS)
     also = pop_number(left, "num_local_experts", 0, EXPERTS)
     if experts and also and experts != also:
         raise Unsupported("num_local_experts", also, f"{experts}, which num_experts says")
-    fields["num_moe_experts"] = experts or also or 128
+    fields["num_moe_experts"] = experts or also or default
     fields["moe_router_pre_softmax"] = not take_bool(left, "norm_topk_prob", False)
     dense, step = take_list(left, "mlp_only_layers"), pop_number(left, "decoder_sparse_step", 1, TOKENS)
     blocks = range(fields["num_layers"])
@@ -120,8 +125,8 @@ def read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
     fields["moe_layer_freq"] = freq([block not in dense and (block + 1) % step == 0 for block in blocks])
 
 
-def write_qwen3_moe(shape: GPTShape) -> Config:
-    """As ``read_qwen3_moe``."""
+def write_qwen_moe(shape: GPTShape) -> Config:
+    """As ``qwen_moe``."""
     return {
         "num_experts": shape.num_moe_experts,
         "norm_topk_prob": not shape.moe_router_pre_softmax,
