@@ -21,7 +21,7 @@ from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
 from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
-from models.layers.attention import SDPAttention, check_supported
+from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec
@@ -100,6 +100,7 @@ def build(
         recompute_no_empty_mlp(chunk)
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
+        mark_softmax_offsets(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
@@ -197,6 +198,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "add_bias_linear": shape.add_bias_linear,
         "add_qkv_bias": shape.add_qkv_bias,
         "qk_layernorm": shape.qk_layernorm,
+        "softmax_type": shape.softmax_type,
+        "activation_func_clamp_value": shape.activation_func_clamp_value or None,
+        "glu_linear_offset": shape.glu_linear_offset,
         "hidden_dropout": shape.hidden_dropout,
         "attention_dropout": shape.attention_dropout,
         "init_method_std": shape.init_method_std,

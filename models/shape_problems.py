@@ -11,7 +11,7 @@ from parallel.errors import UserError
 
 def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
-    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window]
+    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window, _gate]
     if shape.multi_latent_attention:
         parts += [_latent_attention]
     if shape.num_moe_experts:
@@ -90,6 +90,15 @@ def _window(shape: GPTShape) -> Iterator[str]:
         )
 
 
+def _gate(shape: GPTShape) -> Iterator[str]:
+    for name in ("activation_func_clamp_value", "glu_linear_offset"):
+        if getattr(shape, name) and not shape.gated:
+            yield (
+                f'model.{name} {getattr(shape, name)} is of gated MLPs, and model.activation "{shape.activation}" is '
+                f"none. Set model.{name} = 0, or swiglu, geglu or quick_geglu."
+            )
+
+
 def _latent_attention(shape: GPTShape) -> Iterator[str]:
     where = "model.multi_latent_attention"
     if shape.position_embedding_type != "rope" or shape.rotary_percent != 1.0:
@@ -101,6 +110,8 @@ def _latent_attention(shape: GPTShape) -> Iterator[str]:
         yield f"model.qk_pos_emb_head_dim {shape.qk_pos_emb_head_dim} must be even: RoPE turns pairs of channels."
     if shape.rope_scaling not in ("none", "yarn"):
         yield f'{where}: model.rope_scaling "{shape.rope_scaling}" is not supported with it. Use "none" or "yarn".'
+    if not shape.yarn_correction_range_round_to_int:
+        yield f"{where}: model.yarn_correction_range_round_to_int = false is not supported with it. Set it to true."
     if shape.window_size[0] >= 0:
         yield f"{where}: model.window_size {shape.window_size} is not supported with it. Use (-1, 0)."
     if shape.num_query_groups != shape.num_attention_heads:
@@ -126,10 +137,11 @@ def _experts(shape: GPTShape) -> Iterator[str]:
             "model.moe_router_topk 1 with a softmax over the chosen expert alone is always 1, so the router would "
             "never learn. Set model.moe_router_pre_softmax = true."
         )
-    if shape.add_bias_linear:
+    if shape.add_bias_linear and shape.moe_shared_expert_intermediate_size:
         yield (
-            "model.add_bias_linear is not supported with model.num_moe_experts: megatron-core has no biases for shared "
-            "experts nor for experts whose matrices are split. Set model.add_bias_linear = false."
+            "model.add_bias_linear is not supported with model.moe_shared_expert_intermediate_size "
+            f"{shape.moe_shared_expert_intermediate_size}: megatron-core has no biases for shared experts. Set "
+            "model.add_bias_linear = false."
         )
 
 

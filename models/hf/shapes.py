@@ -138,6 +138,8 @@ def _model_type(shape: GPTShape) -> str:
     if shape.multi_latent_attention:
         return "deepseek_v3" if shape.moe_router_score_function == "sigmoid" else "deepseek_v2"
     if shape.num_moe_experts:
+        if shape.softmax_type == "learnable":
+            return "gpt_oss"
         if shape.moe_shared_expert_gate:
             return "qwen2_moe"
         return "qwen3_moe" if shape.qk_layernorm else "mixtral"

@@ -93,6 +93,15 @@ def test_sizes_are_those_that_model_cards_round(name: str, billions: tuple[float
     assert (num_parameters(shape) / 1e9, active_parameters(shape) / 1e9) == pytest.approx(billions, rel=0.03)
 
 
+@pytest.mark.parametrize("name, total, active", [("gpt_oss_20b", 20.91, 3.61), ("gpt_oss_120b", 116.83, 5.13)])
+def test_gpt_oss_has_the_model_card_s_numbers_of_parameters(name: str, total: float, active: float) -> None:
+    """arXiv:2508.10925, table 1: of the two tables the output layer alone is active."""
+    shape = named(name)
+    looked_up = shape.vocab_size * shape.hidden_size
+    assert num_parameters(shape) / 1e9 == pytest.approx(total, abs=0.006)
+    assert (active_parameters(shape) - looked_up) / 1e9 == pytest.approx(active, abs=0.006)
+
+
 def test_moonlight_has_the_paper_s_numbers_of_parameters() -> None:
     """arXiv:2502.16982, table 1, without embedding and output layer."""
     shape = named("moonlight_16b_a3b")
@@ -155,6 +164,7 @@ SIBLINGS = {
     "deepseek_v3_tiny": "deepseek_v3",
     "moonlight_tiny": "moonlight_16b_a3b",
     "kimi_k2_tiny": "kimi_k2",
+    "gpt_oss_tiny": "gpt_oss_20b",
 }
 
 
@@ -167,6 +177,7 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind |= {name: fields[name] for name in ("mtp_num_layers", "moe_aux_loss_coeff", "moe_router_topk_scaling_factor")}
     kind |= {name: fields[name] for name in ("rotary_base", "norm_epsilon", "rope_scaling_factor", "mscale")}
     kind |= {name: fields[name] for name in ("latent_norm_epsilon", "yarn_beta_fast", "yarn_beta_slow")}
+    kind |= {name: fields[name] for name in ("activation_func_clamp_value", "glu_linear_offset")}
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
     kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]

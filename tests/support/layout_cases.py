@@ -159,6 +159,13 @@ MODELS = [
         num_query_groups=4,
         moe_layer_freq="[0,1]",
     ),
+    model(
+        "gpt-oss: learned softmax logits, biases of experts, clamped gates, windows, YaRN",
+        "tp2spep2etp1 pp2 cp2 dp2ep2zero3",
+        shape="gpt_oss_tiny",
+        window_attn_skip_freq="2",
+    ),
+    model("learned softmax logits, packed documents", "cp2 tp2", documents_apart=True, softmax_type="learnable"),
     model("Qwen2-MoE: a gated shared expert", "tp2spep2etp1 pp2 cp2 dp2zero3", shape="qwen2_moe_tiny"),
     model("MTP, one depth", "tp2 tp2sp pp2 cp2 dp2 " + both("dp2"), mtp_num_layers=1),
     model("MTP, two depths", "pp2vpp2", num_layers=4, mtp_num_layers=2),
@@ -288,7 +295,18 @@ REFUSED = [
         'it needs position_embedding_type "rope"',
     ),
     Refused("MLA and biases of queries", 1, MLA_FLAGS + "--model.add_qkv_bias True", "has no biases on queries"),
-    Refused("experts and biases", 1, MOE_FLAGS + "--model.add_bias_linear True", "model.add_bias_linear is not"),
+    Refused(
+        "shared experts and biases",
+        1,
+        MOE_FLAGS + "--model.add_bias_linear True --model.moe_shared_expert_intermediate_size 64",
+        "model.add_bias_linear is not",
+    ),
+    Refused(
+        "experts' matrices split over ranks, and biases",
+        2,
+        MOE_FLAGS + "--model.add_bias_linear True --parallel.tensor_model_parallel_size 2 --parallel.sequence_parallel",
+        "Set parallel.expert_tensor_parallel_size = 1",
+    ),
     Refused(
         "an expert bias of a softmax router",
         1,
