@@ -63,7 +63,7 @@ def std_of(name: str, shape: GPTShape) -> float | None:
 
     Projections that write into the residual stream get init_method_std / sqrt(2 num_layers), as in GPT-2 and Megatron.
     """
-    if not name.endswith(".weight") or "norm" in name.rsplit(".", 2)[-2]:
+    if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         return shape.init_method_std / math.sqrt(2 * shape.num_layers)

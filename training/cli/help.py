@@ -25,7 +25,9 @@ RARE = {
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
-    "moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function moe_router_pre_softmax "
+    "yarn_correction_range_round_to_int activation_func_clamp_value glu_linear_offset "
+    "latent_norm_epsilon moe_layer_freq moe_shared_expert_intermediate_size moe_shared_expert_gate "
+    "moe_router_score_function moe_router_pre_softmax "
     "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
     "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy mtp_loss_scaling_factor",
