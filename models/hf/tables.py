@@ -25,6 +25,8 @@ class Entry:
     strips: tuple[Strip, ...]
     """By our rows."""
     transposed: bool
+    middle: tuple[int, ...]
+    """Dims of theirs between the first and the last."""
     padded: bool
     keeps_dtype: bool
     """A state that is never rounded: the router's bias, which moves by steps that bf16 would lose."""
@@ -56,7 +58,8 @@ class Entry:
         if len(self.shape) == 1:
             return {name: (count,) for name, count in rows.items()}
         return {
-            name: (self.columns, count) if self.transposed else (count, self.columns) for name, count in rows.items()
+            name: (self.columns, count) if self.transposed else (count, *self.middle, self.columns)
+            for name, count in rows.items()
         }
 
 
@@ -127,6 +130,7 @@ def _entry(table: Table, parameter: Parameter, shape: GPTShape, model_type: str)
         shape=parameter.shape,
         strips=tuple(strips),
         transposed=rule.transposed and len(parameter.shape) == 2,
+        middle=rule.middle,
         padded=rule.padded,
         keeps_dtype=rest.endswith("router.expert_bias"),
     )

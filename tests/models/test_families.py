@@ -132,6 +132,7 @@ SIBLINGS = {
     "qwen3_moe_tiny": "qwen3_30b_a3b",
     "deepseek_v2_tiny": "deepseek_v2",
     "deepseek_v3_tiny": "deepseek_v3",
+    "mamba2_tiny": "mamba_codestral_7b",
 }
 
 
@@ -146,7 +147,8 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
     kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
-    del kind["moe_layer_freq"]
+    kind["letters"] = set(shape.hybrid_layer_pattern)
+    del kind["moe_layer_freq"], kind["hybrid_layer_pattern"]
     return kind
 
 
