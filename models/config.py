@@ -125,6 +125,10 @@ OWNED = frozenset(
         "moe_token_drop_policy",
         "moe_token_dispatcher_type",
         "moe_router_dtype",
+        "mamba_state_dim",
+        "mamba_head_dim",
+        "mamba_num_groups",
+        "mamba_num_heads",
         "mtp_num_layers",
         "mtp_loss_scaling_factor",
         "mtp_use_repeated_layer",
@@ -174,6 +178,9 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "qk_head_dim",
     "qk_pos_emb_head_dim",
     "v_head_dim",
+    "mamba_state_dim",
+    "mamba_head_dim",
+    "mamba_num_groups",
     "moe_router_topk",
 )
 _AT_LEAST_ZERO: tuple[str, ...] = (
@@ -189,6 +196,7 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_expert_capacity_factor",
+    "mamba_num_heads",
     "mtp_num_layers",
     "mtp_loss_scaling_factor",
     "mscale",
@@ -223,7 +231,7 @@ class ModelConfig:
     """Tokens per sample."""
 
     num_layers: int | None = None
-    """Blocks (attention + MLP) of the whole model."""
+    """Blocks (attention + MLP) of the whole model; of a hybrid_layer_pattern its letters."""
 
     hidden_size: int | None = None
     """Width of the residual stream."""
@@ -398,6 +406,22 @@ class ModelConfig:
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens a full expert keeps: those with the highest weights, or the first."""
+
+    hybrid_layer_pattern: str | None = None
+    """One letter a layer, instead of blocks of attention and MLP: M (Mamba-2), *, + (latent attention), -, E (experts).
+    Sets num_layers. "": blocks."""
+
+    mamba_state_dim: int | None = None
+    """Mamba-2: channels of a head's state (arXiv:2405.21060)."""
+
+    mamba_head_dim: int | None = None
+    """Mamba-2: channels of a head."""
+
+    mamba_num_groups: int | None = None
+    """Mamba-2: groups of heads that write and read states alike."""
+
+    mamba_num_heads: int | None = None
+    """Mamba-2: heads. 0: as many as make 2 x hidden_size channels."""
 
     mtp_num_layers: int | None = None
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""

@@ -124,7 +124,7 @@ def _chunk(
 ) -> HybridModel:
     return HybridModel(
         config,
-        stack_spec(config, backend),
+        stack_spec(config, backend, shape),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=shape.max_position_embeddings,
         hybrid_layer_pattern=hybrid_layer_pattern(shape, layers_per_chunk(parallel, shape.num_layers)),
@@ -156,11 +156,12 @@ def transformer_config(
     settings = {
         **_block_settings(shape),
         **_latent_settings(shape),
+        **_mamba_settings(shape),
         **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(recompute, transformer_engine),
+        **_recompute_settings(shape, recompute, transformer_engine),
         **transformer_settings(precision),
-        **bf16_sublayers(precision),
+        **bf16_sublayers(shape, precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
@@ -188,8 +189,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
+        # mcore wants heads that TP divides of every model: where nothing attends, those of the Mamba mixers do
+        "num_attention_heads": shape.num_attention_heads if shape.has_attention else shape.mamba_heads,
+        "num_query_groups": shape.num_query_groups if shape.has_attention else shape.mamba_heads,
         "kv_channels": shape.kv_channels,
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -206,9 +208,12 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "init_method_std": shape.init_method_std,
     }
     if any(shape.window_blocks):
-        settings |= {"window_size": shape.window_size, "window_attn_skip_freq": per_sublayer(shape.window_blocks)}
+        settings |= {
+            "window_size": shape.window_size,
+            "window_attn_skip_freq": per_sublayer(shape, shape.window_blocks),
+        }
     if any(shape.no_rope_blocks):
-        settings["no_rope_freq"] = per_sublayer(shape.no_rope_blocks)
+        settings["no_rope_freq"] = per_sublayer(shape, shape.no_rope_blocks)
     if shape.mtp_num_layers:
         settings |= {
             "mtp_num_layers": shape.mtp_num_layers,
@@ -240,6 +245,17 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
     }
 
 
+def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
+    if "M" not in shape.hybrid_layer_pattern:
+        return {}
+    return {
+        "mamba_state_dim": shape.mamba_state_dim,
+        "mamba_head_dim": shape.mamba_head_dim,
+        "mamba_num_groups": shape.mamba_num_groups,
+        "mamba_num_heads": shape.mamba_heads,
+    }
+
+
 def _expert_settings(
     shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, fusions: frozenset[str]
 ) -> dict[str, Any]:
@@ -247,7 +263,7 @@ def _expert_settings(
         return {}
     return {
         "num_moe_experts": shape.num_moe_experts,
-        "moe_layer_freq": [entry for moe in shape.moe_blocks for entry in (0, int(moe))],
+        "moe_layer_freq": [int(symbol == "E") for symbols in shape.blocks for symbol in symbols],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": shape.moe_shared_expert_gate,
@@ -317,7 +333,7 @@ def _fusion_settings(shape: GPTShape, fusions: frozenset[str]) -> dict[str, Any]
     return settings
 
 
-def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
+def _recompute_settings(shape: GPTShape, recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
     """mcore counts sublayers where Megatron users count blocks.
 
     Raises SharedMistake for parts whose recomputation asks Transformer Engine for its fp8 state (megatron-core 0.19.2,
@@ -328,7 +344,7 @@ def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[
         return {
             "recompute_granularity": "full",
             "recompute_method": recompute.method,
-            "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
+            "recompute_num_layers": recompute_num_sublayers(shape, recompute.num_layers),
         }
     if recompute.granularity == "selective":
         missing = sorted(RECOMPUTED_BY_TRANSFORMER_ENGINE & set(recompute.modules))

@@ -105,6 +105,8 @@ def _meaning(shape: GPTShape, name: str) -> object:
         return None
     if name == "latent_norm_epsilon":
         return shape.latent_norm_epsilon or shape.norm_epsilon
+    if name == "mamba_num_heads":
+        return shape.mamba_heads
     if name == "moe_ffn_hidden_size":
         return shape.expert_ffn_hidden_size
     if name == "ffn_hidden_size" and all(shape.moe_blocks):
@@ -125,14 +127,22 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         "latent_norm_epsilon",
     ):
         return not shape.multi_latent_attention
-    if name == "kv_channels":
-        return shape.multi_latent_attention
+    if name.startswith("mamba_"):
+        return "M" not in shape.hybrid_layer_pattern
+    if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):
+        return not shape.has_attention or (name == "kv_channels" and shape.multi_latent_attention)
+    if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
+        return not set(shape.hybrid_layer_pattern) & set("-E")
+    if name == "max_position_embeddings" and shape.position_embedding_type == "none":
+        return True
     if shape.position_embedding_type != "rope":
         return name in rope.FIELDS or name.startswith("rotary_")
     return name in rope.FIELDS and name not in rope.fields_of(shape)
 
 
 def _model_type(shape: GPTShape) -> str:
+    if shape.hybrid_layer_pattern:
+        return "mamba2"
     if shape.position_embedding_type == "learned_absolute":
         return "gpt2"
     if shape.multi_latent_attention:

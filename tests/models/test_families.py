@@ -165,6 +165,7 @@ SIBLINGS = {
     "moonlight_tiny": "moonlight_16b_a3b",
     "kimi_k2_tiny": "kimi_k2",
     "gpt_oss_tiny": "gpt_oss_20b",
+    "mamba2_tiny": "mamba_codestral_7b",
 }
 
 
@@ -181,7 +182,8 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
     kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
-    del kind["moe_layer_freq"]
+    kind["letters"] = set(shape.hybrid_layer_pattern)
+    del kind["moe_layer_freq"], kind["hybrid_layer_pattern"]
     return kind
 
 

@@ -57,6 +57,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 mscales differ": ("deepseek_v2_tiny", {"mscale": 1.0, "mscale_all_dim": 0.5}),
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
+    "mamba2": ("mamba2_tiny", {}),
+    "mamba2 of odd sizes": (
+        "mamba2_tiny",
+        {"hidden_size": 60, "mamba_num_heads": 15, "mamba_head_dim": 8, "mamba_num_groups": 5, "mamba_state_dim": 13},
+    ),
+    "mamba2 tied, one group": ("mamba2_tiny", {"mamba_num_groups": 1, "untie_embeddings_and_output_weights": False}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
     "moonlight": ("moonlight_tiny", {}),
@@ -159,7 +165,8 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
      "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
-     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", *TINY],
+     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
+     "mamba_codestral_7b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

@@ -320,13 +320,9 @@ def test_pattern_and_sublayers() -> None:
     assert sublayers.hybrid_layer_pattern(shape, [4]) == "*-*-*-*-"
     assert sublayers.hybrid_layer_pattern(shape, [1, 0, 3]) == "*-||*-*-*-"
     assert sublayers.num_sublayers(shape) == 8
-    assert sublayers.recompute_num_sublayers(3) == 6
-    assert [sublayers.block_of(number) for number in (1, 2, 8)] == [
-        (0, "self_attention"),
-        (0, "mlp"),
-        (3, "mlp"),
-    ]
-    assert sublayers.per_sublayer([1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert sublayers.recompute_num_sublayers(shape, 3) == 6
+    assert [sublayers.block_of(shape, number) for number in (1, 2, 8)] == [(0, "*"), (0, "-"), (3, "-")]
+    assert sublayers.per_sublayer(shape, [1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
     mixture = named("deepseek_v3_tiny")
     assert sublayers.hybrid_layer_pattern(mixture, [2, 2]) == "+-+E|+E+E/+E"
     assert sublayers.hybrid_layer_pattern(named("mixtral_tiny"), [4]) == "*E*E*E*E"

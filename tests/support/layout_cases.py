@@ -79,6 +79,19 @@ MODELS = [
         shape="gpt2_tiny",
     ),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
+    model(
+        "Mamba-2: mixers of 8 heads in 2 groups",
+        "tp2 tp2sp pp2 cp2 cp4 tp2spcp2 tp2sppp2dp2 " + both("dp2 tp2spdp2"),
+        shape="mamba2_tiny",
+        num_layers=4,
+    ),
+    model(
+        "Mamba-2, attention and MLPs: a pattern of single layers, uneven stages",
+        "tp2sp pp4first1last1 pp2vpp2[Et|tt|t|ttL] cp2 dp2zero3",
+        shape="mamba2_tiny",
+        num_layers=6,
+        hybrid_layer_pattern="M-M*-M",
+    ),
     model("packed documents", "tp2sp pp2 cp2 dp2zero3", documents_apart=True),
     model("packed documents and a window", "cp2tp2", documents_apart=True, window_size=(10, 0)),
     model("no RoPE in every other block", "pp2", no_rope_freq="2"),
@@ -351,6 +364,18 @@ REFUSED = [
         "a2a",
     ),
     Refused("heads by TP", 3, "--parallel.tensor_model_parallel_size 3", "num_attention_heads 4 is not divisible"),
+    Refused(
+        "Mamba groups by TP",
+        4,
+        "--model.shape mamba2_tiny --parallel.tensor_model_parallel_size 4",
+        "model.mamba_num_groups 2 is not divisible",
+    ),
+    Refused(
+        "a pattern's letters and layers",
+        1,
+        "--model.hybrid_layer_pattern M-M* --model.num_layers 2",
+        "has 4 letters",
+    ),
     Refused("the sequence by 2 x CP", 3, "--parallel.context_parallel_size 3", "not divisible by 2 x CP 3"),
     Refused(
         "layers by PP x VPP",

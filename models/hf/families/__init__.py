@@ -1,10 +1,26 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
-from models.hf.families import deepseek, gpt2, gpt_oss, llama, mistral, qwen
+from models.hf.families import (
+    deepseek,
+    gpt2,
+    gpt_oss,
+    llama,
+    mamba,
+    mistral,
+    qwen,
+)
 from models.hf.keys import Architecture
 from models.hf.table import Table
 
-_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, gpt_oss)
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    gpt2,
+    gpt_oss,
+    mamba,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
 """By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""
