@@ -47,23 +47,20 @@ class Import:
     """Size of the checkpoint's files. A kill loses at most one file per worker."""
     verify: bool = False
     """Convert back in memory and compare with the source, byte by byte; what differs is removed."""
-    logits: tyro.conf.FlagCreatePairsOff[bool] = False
+    logits: bool | None = None
     """Compare the whole model's logits with transformers' own, for models that fit into memory; where they differ, the
-    checkpoint is removed. Otherwise those of one block of each kind are compared, before anything is converted."""
-    no_logits: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Compare no logits."""
+    checkpoint is removed. --no_logits: compare none. None: compare those of one block of each kind, before anything is
+    converted."""
 
     def run(self) -> None:
         """Raises UserError."""
-        if self.logits and self.no_logits:
-            raise UserError("--logits and --no_logits: expected at most one of them.")
         notes = import_folder(
             self.hf_folder,
             self.checkpoint,
             dtype=self.dtype,
             workers=at_least_one(self.workers),
             max_file_bytes=size_in_bytes(self.max_file_size),
-            begin=None if self.logits or self.no_logits else self._begin,
+            begin=self._begin if self.logits is None else None,
             accept=self._accept,
         )
         _show(notes, self.checkpoint)

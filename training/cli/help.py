@@ -79,7 +79,7 @@ def _description(hidden: int) -> str:
     paragraphs = [
         "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
         "Flags override the recipe, whose values are the defaults shown here.",
-        "None unsets a value; a True/False flag alone means True; lists take several values.",
+        "None unsets a value; lists take several values; a boolean is --flag, --flag true, --flag false or --no-flag.",
     ]
     if hidden:
         paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")
