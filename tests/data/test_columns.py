@@ -157,6 +157,13 @@ def test_the_scanner_finds_the_same_ends_in_any_pieces(content, cuts):
     assert found == whole
 
 
+def test_a_quote_within_a_field_without_quotes_is_a_letter(tmp_path):
+    texts = ['5" disk', 'a 3" one', "x"]
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\tid\n" for text in ["body", *texts]))
+    for unit_bytes in (1, 10, 1000):
+        assert texts_of(tmp_path / "a.tsv", unit_bytes) == texts
+
+
 def test_units_are_cut_where_records_begin(tmp_path):
     (tmp_path / "a.csv").write_bytes(written(['"\n"' * 50] * 40))
     divided = units.divide(inputs.find((str(tmp_path / "a.csv"),)), 1000)

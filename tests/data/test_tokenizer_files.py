@@ -114,6 +114,7 @@ def test_either_file_or_both_name_a_pair(pair, tmp_path, monkeypatch, names):
         ({"merges.txt": b"#version: 0.2\n\xff \xfe\n"}, "merges.txt: byte 14 is not UTF-8"),
         ({"vocab.json": '{"a": 0, "b": 1}'}, "no id for 254 of the 256 bytes"),
         ({"vocab.json": '{"a": 0, "b": "1"}'}, "expected an object of texts and their ids"),
+        ({"vocab.json": '{"a": 0, "b": 0}'}, "expected another id for each text"),
         ({"vocab.json": ""}, "vocab.json is empty"),
         ({"tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'}, "says CLIPTokenizer; expected GPT-2's"),
         ({"tokenizer_config.json": '{"eos_token": "<end>"}'}, 'no token "<end>", which ends a document by'),
