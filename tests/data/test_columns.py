@@ -105,7 +105,7 @@ def by_all(path, folder, capsys, **names):
         ("a.csv.xz", lzma.compress(BOM + written())),
         ("a.csv", written().removesuffix(b"\r\n")),
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_a_column_is_read_by_all(tmp_path, capsys, name, content):
     (tmp_path / name).write_bytes(content)
@@ -299,6 +299,18 @@ def test_a_field_within_another_is_named_with_a_dot(tmp_path, capsys, kind):
         texts_of(path, jsonl_key="body")
     with pytest.raises(UserError, match=r"\"doc\" holds further fields, expected text; found in it: text, meta\.x\.y"):
         texts_of(path, jsonl_key="doc")
+
+
+def test_a_list_is_no_field_and_is_said_to_be_one(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"messages": [{"content": "a"}], "id": 1}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    for name in ("a.parquet", "a.jsonl"):
+        with pytest.raises(UserError, match=r"no (column|field) \"messages\.content\"; found: messages \(a list\), id"):
+            texts_of(tmp_path / name, jsonl_key="messages.content")
 
 
 def test_a_null_within_nested_columns_is_a_bad_document(tmp_path):
