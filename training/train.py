@@ -270,7 +270,7 @@ def announce(run: TrainingRun) -> None:
         f"{ranks.layout}; {computed_in(config.precision, ranks.device, shape.mtp_num_layers > 0)}"
     )
     ranks.say(
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
+        f"model {config.model.title}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
         f"vocabulary {shape.vocab_size} (padded {shape.padded_vocab_size}); "
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"

@@ -142,7 +142,7 @@ def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
 def model(config: RunConfig, shape: GPTShape) -> list[str]:
     """The architecture, in a line for each of its parts."""
     return [
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
+        f"model {config.model.title}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
         f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
         *_parts(shape),
         f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "

@@ -21,7 +21,7 @@ RARE = {
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",
-    "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "model": "name kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
@@ -79,7 +79,7 @@ def _description(hidden: int) -> str:
     paragraphs = [
         "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
         "Flags override the recipe, whose values are the defaults shown here.",
-        "None unsets a value; a True/False flag alone means True; lists take several values.",
+        "None unsets a value; lists take several values; a boolean is --flag, --flag true, --flag false or --no-flag.",
     ]
     if hidden:
         paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")
