@@ -3,12 +3,25 @@
 import dataclasses
 import difflib
 
-from models.families import deepseek, gpt, llama, mistral, qwen
+from models.families import (
+    deepseek,
+    gpt,
+    granite,
+    llama,
+    mistral,
+    neox,
+    olmo,
+    phi,
+    qwen,
+    seed,
+    smollm,
+    starcoder,
+)
 from models.families.base import llama as llama_like
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
-_FAMILIES = (gpt, llama, mistral, qwen, deepseek)
+_FAMILIES = (gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo)
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
 """Architectures of models that exist."""

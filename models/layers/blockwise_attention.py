@@ -74,10 +74,22 @@ class AttentionMask:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    scale: float | None,
+    mask: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more."""
+    """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
+
+    softcap: of scores, which needs a mask.
+    """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    if softcap:
+        assert mask is not None
+        return _attend_capped(q, k, v, dropout, scale, mask, softcap)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -90,6 +102,17 @@ def attend(
     )
 
 
+def _attend_capped(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None, mask: Tensor, softcap: float
+) -> Tensor:
+    """cap tanh(scores / cap), then the softmax in fp32. [b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]."""
+    times = q.shape[1] // k.shape[1]
+    k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
+    scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, -torch.inf)
+    return F.dropout(scores.softmax(dim=-1).type_as(v), dropout) @ v
+
+
 def attend_in_blocks(
     query: Tensor,
     key: Tensor,
@@ -100,13 +123,14 @@ def attend_in_blocks(
     *,
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
+    softcap: float = 0.0,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
 
     pieces: where in the sample each of the pieces starts that ``query`` is made of, all of one length.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale)
+    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, softcap)
 
 
 class _Blocks(torch.autograd.Function):
@@ -125,9 +149,10 @@ class _Blocks(torch.autograd.Function):
         blocks: list[QueryBlock],
         dropout: float,
         scale: float | None,
+        softcap: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale = sight, blocks, dropout, scale
+        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale, ctx.softcap = sight, blocks, dropout, scale, softcap
         ctx.rng_state = _rng_state(query.device) if dropout else None
         return torch.cat([_attend_block(ctx, block, *_cut(block, query, key, value)) for block in blocks], dim=2)
 
@@ -147,7 +172,7 @@ class _Blocks(torch.autograd.Function):
                 query_grad[block.rows] = parts[0]
                 key_grad[block.keys] += parts[1]
                 value_grad[block.keys] += parts[2]
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, None
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,7 +180,8 @@ def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[
 
 
 def _attend_block(ctx: Any, block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query, key, value, ctx.dropout, ctx.scale, ctx.sight.mask(block, query.device))
+    mask = ctx.sight.mask(block, query.device)
+    return attend(query, key, value, ctx.dropout, ctx.scale, mask, ctx.softcap)
 
 
 def _rng_state(device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
-from models.layers.attention import check_supported
+from models.layers.attention import check_supported, softcap_of
 from models.layers.blockwise_attention import attend
 from parallel.ddp import Chunks
 
@@ -53,7 +53,14 @@ class KVCache:
         return sum(tensor.nbytes for pair in self.held.values() for tensor in pair)
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, left: int | None, scale: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        left: int | None,
+        scale: float | None,
+        softcap: float = 0.0,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
@@ -70,7 +77,7 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None])
+        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -109,9 +116,10 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, attention.layer_number)
     left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
+    softcap = softcap_of(config)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-        return cache.attend(layer, query, key, value, left, scale)
+        return cache.attend(layer, query, key, value, left, scale, softcap)
 
     attention.core_attention.forward = forward
 

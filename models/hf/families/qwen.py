@@ -3,6 +3,7 @@
 from models.hf.config_parts import read_qwen3_moe, tied, write_qwen3_moe
 from models.hf.families.base import (
     ATTENTION,
+    ATTENTION_BIAS,
     EXPERTS,
     HEADS,
     LLAMA,
@@ -12,10 +13,10 @@ from models.hf.families.base import (
     LLAMA_SWITCHES,
     LLAMA_WHOLE,
     MLP,
-    NO_WINDOW,
     ROPE,
-    UNBIASED,
+    SWITCHED_WINDOWS,
     WIDE_HEADS,
+    WINDOWS_EVERYWHERE,
 )
 from models.hf.keys import Architecture
 from models.hf.table import Table
@@ -27,15 +28,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults=LLAMA_DEFAULTS,
         switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
-        parts=(HEADS, ROPE, tied(False), NO_WINDOW),
+        parts=(HEADS, ROPE, tied(False), SWITCHED_WINDOWS),
     ),
     "qwen3": Architecture(
         model_class="Qwen3ForCausalLM",
         numbers=LLAMA_NUMBERS,
         defaults=LLAMA_DEFAULTS,
-        switches=UNBIASED,
+        switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True},
-        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW),
+        parts=(WIDE_HEADS, ROPE, tied(False), SWITCHED_WINDOWS, ATTENTION_BIAS),
     ),
     "qwen3_moe": Architecture(
         model_class="Qwen3MoeForCausalLM",
@@ -47,9 +48,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         defaults=LLAMA_DEFAULTS
         | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
-        switches=UNBIASED,
+        switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
-        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW, (read_qwen3_moe, write_qwen3_moe)),
+        parts=(WIDE_HEADS, ROPE, tied(False), WINDOWS_EVERYWHERE, ATTENTION_BIAS, (read_qwen3_moe, write_qwen3_moe)),
     ),
 }
 
