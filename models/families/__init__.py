@@ -4,11 +4,16 @@ import dataclasses
 import difflib
 
 from models.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt,
     granite,
     llama,
     mistral,
+    nemotron,
     neox,
     olmo,
     phi,
@@ -21,7 +26,25 @@ from models.families.base import llama as llama_like
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
-_FAMILIES = (gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo)
+_FAMILIES = (
+    gpt,
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
+)
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
 """Architectures of models that exist."""

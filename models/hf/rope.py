@@ -87,9 +87,9 @@ def read(
     theta: what rope_theta is where it is left out. share: likewise partial_rotary_factor, None: it may be 1 only.
     """
     where, values = _gather(config)
-    if share is not None and (top := config.pop("partial_rotary_factor", None)) is not None:
-        if values.setdefault("partial_rotary_factor", top) != top:
-            raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
+    top = config.pop("partial_rotary_factor", None) if share is not None else None
+    if top is not None and values.setdefault("partial_rotary_factor", top) != top:
+        raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
     return read_values(where, values, latent=latent, theta=theta, share=share)
 
 

@@ -26,7 +26,7 @@ UNSUPPORTED: dict[str, str] = {
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
-        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu rotary-interleaved
+        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu
         qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla relative-attention-num-buckets=1
         relative-attention-max-distance=1 no-yarn-correction-range-round-to-int moe-latent-size=1 moe-shared-expert-gate
         mtp-use-repeated-layer mtp-detach-heads fp16-lm-cross-entropy output-logit-dtype=1|fp32

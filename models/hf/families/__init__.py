@@ -1,11 +1,16 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
 from models.hf.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt2,
     granite,
     llama,
     mistral,
+    nemotron,
     neox,
     olmo,
     phi,
@@ -17,7 +22,25 @@ from models.hf.families import (
 from models.hf.keys import Architecture
 from models.hf.table import Table
 
-_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, seed, smollm, starcoder, granite, phi, neox, olmo)
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    gpt2,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
 """By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""
