@@ -37,7 +37,8 @@ def layer_windows(default: int | None, pattern: int = 0, pattern_key: str | None
         put_windows(fields, window, pop_layer_types(left, fields, plain))
 
     def write(shape: GPTShape) -> Config:
-        return {"sliding_window": window_of(shape), "layer_types": layer_types(shape)}
+        # transformers makes the mask of windows for models without one, too
+        return {"sliding_window": window_of(shape) or default, "layer_types": layer_types(shape)}
 
     return read, write
 
