@@ -7,7 +7,7 @@ from typing import Literal
 from models.activations import ActivationName
 from models.families import named, unknown_shape
 from models.norms import Normalization
-from models.shapes import LoadBalancing, NormPlacement, PositionEmbedding, RopeScaling
+from models.shapes import LoadBalancing, NormPlacement, PositionEmbedding, RopeScaling, SoftmaxType
 from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
@@ -49,6 +49,9 @@ OWNED = frozenset(
         "add_bias_linear",
         "add_qkv_bias",
         "qk_layernorm",
+        "softmax_type",
+        "activation_func_clamp_value",
+        "glu_linear_offset",
         "hidden_dropout",
         "attention_dropout",
         "init_method_std",
@@ -104,6 +107,7 @@ OWNED = frozenset(
         "multi_latent_attention",
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
         "moe_router_topk",
         "moe_router_score_function",
         "moe_router_pre_softmax",
@@ -121,6 +125,10 @@ OWNED = frozenset(
         "moe_token_drop_policy",
         "moe_token_dispatcher_type",
         "moe_router_dtype",
+        "mamba_state_dim",
+        "mamba_head_dim",
+        "mamba_num_groups",
+        "mamba_num_heads",
         "mtp_num_layers",
         "mtp_loss_scaling_factor",
         "mtp_use_repeated_layer",
@@ -172,6 +180,9 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "qk_head_dim",
     "qk_pos_emb_head_dim",
     "v_head_dim",
+    "mamba_state_dim",
+    "mamba_head_dim",
+    "mamba_num_groups",
     "moe_router_topk",
 )
 _AT_LEAST_ZERO: tuple[str, ...] = (
@@ -179,12 +190,15 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "num_moe_experts",
     "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size",
+    "latent_norm_epsilon",
+    "activation_func_clamp_value",
     "moe_router_num_groups",
     "moe_router_group_topk",
     "moe_router_bias_update_rate",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_expert_capacity_factor",
+    "mamba_num_heads",
     "mtp_num_layers",
     "mtp_loss_scaling_factor",
     "final_logit_softcapping",
@@ -227,7 +241,7 @@ class ModelConfig:
     """Tokens per sample."""
 
     num_layers: int | None = None
-    """Blocks (attention + MLP) of the whole model."""
+    """Blocks (attention + MLP) of the whole model; of a hybrid_layer_pattern its letters."""
 
     hidden_size: int | None = None
     """Width of the residual stream."""
@@ -251,10 +265,17 @@ class ModelConfig:
     """Added to the variance (LayerNorm) or the mean square (RMSNorm)."""
 
     activation: ActivationName | None = None
-    """Of the MLP. swiglu and geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation."""
+    """Of the MLP. swiglu, geglu and quick_geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation,
+    quick_geglu's is x sigmoid(1.702 x)."""
+
+    activation_func_clamp_value: float | None = None
+    """Of a gated MLP: the gate is at most this, the other projection within plus and minus this (gpt-oss: 7). 0: no."""
+
+    glu_linear_offset: float | None = None
+    """Of a gated MLP: added to the projection that its gate multiplies (gpt-oss: 1)."""
 
     add_bias_linear: bool | None = None
-    """Biases in every linear layer of the blocks."""
+    """Biases in every linear layer of the blocks, routers and experts included."""
 
     add_qkv_bias: bool | None = None
     """A bias in the query-key-value projection, whatever add_bias_linear says."""
@@ -297,6 +318,10 @@ class ModelConfig:
 
     softmax_scale: float | None = None
     """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
+
+    softmax_type: SoftmaxType | None = None
+    """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
+    off-by-one: that logit is 0."""
 
     position_embedding_type: PositionEmbedding | None = None
     """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
@@ -348,6 +373,9 @@ class ModelConfig:
     yarn_beta_slow: float | None = None
     """yarn: channels with fewer turns than this over the original context get the whole factor."""
 
+    yarn_correction_range_round_to_int: bool | None = None
+    """yarn: round the numbers of the channels between which it changes to whole ones. Off: gpt-oss."""
+
     mscale: float | None = None
     """yarn with latent attention: scale of rotated channels, over that of mscale_all_dim."""
 
@@ -381,6 +409,9 @@ class ModelConfig:
     v_head_dim: int | None = None
     """MLA: channels of a head's values."""
 
+    latent_norm_epsilon: float | None = None
+    """MLA: norm_epsilon of the norms of latents. 0: norm_epsilon."""
+
     num_moe_experts: int | None = None
     """Experts of each mixture layer. 0: no mixture, a dense MLP everywhere."""
 
@@ -392,6 +423,9 @@ class ModelConfig:
 
     moe_shared_expert_intermediate_size: int | None = None
     """Inner width of all shared experts together, which every token passes through. 0: none."""
+
+    moe_shared_expert_gate: bool | None = None
+    """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
     moe_router_topk: int | None = None
     """Experts that each token is sent to."""
@@ -435,6 +469,22 @@ class ModelConfig:
 
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens a full expert keeps: those with the highest weights, or the first."""
+
+    hybrid_layer_pattern: str | None = None
+    """One letter a layer, instead of blocks of attention and MLP: M (Mamba-2), *, + (latent attention), -, E (experts).
+    Sets num_layers. "": blocks."""
+
+    mamba_state_dim: int | None = None
+    """Mamba-2: channels of a head's state (arXiv:2405.21060)."""
+
+    mamba_head_dim: int | None = None
+    """Mamba-2: channels of a head."""
+
+    mamba_num_groups: int | None = None
+    """Mamba-2: groups of heads that write and read states alike."""
+
+    mamba_num_heads: int | None = None
+    """Mamba-2: heads. 0: as many as make 2 x hidden_size channels."""
 
     mtp_num_layers: int | None = None
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""

@@ -21,7 +21,7 @@ from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
 from models.layers import cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
-from models.layers.attention import SDPAttention, check_supported
+from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec, with_own_attention
@@ -103,6 +103,7 @@ def build(
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
         scaling.install(chunk, shape)
+        mark_softmax_offsets(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
@@ -158,11 +159,12 @@ def transformer_config(
     settings = {
         **_block_settings(shape),
         **_latent_settings(shape),
+        **_mamba_settings(shape),
         **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(recompute, transformer_engine),
+        **_recompute_settings(shape, recompute, transformer_engine),
         **transformer_settings(precision),
-        **bf16_sublayers(precision),
+        **bf16_sublayers(shape, precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
@@ -176,9 +178,11 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    # No fields of mcore's, but a config reaches every module: models/layers/attention.py and activation.py read these.
+    # No fields of mcore's, but a config reaches every module: models/layers/attention.py, activation.py and mla.py read
+    # these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
+    config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
 
@@ -189,8 +193,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
+        # mcore wants heads that TP divides of every model: where nothing attends, those of the Mamba mixers do
+        "num_attention_heads": shape.num_attention_heads if shape.has_attention else shape.mamba_heads,
+        "num_query_groups": shape.num_query_groups if shape.has_attention else shape.mamba_heads,
         "kv_channels": shape.kv_channels,
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -201,15 +206,21 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "layernorm_zero_centered_gamma": shape.layernorm_zero_centered_gamma,
         "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
         "softmax_scale": shape.softmax_scale or None,
+        "softmax_type": shape.softmax_type,
         "rotary_interleaved": shape.rotary_interleaved,
+        "activation_func_clamp_value": shape.activation_func_clamp_value or None,
+        "glu_linear_offset": shape.glu_linear_offset,
         "hidden_dropout": shape.hidden_dropout,
         "attention_dropout": shape.attention_dropout,
         "init_method_std": shape.init_method_std,
     }
     if any(shape.window_blocks):
-        settings |= {"window_size": shape.window_size, "window_attn_skip_freq": per_sublayer(shape.window_blocks)}
+        settings |= {
+            "window_size": shape.window_size,
+            "window_attn_skip_freq": per_sublayer(shape, shape.window_blocks),
+        }
     if any(shape.no_rope_blocks):
-        settings["no_rope_freq"] = per_sublayer(shape.no_rope_blocks)
+        settings["no_rope_freq"] = per_sublayer(shape, shape.no_rope_blocks)
     if shape.mtp_num_layers:
         settings |= {
             "mtp_num_layers": shape.mtp_num_layers,
@@ -241,6 +252,17 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
     }
 
 
+def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
+    if "M" not in shape.hybrid_layer_pattern:
+        return {}
+    return {
+        "mamba_state_dim": shape.mamba_state_dim,
+        "mamba_head_dim": shape.mamba_head_dim,
+        "mamba_num_groups": shape.mamba_num_groups,
+        "mamba_num_heads": shape.mamba_heads,
+    }
+
+
 def _expert_settings(
     shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, fusions: frozenset[str]
 ) -> dict[str, Any]:
@@ -248,9 +270,10 @@ def _expert_settings(
         return {}
     return {
         "num_moe_experts": shape.num_moe_experts,
-        "moe_layer_freq": [entry for moe in shape.moe_blocks for entry in (0, int(moe))],
+        "moe_layer_freq": [int(symbol == "E") for symbols in shape.blocks for symbol in symbols],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
+        "moe_shared_expert_gate": shape.moe_shared_expert_gate,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,
@@ -317,7 +340,7 @@ def _fusion_settings(shape: GPTShape, fusions: frozenset[str]) -> dict[str, Any]
     return settings
 
 
-def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
+def _recompute_settings(shape: GPTShape, recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
     """mcore counts sublayers where Megatron users count blocks.
 
     Raises SharedMistake for parts whose recomputation asks Transformer Engine for its fp8 state (megatron-core 0.19.2,
@@ -328,7 +351,7 @@ def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[
         return {
             "recompute_granularity": "full",
             "recompute_method": recompute.method,
-            "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
+            "recompute_num_layers": recompute_num_sublayers(shape, recompute.num_layers),
         }
     if recompute.granularity == "selective":
         missing = sorted(RECOMPUTED_BY_TRANSFORMER_ENGINE & set(recompute.modules))

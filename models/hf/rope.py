@@ -50,13 +50,12 @@ SPANS: dict[str, Span] = {
 }
 """What parameters may be, by our field; the others: FACTORS."""
 
-FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {"rope_attention_factor"}
-
+ROUNDED = "yarn_correction_range_round_to_int"
 LONGROPE = {
     "rope_short_factor", "rope_long_factor", "rope_original_max_position_embeddings", "rope_scaling_factor",
     "rope_attention_factor",
 }  # fmt: skip
-FIELDS |= LONGROPE
+FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED} | LONGROPE
 
 WHOLE = {"rope_original_max_position_embeddings"}
 """Fields that are whole numbers."""
@@ -111,6 +110,8 @@ def read_values(
         fields["rotary_percent"] = _number(f"{where}.partial_rotary_factor", turned, TURNED, whole=False)
     elif not is_one_of(found, (1.0, None)):
         raise RopeError(f"{where}.partial_rotary_factor", found, "1.0")
+    if kind == "yarn":
+        fields[ROUNDED] = _truth(f"{where}.truncate", values.pop("truncate", True))
     _read_factor(where, values, fields, kind, latent)
     given = {name for name, value in values.items() if value}
     for name, (ours, default) in _known(kind, latent).items():
@@ -156,6 +157,8 @@ def write(shape: GPTShape) -> dict[str, Any]:
     scaling = {"rope_type": kind} | {name: getattr(shape, ours) for name, (ours, _) in known.items()}
     if shape.rope_attention_factor and kind == "yarn":
         scaling["attention_factor"] = shape.rope_attention_factor
+    if kind == "yarn" and not shape.yarn_correction_range_round_to_int:
+        scaling["truncate"] = False
     theta = float(shape.rotary_base)
     return {
         "rope_parameters": {"rope_theta": theta, **scaling},
@@ -219,9 +222,8 @@ def fields_of(shape: GPTShape) -> set[str]:
     if shape.rope_scaling == "longrope":
         return LONGROPE
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
-    return {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()} | (
-        {"rope_attention_factor"} if kind == "yarn" else set()
-    )
+    found = {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
+    return found | {ROUNDED, "rope_attention_factor"} if kind == "yarn" else found
 
 
 def _known(kind: str, latent: bool) -> Known:
@@ -255,6 +257,12 @@ def _parameters(config: dict[str, Any], key: str) -> dict[str, Any] | None:
     if found is not None and not isinstance(found, dict):
         raise RopeError(key, found, "parameters by name, an object in braces")
     return found
+
+
+def _truth(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RopeError(key, value, "true or false")
+    return value
 
 
 def _number(key: str, value: Any, span: Span, *, whole: bool) -> float | int:

@@ -129,14 +129,18 @@ def _meaning(shape: GPTShape, name: str) -> object:
         return None  # said by window_size and add_bias_linear
     if name == "add_bias_linear":
         return shape.qkv_bias, shape.proj_bias, shape.fc_bias
-    if name == "softmax_scale":
-        return shape.softmax_scale or shape.kv_channels**-0.5
     if name == "rotary_base_local":
         return shape.rotary_base_local if shape.has_local_rope else 0
     if name in per_block:
         return getattr(shape, per_block[name])
     if _is_unused(shape, name):
         return None
+    if name == "softmax_scale":
+        return shape.softmax_scale or shape.kv_channels**-0.5
+    if name == "latent_norm_epsilon":
+        return shape.latent_norm_epsilon or shape.norm_epsilon
+    if name == "mamba_num_heads":
+        return shape.mamba_heads
     if name == "moe_ffn_hidden_size":
         return shape.expert_ffn_hidden_size
     if name == "ffn_hidden_size" and all(shape.moe_blocks):
@@ -148,10 +152,25 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     """Whether a field stands for something that this architecture is without."""
     if name.startswith("moe_") and not shape.num_moe_experts:
         return True
-    if name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+    if name in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_head_dim",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
+        "latent_norm_epsilon",
+    ):
         return not shape.multi_latent_attention
-    if name in ("kv_channels", "softmax_scale"):
-        return shape.multi_latent_attention
+    if name.startswith("mamba_"):
+        return "M" not in shape.hybrid_layer_pattern
+    if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):
+        return not shape.has_attention or (name == "kv_channels" and shape.multi_latent_attention)
+    if name == "softmax_scale":
+        return shape.multi_latent_attention or not shape.has_attention
+    if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
+        return not set(shape.hybrid_layer_pattern) & set("-E")
+    if name == "max_position_embeddings" and shape.position_embedding_type == "none":
+        return True
     if shape.position_embedding_type != "rope":
         return name in rope.FIELDS or name.startswith("rotary_")
     return name in rope.FIELDS and name not in rope.fields_of(shape)
@@ -159,11 +178,17 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
 
 def _nearest(shape: GPTShape) -> str:
     """Whose lacks an error names where none fits."""
+    if shape.hybrid_layer_pattern:
+        return "mamba2"
     if shape.position_embedding_type == "learned_absolute":
         return "gpt2"
     if shape.multi_latent_attention:
         return "deepseek_v3" if shape.moe_router_score_function == "sigmoid" else "deepseek_v2"
     if shape.num_moe_experts:
+        if shape.softmax_type == "learnable":
+            return "gpt_oss"
+        if shape.moe_shared_expert_gate:
+            return "qwen2_moe"
         return "qwen3_moe" if shape.qk_layernorm else "mixtral"
     if shape.qk_layernorm:
         return "qwen3"

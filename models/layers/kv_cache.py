@@ -60,11 +60,12 @@ class KVCache:
         value: Tensor,
         left: int | None,
         scale: float | None,
+        sink: Tensor | None = None,
         softcap: float = 0.0,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
-        left: tokens before its own that a query sees; None: all.
+        left: tokens before its own that a query sees; None: all. sink: one more logit of each head's softmax.
         """
         assert self.call is not None
         n, b = query.shape[:2]
@@ -77,7 +78,8 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], softcap)
+        keys, values = keys[: self.call.end], values[: self.call.end]
+        out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -119,7 +121,8 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     softcap = softcap_of(config)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-        return cache.attend(layer, query, key, value, left, scale, softcap)
+        sink = getattr(attention.core_attention, "softmax_offset", None)
+        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1), softcap)
 
     attention.core_attention.forward = forward
 

@@ -50,6 +50,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral windows in some": ("ministral_tiny", {"window_attn_skip_freq": "[1,0,0,1]"}),
     "qwen2": ("qwen2_tiny", {}),
     "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
+    "qwen2_moe": ("qwen2_moe_tiny", {}),
+    "qwen2_moe dense blocks between": ("qwen2_moe_tiny", {"moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3}),
     "qwen3": ("qwen3_tiny", {}),
     "qwen3_moe": ("qwen3_moe_tiny", {}),
     "qwen2 windows": ("qwen2_tiny", {"window_size": (10, 0), "window_attn_skip_freq": "[0,0,1,1]"}),
@@ -109,6 +111,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5 biases": ("ernie45_tiny", {"add_bias_linear": True}),
     "glm4": ("glm4_tiny", {}),
     "glm": ("glm4_tiny", {"norm_placement": "pre", "add_qkv_bias": False, "hf_model_type": "glm"}),
+    "qwen3_moe weights that do not sum to 1, dense blocks": (
+        "qwen3_moe_tiny",
+        {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
+    ),
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2 three of two groups": (
         "deepseek_v2_tiny",
@@ -116,8 +122,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 mscales differ": ("deepseek_v2_tiny", {"mscale": 1.0, "mscale_all_dim": 0.5}),
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
+    "mamba2": ("mamba2_tiny", {}),
+    "mamba2 of odd sizes": (
+        "mamba2_tiny",
+        {"hidden_size": 60, "mamba_num_heads": 15, "mamba_head_dim": 8, "mamba_num_groups": 5, "mamba_state_dim": 13},
+    ),
+    "mamba2 tied, one group": ("mamba2_tiny", {"mamba_num_groups": 1, "untie_embeddings_and_output_weights": False}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
+    "moonlight": ("moonlight_tiny", {}),
+    "moonlight with a large epsilon": ("moonlight_tiny", {"norm_epsilon": 0.1, "q_lora_rank": 32}),
+    "kimi_k2": ("kimi_k2_tiny", {}),
+    "gpt_oss": ("gpt_oss_tiny", {}),
+    "gpt_oss other windows, clamp and topk": (
+        "gpt_oss_tiny",
+        {"window_attn_skip_freq": "[0,1,1,0]", "activation_func_clamp_value": 0.5, "moe_router_topk": 3},
+    ),
 }
 
 
@@ -210,7 +230,9 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
      "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "gemma2_27b", "gemma3_1b",
-     "minitron_4b", "apertus_8b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", *TINY],
+     "minitron_4b", "apertus_8b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
+     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
+     "mamba_codestral_7b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

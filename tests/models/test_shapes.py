@@ -212,7 +212,7 @@ def test_section_reports_bad_values(config: ModelConfig, expected: str) -> None:
             {"rope_scaling": "llama3", "rope_low_freq_factor": 4.0},
             "must be below model.rope_high_freq_factor",
         ),
-        ({"rope_scaling": "yarn", "yarn_beta_slow": 32.0}, "must be below model.yarn_beta_fast"),
+        ({"rope_scaling": "yarn", "yarn_beta_slow": 33.0}, "must not exceed model.yarn_beta_fast"),
     ],
 )
 def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], expected: str) -> None:
@@ -320,13 +320,9 @@ def test_pattern_and_sublayers() -> None:
     assert sublayers.hybrid_layer_pattern(shape, [4]) == "*-*-*-*-"
     assert sublayers.hybrid_layer_pattern(shape, [1, 0, 3]) == "*-||*-*-*-"
     assert sublayers.num_sublayers(shape) == 8
-    assert sublayers.recompute_num_sublayers(3) == 6
-    assert [sublayers.block_of(number) for number in (1, 2, 8)] == [
-        (0, "self_attention"),
-        (0, "mlp"),
-        (3, "mlp"),
-    ]
-    assert sublayers.per_sublayer([1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert sublayers.recompute_num_sublayers(shape, 3) == 6
+    assert [sublayers.block_of(shape, number) for number in (1, 2, 8)] == [(0, "*"), (0, "-"), (3, "-")]
+    assert sublayers.per_sublayer(shape, [1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
     mixture = named("deepseek_v3_tiny")
     assert sublayers.hybrid_layer_pattern(mixture, [2, 2]) == "+-+E|+E+E/+E"
     assert sublayers.hybrid_layer_pattern(named("mixtral_tiny"), [4]) == "*E*E*E*E"

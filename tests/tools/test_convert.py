@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
+    "mamba2": ("mamba2_tiny", {}),
 }
 
 
