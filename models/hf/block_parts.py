@@ -157,7 +157,7 @@ def rotary_by_window(theta: float, local: float | None = None) -> PARTS:
         with rope.errors():
             fields |= rope.read_by_window(left, theta, local)
         plain = fields["rope_scaling"] == "none" and fields["rotary_base_local"] == fields["rotary_base"]
-        if plain or fields["window_size"][0] < 0:
+        if plain or fields.get("window_size", (-1, 0))[0] < 0:
             fields["rotary_base_local"] = 0
 
     return read, lambda shape: rope.write_by_window(shape, with_local_key=local is not None)

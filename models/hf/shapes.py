@@ -56,7 +56,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     if not problems:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:
-        shape = GPTShape(**fields | {"hf_model_type": model_type})
+        shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
         if not problems:
             return model_type, shape

@@ -19,7 +19,7 @@ TIED = dataclasses.replace(LLAMA, untie_embeddings_and_output_weights=False)
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 64}
 
 CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "model type": (LLAMA, {"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
+    "model type": (LLAMA, {"model_type": "gemma3n"}, "model_type 'gemma3n' is not supported"),
     "rope type": (LLAMA, {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     "rope parameter": (
         LLAMA,
@@ -92,7 +92,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "no factors of longrope": (
         TINY["phi4_tiny"],
-        {"rope_scaling": None, "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.0]}},
+        {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}},
         "long_factor = [1.0]: expected 8 numbers",
     ),
     "dropouts that differ": (TINY["phi3_tiny"], {"embd_pdrop": 0.5}, "embd_pdrop = 0.5: expected 0"),
@@ -235,7 +235,7 @@ def test_bad_flags_are_refused(flags: tuple[str, ...], tmp_path: Path, capsys: p
     [
         ({"activation": "geglu"}, "model.activation 'geglu'"),
         ({"rotary_percent": 0.5}, "model.rotary_percent 0.5"),
-        ({"no_rope_freq": "[0,0,0,1]"}, "model.no_rope_freq"),
+        ({"no_rope_freq": "[0,0,0,1]", "qk_layernorm": True}, "model.no_rope_freq"),
         ({"mtp_num_layers": 1}, "model.mtp_num_layers 1"),
     ],
 )
