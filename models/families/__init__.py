@@ -4,14 +4,26 @@ import dataclasses
 import difflib
 
 from models.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt,
     gpt_oss,
+    granite,
     kimi,
     llama,
     mamba,
     mistral,
+    nemotron,
+    neox,
+    olmo,
+    phi,
     qwen,
+    seed,
+    smollm,
+    starcoder,
 )
 from models.families.base import llama as llama_like
 from models.shapes import GPTShape
@@ -26,6 +38,18 @@ _FAMILIES = (
     kimi,
     gpt_oss,
     mamba,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
 )
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}

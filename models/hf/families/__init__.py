@@ -1,13 +1,25 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
 from models.hf.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt2,
     gpt_oss,
+    granite,
     llama,
     mamba,
     mistral,
+    nemotron,
+    neox,
+    olmo,
+    phi,
     qwen,
+    seed,
+    smollm,
+    starcoder,
 )
 from models.hf.keys import Architecture
 from models.hf.table import Table
@@ -20,6 +32,18 @@ _FAMILIES = (
     gpt2,
     gpt_oss,
     mamba,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
