@@ -209,7 +209,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
-        config.train.deterministic_mode,
+        config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
