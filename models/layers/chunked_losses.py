@@ -60,7 +60,7 @@ class ChunkedHead:
         before = self.labels, self.losses
         self.labels, self.losses = labels, losses
         try:
-            return self.layer(hidden, weight=weight)[0]  # type: ignore[no-any-return]
+            return self.layer(hidden, weight=weight)[0]
         finally:
             self.labels, self.losses = before
 
@@ -68,7 +68,7 @@ class ChunkedHead:
         """hidden [s (/tp), b, h] -> losses [..., b, s]; without labels what it was: logits [s, b, v / tp]."""
         labels, self.labels = self.labels, None
         if labels is None:
-            return self.logits(hidden, weight=weight, **kwargs)  # type: ignore[no-any-return]
+            return self.logits(hidden, weight=weight, **kwargs)
         layer = self.layer
         if layer.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, True, group=layer.tp_group)
