@@ -34,6 +34,7 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "hysteresis": ("precision.hysteresis", 2),
     "lr": ("optimizer.lr", None),
     "min-lr": ("optimizer.min_lr", 0.0),
+    "cpu-offloading-num-layers": ("train.cpu_offloading_num_layers", 0),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
     "weight-decay": ("optimizer.weight_decay", 0.01),
