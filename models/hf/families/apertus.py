@@ -40,6 +40,14 @@ BLOCK = (
     }
 )
 
+CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}
+"""XIELU.BETA and XIELU.EPS (models/layers/activation.py)."""
+
 TABLES: dict[str, Table] = {
-    "apertus": Table(LLAMA_WHOLE, BLOCK, computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$")),
+    "apertus": Table(
+        LLAMA_WHOLE,
+        BLOCK,
+        computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$"),
+        constants=CONSTANTS,
+    ),
 }
