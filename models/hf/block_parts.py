@@ -186,7 +186,7 @@ def bias_switches(
 
 
 def activation(key: str, known: dict[str, str]) -> PARTS:
-    """known: their name -> ours; the first of ours is written."""
+    """known: their name -> ours."""
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         found = left.pop(key, next(iter(known)))

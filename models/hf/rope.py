@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_one_of
+from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_number, is_one_of
 from models.shapes import GPTShape
 
 Known = dict[str, tuple[str, float | None]]
@@ -131,7 +131,7 @@ def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kin
     """Of queries and keys; transformers has keys for it, or makes it of both mscales."""
     if kind != "yarn" or latent:
         return
-    factor = values.get("factor")
+    factor = values.get("factor") or 1.0
     if (given := values.pop("attention_factor", None)) is None:
         scales = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
         if all(scales) and all(MSCALES.problem("", scale) is None for scale in [*scales, factor]):
@@ -141,7 +141,7 @@ def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kin
     if given is None:
         return
     fields["rope_attention_factor"] = _number(f"{where}.attention_factor", given, FACTORS, whole=False)
-    if factor and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
+    if is_number(factor) and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
         del fields["rope_attention_factor"]
 
 
