@@ -230,12 +230,20 @@ _RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
 ]
 
 
+MOST_NAME = 100
+"""Characters of model.name."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelConfig:
     """What is trained. A named shape fills every field that is None."""
 
     shape: str = "debug"
     """Named architecture, fills every field that is not set: debug, demo, gpt2, gpt3_175b, llama3_8b, ..."""
+
+    name: str | None = None
+    """What the model is called where a start, a report or a checkpoint names it; an import notes its own. None:
+    model.shape."""
 
     seq_length: int = 4096
     """Tokens per sample."""
@@ -516,9 +524,16 @@ class ModelConfig:
     megatron: tuple[str, ...] = ()
     """More of mcore's TransformerConfig, as "field=value" strings."""
 
+    @property
+    def title(self) -> str:
+        """What the model is called."""
+        return self.name or self.shape
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone; ``shape_problems`` checks what results from it."""
         found = [*unknown_shape(self.shape), *self._range_problems()]
+        if self.name is not None and (len(self.name) > MOST_NAME or not self.name.isprintable() or not self.name):
+            found.append(f"model.name: expected 1 to {MOST_NAME} printable characters, found {len(self.name)}.")
         if not found:
             found += self._head_problems()
         found += megatron_field_problems("model.megatron", self.megatron, OWNED)

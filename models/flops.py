@@ -67,6 +67,7 @@ def hardware_flops_per_token(
     recompute_num_layers: int | None = None,
     recompute_modules: Sequence[str] = ("core_attn",),
     layers_per_chunk: Sequence[int] | None = None,
+    recompute_logits: bool = False,
 ) -> float:
     """FLOPs per token that devices execute: ``flops_per_token`` and a second forward of what is recomputed.
 
@@ -83,6 +84,8 @@ def hardware_flops_per_token(
         extra += _depths(shape, seq_length) if whole else 0
     elif recompute_granularity == "selective":
         extra = _selected(shape, seq_length, recompute_modules)
+    if recompute_logits:
+        extra += (1 + shape.mtp_num_layers) * _logits(shape)
     return flops_per_token(shape, seq_length) + extra
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
+from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -66,6 +66,7 @@ def build(
     attention_backend: str = "auto",
     own_loss: cross_entropy.TokenLoss | None = None,
     deterministic: bool = False,
+    loss_chunk_tokens: int | None = None,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -74,6 +75,7 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
+    loss_chunk_tokens: train.cross_entropy_chunk_tokens.
     """
     backend = backend or provider(ranks.device)
     if shape.attn_logit_softcapping:
@@ -108,6 +110,8 @@ def build(
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
+        if loss_chunk_tokens is not None:
+            chunked_losses.install(chunk, loss_chunk_tokens)
         routing.let_go_after_use(chunk)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
@@ -394,12 +398,14 @@ def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
     rank, size = chunk.pg_collection.tp.rank(), chunk.pg_collection.tp.size()
     local = shape.padded_vocab_size // size
 
-    def mask(_module: object, _inputs: object, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        logits, bias = outputs
+    forward = chunk.output_layer.forward
+
+    def masked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        logits, bias = forward(*args, **kwargs)
         first = shape.vocab_size - (rank * local if logits.shape[-1] == local else 0)
         if first < logits.shape[-1]:
             with torch.no_grad():
                 logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
         return logits, bias
 
-    chunk.output_layer.register_forward_hook(mask)
+    chunk.output_layer.forward = masked

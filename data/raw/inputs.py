@@ -211,7 +211,7 @@ def _is_known(path: Path) -> bool:
 
 def _inner_suffix(path: Path) -> str:
     """Without what says how the file is packed."""
-    return Path(path.stem if path.suffix in compressed.ENDINGS else path.name).suffix.lower()
+    return Path(path.stem if path.suffix.lower() in compressed.ENDINGS else path.name).suffix.lower()
 
 
 def file_source(path: Path) -> InputSource:

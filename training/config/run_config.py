@@ -229,6 +229,11 @@ class TrainConfig:
     """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
     cross entropy."""
 
+    cross_entropy_chunk_tokens: int | None = None
+    """Tokens of a microbatch whose logits are there at once: output layer and loss run over pieces of so many, again in
+    the backward pass. For large vocabularies: it saves their logits, and costs the output layer a third product. None:
+    all."""
+
     @property
     def evaluates(self) -> bool:
         """Whether there are validation losses."""
@@ -246,6 +251,7 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "recompute_num_layers": self.recompute_num_layers,
+            "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
         }
         for name, value in counts.items():
             if value is not None and value < 1:

@@ -313,6 +313,19 @@ def loss_bytes(columns: MemoryColumns) -> Column:
     vocabulary = model.hidden * model.vocab
     alone = np.where(columns.software.transformer_engine > 0, 0.0, 2 * tokens(columns) * model.vocab + 2 * vocabulary)
     weight = np.where(whole, 4 * vocabulary, np.maximum(0.0, alone - logits))
+    head = np.where(np.isfinite(columns.software.loss_chunk_tokens), _piece_bytes(columns), logits + weight)
     # the final norm's output, and its gradient, of all TP ranks
     gathered = np.where(whole, 4 * (1 + layout.sequence_parallel) * tokens(columns) * model.hidden, 0.0)
-    return (logits + weight + stream * tokens(columns)) / layout.tp + gathered
+    return (head + stream * tokens(columns)) / layout.tp + gathered
+
+
+def _piece_bytes(columns: MemoryColumns) -> Column:
+    """Of logits that are there piece by piece (models/layers/chunked_losses.py), of all TP ranks, beside the fp32 sum
+    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the weight
+    is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their gradients
+    wait for each other, and small pieces hold more than this."""
+    model, width = columns.model, element_bytes(columns)
+    logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
+    vocabulary = model.hidden * model.vocab
+    softmax = np.where(width == 4, 4, columns.software.loss_bytes) * logits
+    return np.maximum(4 * vocabulary + softmax, (4 + width) * vocabulary + width * logits)
