@@ -51,7 +51,7 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
         LLAMA, {"rope_scaling": None, "rope_theta": 10000.5, "rope_parameters": None}, "rope_theta = 10000.5"
     ),
     "attention bias": (LLAMA, {"attention_bias": 1}, "attention_bias = 1: expected true or false"),
-    "MLP bias": (TINY["phi3_tiny"], {"mlp_bias": True}, "mlp_bias = True: unknown"),
+    "MLP bias": (TINY["phi3_tiny"], {"mlp_bias": True}, "mlp_bias = True: expected None or False"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu': expected 'silu'"),
     "soft cap": (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: unknown"),
     "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
