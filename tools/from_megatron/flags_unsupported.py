@@ -140,7 +140,7 @@ UNSUPPORTED: dict[str, str] = {
         disable-tp-comm-split-rs tp-comm-overlap-rs-dgrad delay-wgrad-compute overlap-moe-expert-parallel-comm
         overlap-dispatch-backward-with-experts-wgrad ep-overlap-early-attn-memory-release defer-embedding-wgrad-compute
         wgrad-deferral-limit=1|0 overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
-        distribute-saved-activations moe-layer-recompute cpu-offloading-num-layers=1|0
+        distribute-saved-activations moe-layer-recompute
         cpu-offloading-retain-pinned-cpu-buffers fine-grained-activation-offloading offload-modules=+
         min-offloaded-tensor-size=1 delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks=1
         activation-offload-fraction=1 fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash

@@ -1,4 +1,4 @@
-"""Weights that are made of rows of other tensors: ours of theirs, and theirs of ours."""
+"""Weights that are made of rows of other tensors, in both directions."""
 
 import math
 from bisect import bisect_right

@@ -163,7 +163,7 @@ def _origin(
 
 
 def check_numbers(tensors: Mapping[str, Info], found: NamedTensors, folder: Path) -> None:
-    """Raises UserError for weights that are no numbers of a dtype that is trained in, as quantised ones are."""
+    """Raises UserError for weights of a dtype that is not trained in, as quantised ones are."""
     known = ("float64", "float32", "bfloat16", "float16")
     wrong = [key for key in found.weights.values() if tensors[key].dtype not in known]
     if wrong:

@@ -51,6 +51,21 @@ def buffer_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     return []
 
 
+def offload_problems(layers: int, precision: PrecisionConfig, graphed: bool) -> list[str]:
+    """What train.cpu_offloading_num_layers cannot be with."""
+    found = {
+        f"precision.{precision.products}: Transformer Engine keeps weights beside activations, as plain tensors": (
+            precision.products is not None
+        ),
+        "kernels.cuda_graph_impl: a graph's memory is fixed": graphed,
+    }
+    return [
+        f"train.cpu_offloading_num_layers cannot be with {what}. Set it to 0."
+        for what, there in found.items()
+        if there and layers
+    ]
+
+
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
     documents_apart: bool, recompute_granularity: str | None, ramp: bool, userbuffers: bool,

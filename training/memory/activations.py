@@ -321,9 +321,9 @@ def loss_bytes(columns: MemoryColumns) -> Column:
 
 def _piece_bytes(columns: MemoryColumns) -> Column:
     """Of logits that are there piece by piece (models/layers/chunked_losses.py), of all TP ranks, beside the fp32 sum
-    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the weight
-    is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their gradients
-    wait for each other, and small pieces hold more than this."""
+    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the
+    weight is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their
+    gradients wait for each other, and small pieces hold more than this."""
     model, width = columns.model, element_bytes(columns)
     logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
     vocabulary = model.hidden * model.vocab

@@ -109,7 +109,7 @@ def _target(
     origins: Mapping[str, SourceRows],
     dtype: str | None,
 ) -> TargetTensor:
-    """One of their tensors, of the rows of ours."""
+    """One of their tensors, made of our rows."""
     runs: list[RowRun] = []
     sources: dict[str, SourceTensor] = {}
     transposed = False
