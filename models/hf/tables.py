@@ -120,6 +120,16 @@ def copies(model_type: str, shape: GPTShape) -> dict[str, str]:
     return found
 
 
+def constants(model_type: str, shape: GPTShape) -> dict[str, float]:
+    """Numbers that their files hold beside weights, by name."""
+    table = TABLES[model_type]
+    return {
+        f"{table.prefix}{block}.{name}": value
+        for block in range(shape.num_layers)
+        for name, value in table.constants.items()
+    }
+
+
 def is_computed(model_type: str, name: str) -> bool:
     """Whether a tensor of theirs is no weight."""
     return TABLES[model_type].computed.search(name) is not None

@@ -110,8 +110,8 @@ class SDPAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, as Transformer Engine's has."""
-        return make_sharded_tensors_for_checkpoint(  # type: ignore[no-any-return]
+        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, unlike Transformer Engine."""
+        return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"softmax_offset": 0},

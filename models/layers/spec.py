@@ -92,7 +92,7 @@ def provider(device: torch.device, documents: bool = False) -> BackendSpecProvid
 
 def with_own_attention(backend: BackendSpecProvider) -> BackendSpecProvider:
     """Its modules around our attention, for what Transformer Engine's does not have: documents, soft caps of scores."""
-    backend.core_attention = lambda: SDPAttention  # type: ignore[method-assign]
+    backend.core_attention = lambda: SDPAttention
     return backend
 
 

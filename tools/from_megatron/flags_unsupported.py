@@ -45,6 +45,7 @@ OTHER_MODELS: dict[str, str] = {
     r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
     r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
         "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
+    r"xielu": 'the activation xIELU: leave it out, and set model.activation = "xielu" in the recipe.',
     r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
     r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
         "layers of another architecture.",

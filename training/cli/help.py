@@ -22,6 +22,10 @@ RARE = {
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",
     "model": "name kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "attention_out_bias mlp_bias norm_placement layernorm_zero_centered_gamma qk_layernorm_full_width "
+    "parallel_residual residual_multiplier embedding_multiplier logits_scaling final_logit_softcapping "
+    "attn_logit_softcapping softmax_scale rotary_base_local rotary_interleaved rope_attention_factor "
+    "rope_short_factor rope_long_factor hf_model_type "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "

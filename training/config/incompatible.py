@@ -76,6 +76,7 @@ def graph_problems(
         "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
         "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
         "model.multi_latent_attention: it was not captured yet": shape.multi_latent_attention,
+        "model.parallel_residual: attention hands its input on, beside what a graph returns": shape.parallel_residual,
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
         "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,

@@ -119,7 +119,7 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
     left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
-    found = (12 + 6 * model.attention_dropout + 8 * model.capped_scores) * scores + (8.5 + left) * both
+    found = (12 + 6 * model.attention_dropout + 20 * model.capped_scores) * scores + (8.5 + left) * both
     return np.where((_makes_scores(columns) & (layout.cp > 1)) | (model.capped_scores > 0), found, 0.0)
 
 
