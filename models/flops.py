@@ -119,7 +119,8 @@ def _depths(shape: GPTShape, seq_length: int) -> float:
 
 def _products(shape: GPTShape, listed: Iterable[Parameter]) -> float:
     """Of the matrices among these parameters: a token is multiplied once by each that it meets."""
-    return 2.0 * sum_active(shape, (parameter for parameter in listed if len(parameter.shape) > 1))
+    matrices = (one for one in listed if len(one.shape) > 1 and not one.name.endswith(".bias"))  # experts' are [E, out]
+    return 2.0 * sum_active(shape, matrices)
 
 
 def _attentions(shape: GPTShape) -> list[bool]:

@@ -47,6 +47,9 @@ class ModelSizes:
     """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
     ffn: int
     gated: bool
+    gate_copies: int
+    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of a
+    clamp, of an offset."""
     norm_inputs: int
     """Tensors of its input's shape that a norm keeps for the backward pass (models/norms.py)."""
     norm_bytes: int
@@ -55,6 +58,8 @@ class ModelSizes:
     """Queries and keys are turned by their position."""
     query_norms: bool
     """Queries and keys are normalised, head by head."""
+    softmax_offset: bool
+    """Each head's softmax has one more logit, which Triplane's own attention computes in blocks of queries."""
     hidden_dropout: bool
     attention_dropout: bool
     experts: int
@@ -63,7 +68,7 @@ class ModelSizes:
     expert_hidden: int
     """Channels that experts take and give: the hidden size, but where they work in a smaller space."""
     expert_biases: bool
-    """Experts' products have biases, as no model has that is trained here."""
+    """Experts' products have biases."""
     shared_ffn: int
     vocab: int
     tied: bool
@@ -93,10 +98,14 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
+        gate_copies=(shape.activation == "quick_geglu")
+        + (shape.activation_func_clamp_value > 0)
+        + (shape.glu_linear_offset != 0),
         norm_inputs=NORMS[shape.normalization].kept_inputs,
         norm_bytes=NORMS[shape.normalization].kept_bytes,
         rotary=shape.position_embedding_type == "rope",
         query_norms=shape.qk_layernorm,
+        softmax_offset=shape.softmax_type != "vanilla",
         hidden_dropout=shape.hidden_dropout > 0,
         attention_dropout=shape.attention_dropout > 0,
         experts=shape.num_moe_experts,

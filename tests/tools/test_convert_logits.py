@@ -13,8 +13,10 @@ import pytest
 
 from models.families import TINY
 from models.hf import tables
+from models.hf.families.base import ATTENTION, LLAMA_WHOLE, MLP
 from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
+from models.hf.table import Table
 from tests.tools.hf_folders import write_folder
 from tools.convert import resumable
 from tools.convert.__main__ import main
@@ -25,8 +27,8 @@ from tools.convert.importing import import_folder
 from tools.convert.source import HfFolder
 
 SWAPPED = {
-    **tables.ATTENTION,
-    **tables.MLP,
+    **ATTENTION,
+    **MLP,
     "mlp.linear_fc1.weight": stacked("mlp.up_proj.weight", "mlp.gate_proj.weight"),
 }
 SETTINGS: dict[str, Any] = {"dtype": None, "workers": 1}
@@ -51,7 +53,7 @@ def test_rows_in_another_order_are_found_and_nothing_stays(
 ) -> None:
     """A table with gate and up exchanged: every shape is right, and every byte is somewhere."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"])
-    monkeypatch.setitem(tables.TABLES, "llama", tables.Table(tables.LLAMA_WHOLE, tables.ATTENTION | SWAPPED))
+    monkeypatch.setitem(tables.TABLES, "llama", Table(LLAMA_WHOLE, ATTENTION | SWAPPED))
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path / 'hf'}: block 0: logits differ by up to " in said
