@@ -29,7 +29,7 @@ def initialise(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
         name = canonical(box.key)
         std = std_of(name, shape)
         if std is None:
-            box.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight")) else 0.0)
+            box.data.fill_(constant_of(name, shape))
         else:
             fill_normal(box.data, seed, name, box.global_shape, box.offset, std)
 
@@ -56,6 +56,18 @@ def parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+XIELU = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.8 - 0.5))}
+"""Softplus of these, the second with 0.5 added, is 0.8 (arXiv:2411.13010, section 4.1)."""
+
+
+def constant_of(name: str, shape: GPTShape) -> float:
+    """What a parameter without a standard deviation starts from."""
+    if (last := name.rpartition(".")[2]) in XIELU:
+        return XIELU[last]
+    norm = name.endswith(("norm.weight", "norm_weight"))
+    return 1.0 if norm and not shape.layernorm_zero_centered_gamma else 0.0
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:

@@ -48,8 +48,8 @@ class ModelSizes:
     ffn: int
     gated: bool
     gate_copies: int
-    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of a
-    clamp, of an offset."""
+    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of
+    a clamp, of an offset."""
     norm_inputs: int
     """Tensors of its input's shape that a norm keeps for the backward pass (models/norms.py)."""
     norm_bytes: int

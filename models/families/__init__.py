@@ -3,12 +3,29 @@
 import dataclasses
 import difflib
 
-from models.families import deepseek, gpt, gpt_oss, kimi, llama, mistral, qwen
+from models.families import (
+    deepseek,
+    gpt,
+    gpt_oss,
+    granite,
+    kimi,
+    llama,
+    mistral,
+    neox,
+    olmo,
+    phi,
+    qwen,
+    seed,
+    smollm,
+    starcoder,
+)
 from models.families.base import llama as llama_like
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
-_FAMILIES = (gpt, llama, mistral, qwen, deepseek, kimi, gpt_oss)
+_FAMILIES = (
+    gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo, kimi, gpt_oss
+)  # fmt: skip
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
 """Architectures of models that exist."""

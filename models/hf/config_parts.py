@@ -61,10 +61,8 @@ def tied(default: bool) -> tuple[Read, Write]:
 
 def read_rope(left: Config, fields: dict[str, Any]) -> None:
     """Rotary positions."""
-    try:
+    with rope.errors():
         fields |= rope.read(left, latent=bool(fields.get("multi_latent_attention")))
-    except rope.RopeError as error:
-        raise Unsupported(error.key, error.found, error.expected) from None
 
 
 def window(default: int | None) -> tuple[Read, Write]:
@@ -77,51 +75,6 @@ def window(default: int | None) -> tuple[Read, Write]:
         fields["window_size"] = (-1, 0) if window is None else (window - 1, 0)
 
     return read, lambda shape: {"sliding_window": shape.window_size[0] + 1 if any(shape.window_blocks) else None}
-
-
-WINDOWED, WHOLE = "sliding_attention", "full_attention"
-
-
-def window_types(kinds: list[Any], blocks: int, window: int) -> dict[str, Any]:
-    """Our fields for ``layer_types``, one for each block, and a window of so many tokens, a token's own among them.
-
-    Raises Unsupported.
-    """
-    if len(kinds) != blocks or any(kind not in (WINDOWED, WHOLE) for kind in kinds):
-        raise Unsupported("layer_types", kinds, f'"{WINDOWED}" or "{WHOLE}" for each of {blocks} blocks')
-    windowed = [kind == WINDOWED for kind in kinds]
-    if not any(windowed):
-        return {"window_size": (-1, 0)}
-    return {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
-
-
-def write_window_types(shape: GPTShape) -> list[str]:
-    """``layer_types``."""
-    return [WINDOWED if windowed else WHOLE for windowed in shape.window_blocks]
-
-
-def skip_freq(windowed: list[bool]) -> str:
-    """window_attn_skip_freq of these blocks; the shortest way to say it."""
-    for n in range(len(windowed) + 1):
-        if windowed == [n == 0 or (block + 1) % n != 0 for block in range(len(windowed))]:
-            return str(n)
-    return str([int(each) for each in windowed]).replace(" ", "")
-
-
-def read_no_window(left: Config, fields: dict[str, Any]) -> None:
-    """Qwen's: off by a switch of its own, whatever the other keys say; on, it holds from some block on."""
-    if take_bool(left, "use_sliding_window", False):
-        raise Unsupported("use_sliding_window", True, "false: windows in some blocks only are not converted")
-    left.pop("sliding_window", None)
-    left.pop("max_window_layers", None)
-    kinds = take_list(left, "layer_types")
-    if any(kind != "full_attention" for kind in kinds):
-        raise Unsupported("layer_types", kinds, '"full_attention" in every block')
-
-
-def write_no_window(shape: GPTShape) -> Config:
-    """As ``read_no_window``."""
-    return {"use_sliding_window": False, "sliding_window": None}
 
 
 def read_mixtral(left: Config, fields: dict[str, Any]) -> None:

@@ -46,6 +46,8 @@ class Architecture:
     """Our fields that every such model has."""
     parts: tuple[tuple[Read, Write], ...] = ()
     """What is not one number for one number."""
+    written_as: str = ""
+    """The model_type that an export writes, where transformers has none of this name; "": this one."""
 
 
 MOST_BLOCKS, MOST_HEADS, MOST_EXPERTS, MOST_WIDTH, MOST_TOKENS = 10_000, 1 << 16, 1 << 16, 1 << 24, (1 << 31) - 1
@@ -76,6 +78,7 @@ class Span:
 
 WIDTH, HEADS, EXPERTS = (Span(1, most, whole=True) for most in (MOST_WIDTH, MOST_HEADS, MOST_EXPERTS))
 SHARE = Span(0, 1)
+MULTIPLIER = Span(0, 1e6, above=True)
 SPANS: Mapping[str, Span] = {
     "num_layers": Span(1, MOST_BLOCKS, whole=True),
     "vocab_size": Span(1, MOST_TOKENS, whole=True),
@@ -98,6 +101,10 @@ SPANS: Mapping[str, Span] = {
     "init_method_std": Span(0, 1e3),
     "moe_aux_loss_coeff": Span(0, 1e3),
     "moe_router_topk_scaling_factor": Span(0, 1e6, above=True),
+    "residual_multiplier": MULTIPLIER,
+    "embedding_multiplier": MULTIPLIER,
+    "logits_scaling": MULTIPLIER,
+    "softmax_scale": MULTIPLIER,
 }
 """What the numbers of ``Architecture.numbers`` may be, by our field."""
 

@@ -109,6 +109,11 @@ def by_group(queries: str, keys: str, values: str) -> Rule:
     return Rule((queries, keys, values), _by_group)
 
 
+def fused_by_group(name: str) -> Rule:
+    """All queries, then all keys, then all values, in one tensor (Phi-3)."""
+    return Rule((name,), _fused_by_group)
+
+
 def experts(*names: str) -> Rule:
     """Of each expert, its matrices one below the other: [E, rows of all names, in]."""
     return Rule(names, _experts)

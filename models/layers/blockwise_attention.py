@@ -80,16 +80,17 @@ def attend(
     dropout: float,
     scale: float | None,
     mask: Tensor | None = None,
+    softcap: float = 0.0,
     sink: Tensor | None = None,
 ) -> Tensor:
     """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
 
-    sink: one more logit of each head's softmax, [n], which no value belongs to; needs a mask.
+    softcap: of scores. sink: one more logit of each head's softmax, [n], which no value belongs to. Both need a mask.
     """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if sink is not None:
+    if softcap or sink is not None:
         assert mask is not None
-        return _attend_with_sink(q, k, v, dropout, scale, mask, sink)
+        return _attend_step_by_step(q, k, v, dropout, scale, mask, softcap, sink)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -102,16 +103,28 @@ def attend(
     )
 
 
-def _attend_with_sink(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None, mask: Tensor, sink: Tensor
+def _attend_step_by_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float,
+    scale: float | None,
+    mask: Tensor,
+    softcap: float,
+    sink: Tensor | None,
 ) -> Tensor:
-    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; the softmax in fp32."""
+    """cap tanh(scores / cap), then the softmax in fp32. [b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
     scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = torch.tanh(scores / softcap) * softcap if softcap else scores
     scores = scores.masked_fill(~mask, -torch.inf)
-    total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
-    return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
+    if sink is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
+        weights = (scores - total[..., None]).exp()
+    return F.dropout(weights.type_as(v), dropout) @ v
 
 
 def attend_in_blocks(
@@ -124,6 +137,7 @@ def attend_in_blocks(
     *,
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
+    softcap: float = 0.0,
     sink: Tensor | None = None,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
@@ -132,7 +146,7 @@ def attend_in_blocks(
     ``attend``.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink)
+    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, softcap, sink)
 
 
 class _Blocks(torch.autograd.Function):
@@ -151,10 +165,11 @@ class _Blocks(torch.autograd.Function):
         blocks: list[QueryBlock],
         dropout: float,
         scale: float | None,
+        softcap: float,
         sink: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, sink)
-        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale = sight, blocks, dropout, scale
+        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale, ctx.softcap = sight, blocks, dropout, scale, softcap
         ctx.rng_state = _rng_state(query.device) if dropout else None
         return torch.cat([_attend_block(ctx, block, sink, *_cut(block, query, key, value)) for block in blocks], dim=2)
 
@@ -181,7 +196,8 @@ class _Blocks(torch.autograd.Function):
                     sink_grad += parts[3]
         if sink is not None and sink_grad is not None:
             sink_grad = sink_grad.to(sink.dtype)
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad
+        none = (None,) * 5
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), *none, sink_grad
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,7 +207,8 @@ def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[
 def _attend_block(
     ctx: Any, block: QueryBlock, sink: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    return attend(query, key, value, ctx.dropout, ctx.scale, ctx.sight.mask(block, query.device), sink)
+    mask = ctx.sight.mask(block, query.device)
+    return attend(query, key, value, ctx.dropout, ctx.scale, mask, ctx.softcap, sink)
 
 
 def _rng_state(device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
-from models.layers.attention import check_supported
+from models.layers.attention import check_supported, softcap_of
 from models.layers.blockwise_attention import attend
 from parallel.ddp import Chunks
 
@@ -60,6 +60,7 @@ class KVCache:
         value: Tensor,
         left: int | None,
         scale: float | None,
+        softcap: float = 0.0,
         sink: Tensor | None = None,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
@@ -77,7 +78,7 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], sink)
+        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], softcap, sink)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -116,10 +117,11 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, attention.layer_number)
     left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
+    softcap = softcap_of(config)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         sink = getattr(attention.core_attention, "softmax_offset", None)
-        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1))
+        return cache.attend(layer, query, key, value, left, scale, softcap, None if sink is None else sink.view(-1))
 
     attention.core_attention.forward = forward
 

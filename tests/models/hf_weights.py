@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.hf.families import TABLES
 from models.hf.shapes import write_config
 from models.hf.tables import entries
 from models.names import canonical
@@ -21,7 +22,7 @@ def hf_config(shape: GPTShape) -> Any:
     import transformers
 
     values = write_config(shape)[1]
-    return transformers.AutoConfig.for_model(**values | {"bos_token_id": None, "eos_token_id": None})
+    return transformers.AutoConfig.for_model(**values | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
 
 
 def hf_model(shape: GPTShape) -> nn.Module:
@@ -66,7 +67,7 @@ def canonical_weights(model: nn.Module, shape: GPTShape) -> State:
     theirs = revert_weight_conversion(model, dict(model.state_dict()))  # as it would save them: each expert alone
     plain = dataclasses.replace(shape, mtp_num_layers=0)
     if shape.tied:
-        theirs.pop("lm_head.weight", None)
+        theirs.pop(TABLES[write_config(shape)[0]].whole["output_layer.weight"].names[0], None)
     return arranged(theirs, plain)
 
 

@@ -29,6 +29,10 @@ VOCAB, SAMPLES, SEQ = 257, 2, 96
 
 NO_GROUPS = {"moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_router_topk_scaling_factor": 1.0}
 YARN = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_scaling": "longrope", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 128,
+    "rope_short_factor": (1.0, 1.1, 1.2, 1.3, 1.4, 1.5), "rope_long_factor": (1.0, 2.0, 3.0, 4.5, 6.0, 7.5),
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2_tiny", {}),
@@ -39,7 +43,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3.1": ("llama3_tiny", {}),
     "llama3.2 tied": ("llama3_tiny", {"untie_embeddings_and_output_weights": False}),
     "mistral": ("mistral_tiny", {}),
+    "llama attention biases": ("llama2_tiny", {"add_qkv_bias": True, "attention_out_bias": True}),
+    "llama MLP biases": ("llama2_tiny", {"mlp_bias": True}),
     "mixtral": ("mixtral_tiny", {}),
+    "ministral": ("ministral_tiny", {}),
+    "ministral windows in some": ("ministral_tiny", {"window_attn_skip_freq": "[1,0,0,1]"}),
     "qwen2": ("qwen2_tiny", {}),
     "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
     "qwen2_moe": ("qwen2_moe_tiny", {}),
@@ -50,6 +58,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe_tiny",
         {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
     ),
+    "qwen2 windows": ("qwen2_tiny", {"window_size": (10, 0), "window_attn_skip_freq": "[0,0,1,1]"}),
+    "qwen3 windows, biases": (
+        "qwen3_tiny",
+        {"window_size": (10, 0), "window_attn_skip_freq": "2", "add_qkv_bias": True, "attention_out_bias": True},
+    ),
+    "seed_oss": ("seed_oss_tiny", {}),
+    "seed_oss all biases": ("seed_oss_tiny", {"mlp_bias": True, "attention_out_bias": True}),
+    "smollm3": ("smollm3_tiny", {}),
+    "starcoder2": ("starcoder2_tiny", {}),
+    "starcoder2 untied, no biases": (
+        "starcoder2_tiny",
+        {"add_bias_linear": False, "untie_embeddings_and_output_weights": True},
+    ),
+    "granite": ("granite_tiny", {}),
+    "granite biases": ("granite_tiny", {"add_bias_linear": True}),
+    "phi3": ("phi3_tiny", {}),
+    "phi4": ("phi4_tiny", {}),
+    "phi4 partial rotary": ("phi4_tiny", {"rotary_percent": 0.75}),
+    "phi4 longrope, short": ("phi4_tiny", {"rotary_percent": 0.75, **LONGROPE}),
+    "phi4 longrope, long": (
+        "phi4_tiny",
+        {"rotary_percent": 0.75, **LONGROPE, "rope_original_max_position_embeddings": 32},
+    ),
+    "pythia": ("pythia_tiny", {}),
+    "gpt_neox one after the other, tied": (
+        "pythia_tiny",
+        {
+            "parallel_residual": False,
+            "rotary_percent": 1.0,
+            "activation": "gelu",
+            "untie_embeddings_and_output_weights": False,
+        },
+    ),
+    "gpt_neox without attention biases": ("pythia_tiny", {"add_bias_linear": False, "mlp_bias": True}),
+    "olmo2": ("olmo2_tiny", {}),
+    "olmo2 groups, biases": ("olmo2_tiny", {"num_query_groups": 2, "add_qkv_bias": True, "attention_out_bias": True}),
+    "olmo3": ("olmo3_tiny", {}),
+    "olmo3 plain": ("olmo3_tiny", {"rope_scaling": "none", "rotary_base_local": 0}),
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2 three of two groups": (
         "deepseek_v2_tiny",
@@ -158,8 +204,9 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
-     "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
-     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", *TINY],
+     "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "deepseek_v2_lite", "deepseek_v2",
+     "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b",
+     "gpt_oss_120b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

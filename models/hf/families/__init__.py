@@ -1,10 +1,24 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
-from models.hf.families import deepseek, gpt2, gpt_oss, llama, mistral, qwen
+from models.hf.families import (
+    deepseek,
+    gpt2,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    neox,
+    olmo,
+    phi,
+    qwen,
+    seed,
+    smollm,
+    starcoder,
+)
 from models.hf.keys import Architecture
 from models.hf.table import Table
 
-_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, gpt_oss)
+_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, seed, smollm, starcoder, granite, phi, neox, olmo, gpt_oss)
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
 """By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""
