@@ -5,11 +5,13 @@ import difflib
 
 from models.families import (
     deepseek,
+    glm,
     gpt,
     gpt_oss,
     granite,
     kimi,
     llama,
+    minimax,
     mistral,
     neox,
     olmo,
@@ -24,7 +26,7 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 
 _FAMILIES = (
-    gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo, kimi, gpt_oss
+    gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo, kimi, gpt_oss, glm, minimax
 )  # fmt: skip
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}

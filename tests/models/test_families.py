@@ -106,7 +106,11 @@ def test_deepseek_v3_has_the_published_numbers_of_parameters() -> None:
 
 
 # Billions of parameters and of those that a token meets, as model cards round them.
-ROUNDED = {"kimi_k2": (1_000, 32), "qwen15_moe_a2_7b": (14.3, 2.7), "qwen2_57b_a14b": (57.4, 14.2)}
+ROUNDED = {
+    "kimi_k2": (1_000, 32),
+    "qwen15_moe_a2_7b": (14.3, 2.7),
+    "qwen2_57b_a14b": (57.4, 14.2),
+}
 
 
 @pytest.mark.parametrize("name, billions", ROUNDED.items())
@@ -122,6 +126,15 @@ def test_gpt_oss_has_the_model_card_s_numbers_of_parameters(name: str, total: fl
     looked_up = shape.vocab_size * shape.hidden_size
     assert num_parameters(shape) / 1e9 == pytest.approx(total, abs=0.006)
     assert (active_parameters(shape) - looked_up) / 1e9 == pytest.approx(active, abs=0.006)
+
+
+@pytest.mark.parametrize("name, total, active", [("glm45", 355, 32), ("glm45_air", 106, 12), ("minimax_m2", 230, 10)])
+def test_sizes_without_embedding_and_output_layer_are_published(name: str, total: int, active: int) -> None:
+    """arXiv:2508.06471, table 1, with multi-token prediction; the model card of MiniMax-M2."""
+    shape = named(name)
+    tables = 2 * shape.vocab_size * shape.hidden_size
+    assert (num_parameters(shape) - tables) / 1e9 == pytest.approx(total, abs=3)
+    assert (active_parameters(shape) - tables) / 1e9 == pytest.approx(active, abs=1)
 
 
 def test_moonlight_has_the_paper_s_numbers_of_parameters() -> None:
@@ -188,6 +201,8 @@ SIBLINGS = {
     "moonlight_tiny": "moonlight_16b_a3b",
     "kimi_k2_tiny": "kimi_k2",
     "gpt_oss_tiny": "gpt_oss_20b",
+    "glm45_tiny": "glm45",
+    "minimax_m2_tiny": "minimax_m2",
     "seed_oss_tiny": "seed_oss_36b",
     "smollm3_tiny": "smollm3_3b",
     "starcoder2_tiny": "starcoder2_7b",

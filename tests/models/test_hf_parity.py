@@ -109,6 +109,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "moonlight with a large epsilon": ("moonlight_tiny", {"norm_epsilon": 0.1, "q_lora_rank": 32}),
     "kimi_k2": ("kimi_k2_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
+    "minimax_m2": ("minimax_m2_tiny", {}),
+    "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
+    "glm45_air without biases": (
+        "glm45_tiny",
+        {"mtp_num_layers": 0, "qk_layernorm": False, "add_qkv_bias": False, "rotary_percent": 0.25},
+    ),
     "gpt_oss other windows, clamp and topk": (
         "gpt_oss_tiny",
         {"window_attn_skip_freq": "[0,1,1,0]", "activation_func_clamp_value": 0.5, "moe_router_topk": 3},
@@ -195,17 +201,17 @@ def _same_predictions_of_later_tokens(ranks: Any, model: ModelConfig) -> None:
     torch.testing.assert_close(found[-1][..., :VOCAB], theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_multi_token_prediction_is_that_of_transformers() -> None:
-    on_one_rank(
-        _same_predictions_of_later_tokens, ModelConfig(shape="deepseek_v3_tiny", seq_length=SEQ, mtp_num_layers=2)
-    )
+@pytest.mark.parametrize("name", ["deepseek_v3_tiny", "glm45_tiny"])
+def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
+    on_one_rank(_same_predictions_of_later_tokens, ModelConfig(shape=name, seq_length=SEQ, mtp_num_layers=2))
 
 
 @pytest.mark.parametrize(
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
      "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "deepseek_v2_lite", "deepseek_v2",
-     "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b",
+     "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "glm45",
+     "glm45_air", "minimax_m2",
      "gpt_oss_120b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:

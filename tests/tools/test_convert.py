@@ -47,6 +47,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k2": ("kimi_k2_tiny", {}),
     "qwen2_moe": ("qwen2_moe_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
+    "minimax_m2": ("minimax_m2_tiny", {}),
+    "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
 }
 
 

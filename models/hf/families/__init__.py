@@ -2,10 +2,12 @@
 
 from models.hf.families import (
     deepseek,
+    glm,
     gpt2,
     gpt_oss,
     granite,
     llama,
+    minimax,
     mistral,
     neox,
     olmo,
@@ -18,7 +20,23 @@ from models.hf.families import (
 from models.hf.keys import Architecture
 from models.hf.table import Table
 
-_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, seed, smollm, starcoder, granite, phi, neox, olmo, gpt_oss)
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    gpt2,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gpt_oss,
+    glm,
+    minimax,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
 """By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""
