@@ -439,7 +439,8 @@ class ModelConfig:
     """What the chosen experts' weights are multiplied by."""
 
     moe_router_enable_expert_bias: bool | None = None
-    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664)."""
+    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664). With softmax
+    it is added to the softmax over all experts (ERNIE-4.5)."""
 
     moe_router_bias_update_rate: float | None = None
     """How far a step moves the expert bias."""

@@ -87,7 +87,7 @@ def build(
         check_supported(config)
     if shape.mtp_num_layers:
         mtp.install()
-    if shape.moe_router_group_topk:
+    if shape.moe_router_group_topk or shape.moe_router_enable_expert_bias:
         routing.install()
     graphed = config.cuda_graph_impl != "none"
     if graphed:
@@ -180,6 +180,7 @@ def transformer_config(
     # No fields of mcore's, but a config reaches every module: models/layers/attention.py and activation.py read these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
+    config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
@@ -263,7 +264,7 @@ def _expert_settings(
         "moe_router_num_groups": shape.moe_router_num_groups or None,
         "moe_router_group_topk": shape.moe_router_group_topk or None,
         "moe_router_topk_scaling_factor": shape.moe_router_topk_scaling_factor,
-        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias,
+        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias and not _biased_softmax(shape),
         "moe_router_bias_update_rate": shape.moe_router_bias_update_rate,
         "moe_router_load_balancing_type": shape.moe_router_load_balancing_type,
         "moe_router_dtype": "fp32",  # which expert is best must not depend on rounding to bf16
@@ -280,6 +281,12 @@ def _expert_settings(
         "expert_model_parallel_size": ranks.layout.ep,
         "expert_tensor_parallel_size": ranks.layout.etp,
     }
+
+
+def _biased_softmax(shape: GPTShape) -> bool:
+    """mcore's configuration refuses a bias for the choice by softmax, which its router, with models/layers/routing.py,
+    does: it is set afterwards."""
+    return shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax"
 
 
 def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]:

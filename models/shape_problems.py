@@ -245,10 +245,11 @@ def _balance(shape: GPTShape) -> Iterator[str]:
             f"model.moe_aux_loss_coeff {shape.moe_aux_loss_coeff} weighs no loss: model.moe_router_load_balancing_type "
             'is "none". Choose "aux_loss", "seq_aux_loss" or "global_aux_loss", or set the coefficient to 0.'
         )
-    if shape.moe_router_enable_expert_bias and shape.moe_router_score_function != "sigmoid":
+    groups = shape.moe_router_num_groups
+    if shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax" and groups:
         yield (
-            'model.moe_router_enable_expert_bias needs model.moe_router_score_function = "sigmoid", found '
-            f'"{shape.moe_router_score_function}".'
+            f"model.moe_router_enable_expert_bias with model.moe_router_num_groups {groups} needs "
+            'model.moe_router_score_function = "sigmoid", found "softmax".'
         )
 
 

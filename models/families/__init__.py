@@ -5,6 +5,7 @@ import difflib
 
 from models.families import (
     deepseek,
+    ernie,
     glm,
     gpt,
     gpt_oss,
@@ -26,8 +27,24 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 
 _FAMILIES = (
-    gpt, llama, mistral, qwen, deepseek, seed, smollm, starcoder, granite, phi, neox, olmo, kimi, gpt_oss, glm, minimax
-)  # fmt: skip
+    gpt,
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    kimi,
+    gpt_oss,
+    glm,
+    minimax,
+    ernie,
+)
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
 """Architectures of models that exist."""

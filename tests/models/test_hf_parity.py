@@ -110,6 +110,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k2": ("kimi_k2_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
     "minimax_m2": ("minimax_m2_tiny", {}),
+    "ernie45": ("ernie45_tiny", {}),
+    "ernie45 no shared experts, untied": (
+        "ernie45_tiny",
+        {"moe_shared_expert_intermediate_size": 0, "untie_embeddings_and_output_weights": True, "moe_router_topk": 2},
+    ),
+    "olmoe": ("olmoe_tiny", {}),
+    "olmoe weights that sum to 1, groups": ("olmoe_tiny", {"moe_router_pre_softmax": False, "num_query_groups": 2}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
     "glm45_air without biases": (
         "glm45_tiny",
@@ -211,7 +218,7 @@ def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
      "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "deepseek_v2_lite", "deepseek_v2",
      "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "glm45",
-     "glm45_air", "minimax_m2",
+     "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b",
      "gpt_oss_120b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
@@ -220,4 +227,5 @@ def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> 
     shape = dataclasses.replace(named(name), mtp_num_layers=0)  # theirs keeps it apart
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(hf_config(shape))
-    assert sum(parameter.numel() for parameter in theirs.parameters()) == num_parameters(shape)
+    trained = [parameter for parameter in theirs.parameters() if parameter.requires_grad]  # not ERNIE's router biases
+    assert sum(parameter.numel() for parameter in trained) == num_parameters(shape)

@@ -48,6 +48,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
     "minimax_m2": ("minimax_m2_tiny", {}),
+    "ernie45": ("ernie45_tiny", {}),
+    "olmoe": ("olmoe_tiny", {}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
 }
 

@@ -2,6 +2,7 @@
 
 from models.hf.families import (
     deepseek,
+    ernie,
     glm,
     gpt2,
     gpt_oss,
@@ -36,6 +37,7 @@ _FAMILIES = (
     gpt_oss,
     glm,
     minimax,
+    ernie,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
