@@ -106,7 +106,7 @@ def _all_blocks(shape: GPTShape) -> Iterable[Parameter]:
 def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     """Forward FLOPs per token of one block."""
     products = _products(shape, block_parameters(shape, block))
-    return products + _core_attention(shape, seq_length, shape.window_blocks[block])
+    return products + _core_attention(shape, seq_length, _attentions(shape)[block])
 
 
 def _depths(shape: GPTShape, seq_length: int) -> float:
@@ -128,7 +128,8 @@ def _attentions(shape: GPTShape) -> list[bool]:
 
     mcore counts the layers of a depth from 1, so that a depth does what the first block does.
     """
-    return [*shape.window_blocks, *shape.window_blocks[:1] * shape.mtp_num_layers]
+    local = shape.chunk_blocks if shape.attention_chunk_size else shape.window_blocks
+    return [*local, *local[:1] * shape.mtp_num_layers]
 
 
 def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:
@@ -136,13 +137,23 @@ def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:
 
     min(x, w) keys at position x, w being the window, averaged over x from 0 to s: w - w^2 / 2s, or s / 2 without one.
     """
-    keys = min(seq_length, _window(shape, windowed) or seq_length)
-    return 2.0 * _attention_width(shape) * (keys - keys**2 / (2 * seq_length))
+    if shape.attention_chunk_size and windowed:
+        keys = mean_chunk_keys(shape.attention_chunk_size, seq_length)
+    else:
+        window = min(seq_length, _window(shape, windowed) or seq_length)
+        keys = window - window**2 / (2 * seq_length)
+    return 2.0 * _attention_width(shape) * keys
+
+
+def mean_chunk_keys(chunk: int, seq_length: int) -> float:
+    """Half of a chunk in whole ones, half of what is left in the last."""
+    left = seq_length % chunk
+    return (chunk**2 * (seq_length // chunk) + left**2) / (2 * seq_length)
 
 
 def _window(shape: GPTShape, windowed: bool) -> int | None:
     """Keys that a query sees at most, its own among them; None: all before it."""
-    return shape.window_size[0] + 1 if windowed else None
+    return (shape.attention_chunk_size or shape.window_size[0] + 1) if windowed else None
 
 
 def _attention_width(shape: GPTShape) -> int:

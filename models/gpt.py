@@ -76,7 +76,7 @@ def build(
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
     """
     backend = backend or provider(ranks.device)
-    if shape.attn_logit_softcapping:
+    if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
         backend = with_own_attention(backend)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
@@ -181,6 +181,8 @@ def transformer_config(
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
     config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
+    config.attention_chunk_size = shape.attention_chunk_size
+    config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
@@ -258,6 +260,7 @@ def _expert_settings(
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": shape.moe_shared_expert_gate,
+        "moe_apply_probs_on_input": shape.moe_apply_probs_on_input,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,

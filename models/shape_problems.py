@@ -15,6 +15,7 @@ def shape_problems(shape: GPTShape) -> list[str]:
     parts: list[Callable[[GPTShape], Iterator[str]]] = [
         _heads, _positions, _rope_scaling, _frequencies, _window, _local_rope, _norms, _residual, _scales,
         _gate,
+        _chunks,
     ]  # fmt: skip
     if shape.multi_latent_attention:
         parts += [_latent_attention]
@@ -51,9 +52,9 @@ def _rope_scaling(shape: GPTShape) -> Iterator[str]:
             f'model.rope_scaling "{shape.rope_scaling}" needs model.position_embedding_type = "rope", '
             f'found "{shape.position_embedding_type}".'
         )
-    if shape.rope_scaling == "llama3" and shape.rope_low_freq_factor >= shape.rope_high_freq_factor:
+    if shape.rope_scaling == "llama3" and shape.rope_low_freq_factor > shape.rope_high_freq_factor:
         yield (
-            f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
+            f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must not exceed "
             f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
         )
     if shape.rope_scaling == "longrope":
@@ -151,6 +152,29 @@ def _scales(shape: GPTShape) -> Iterator[str]:
         yield "model.rotary_interleaved is not supported with latent attention. Set it to false."
     if ACTIVATIONS[shape.activation].learned and shape.num_moe_experts:
         yield f'model.activation "{shape.activation}" has parameters, and is not supported with model.num_moe_experts.'
+
+
+def _chunks(shape: GPTShape) -> Iterator[str]:
+    if shape.attention_chunk_size and (shape.multi_latent_attention or any(shape.window_blocks)):
+        yield (
+            f"model.attention_chunk_size {shape.attention_chunk_size} is not supported with model.window_size and "
+            "latent attention. Set it to 0."
+        )
+    if shape.attn_scale and not any(shape.no_rope_blocks):
+        yield (
+            f"model.attn_scale {shape.attn_scale} scales queries in blocks without RoPE, of which there are none. Set "
+            "model.no_rope_freq, or model.attn_scale = 0."
+        )
+    if shape.qk_l2_norm and (shape.qk_layernorm or shape.multi_latent_attention):
+        yield (
+            "model.qk_l2_norm is not supported with model.qk_layernorm and latent attention. Set model.qk_l2_norm = "
+            "false."
+        )
+    if shape.moe_apply_probs_on_input and shape.num_moe_experts and shape.moe_router_topk != 1:
+        yield (
+            f"model.moe_apply_probs_on_input needs model.moe_router_topk 1, found {shape.moe_router_topk}. Set one of "
+            "them."
+        )
 
 
 def _gate(shape: GPTShape) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from models.flops import mean_chunk_keys
 from models.norms import NORMS
 from models.parameters import active_parameters, num_parameters
 from models.shapes import GPTShape
@@ -142,6 +143,10 @@ def _latent(shape: GPTShape) -> tuple[Matrix, ...]:
 
 
 def _mean_keys(shape: GPTShape, seq_length: int) -> float:
+    if shape.attention_chunk_size:
+        share = sum(shape.chunk_blocks) / shape.num_layers
+        chunk = mean_chunk_keys(shape.attention_chunk_size, seq_length)
+        return share * chunk + (1 - share) * seq_length / 2
     window = min(seq_length, shape.window_size[0] + 1) if shape.window_size[0] >= 0 else seq_length
     share = sum(shape.window_blocks) / shape.num_layers
     return share * (window - window**2 / (2 * seq_length)) + (1 - share) * seq_length / 2

@@ -12,6 +12,7 @@ from models.families import (
     granite,
     kimi,
     llama,
+    llama4,
     minimax,
     mistral,
     neox,
@@ -44,6 +45,7 @@ _FAMILIES = (
     glm,
     minimax,
     ernie,
+    llama4,
 )
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}

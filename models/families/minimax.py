@@ -30,5 +30,5 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {
-    "minimax_m2_tiny": tiny(PUBLISHED["minimax_m2"], num_moe_experts=6, moe_router_topk=3, moe_ffn_hidden_size=40),
+    "minimax_m2_tiny": tiny(PUBLISHED["minimax_m2"], num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=64),
 }

@@ -164,6 +164,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         "latent_norm_epsilon",
     ):
         return not shape.multi_latent_attention
+    if name == "floor_scale":
+        return not shape.attn_scale
     if name in ("kv_channels", "softmax_scale"):
         return shape.multi_latent_attention
     if shape.position_embedding_type != "rope":

@@ -107,6 +107,8 @@ def test_deepseek_v3_has_the_published_numbers_of_parameters() -> None:
 
 # Billions of parameters and of those that a token meets, as model cards round them.
 ROUNDED = {
+    "llama4_scout": (109, 17),  # the model cards; less the images' part
+    "llama4_maverick": (400, 17),
     "olmoe_7b": (6.9, 1.3),
     "kimi_k2": (1_000, 32),
     "qwen15_moe_a2_7b": (14.3, 2.7),
@@ -203,6 +205,7 @@ SIBLINGS = {
     "kimi_k2_tiny": "kimi_k2",
     "gpt_oss_tiny": "gpt_oss_20b",
     "glm45_tiny": "glm45",
+    "llama4_tiny": "llama4_scout",
     "ernie45_tiny": "ernie45_21b_a3b",
     "olmoe_tiny": "olmoe_7b",
     "minimax_m2_tiny": "minimax_m2",

@@ -117,6 +117,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": ("olmoe_tiny", {}),
     "olmoe weights that sum to 1, groups": ("olmoe_tiny", {"moe_router_pre_softmax": False, "num_query_groups": 2}),
+    "llama4": ("llama4_tiny", {}),
+    "llama4 interleaved experts, no norms, other blocks": (
+        "llama4_tiny",
+        {"moe_layer_freq": "[0,1,0,1]", "qk_l2_norm": False, "no_rope_freq": "[1,0,0,1]", "rope_scaling": "none"},
+    ),
+    "llama4 queries that stay": ("llama4_tiny", {"attn_scale": 0.0}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
     "glm45_air without biases": (
         "glm45_tiny",
@@ -219,6 +225,7 @@ def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
      "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "deepseek_v2_lite", "deepseek_v2",
      "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "glm45",
      "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b",
+     "llama4_scout", "llama4_maverick",
      "gpt_oss_120b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:

@@ -209,8 +209,8 @@ def test_section_reports_bad_values(config: ModelConfig, expected: str) -> None:
             'needs model.position_embedding_type = "rope"',
         ),
         (
-            {"rope_scaling": "llama3", "rope_low_freq_factor": 4.0},
-            "must be below model.rope_high_freq_factor",
+            {"rope_scaling": "llama3", "rope_low_freq_factor": 5.0},
+            "must not exceed model.rope_high_freq_factor",
         ),
         ({"rope_scaling": "yarn", "yarn_beta_slow": 33.0}, "must not exceed model.yarn_beta_fast"),
     ],

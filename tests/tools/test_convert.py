@@ -50,6 +50,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("minimax_m2_tiny", {}),
     "ernie45": ("ernie45_tiny", {}),
     "olmoe": ("olmoe_tiny", {}),
+    "llama4": ("llama4_tiny", {"moe_layer_freq": "[0,1,0,1]"}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
 }
 

@@ -8,6 +8,7 @@ from models.hf.families import (
     gpt_oss,
     granite,
     llama,
+    llama4,
     minimax,
     mistral,
     neox,
@@ -38,6 +39,7 @@ _FAMILIES = (
     glm,
     minimax,
     ernie,
+    llama4,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
