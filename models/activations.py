@@ -51,6 +51,13 @@ def _any_gelu() -> ActivationFunction:
     return functional.gelu  # mcore's fused kernels have the tanh approximation all the same
 
 
+def _not_without_parameters() -> ActivationFunction:
+    def refuse(_: "Tensor") -> "Tensor":
+        raise TypeError("an activation with parameters is a module (models/layers/activation.py)")
+
+    return refuse
+
+
 def _quick_gelu() -> ActivationFunction:
     return lambda x: x * (1.702 * x).sigmoid()
 
@@ -59,13 +66,6 @@ def _any_quick_gelu() -> ActivationFunction:
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
     return quick_gelu  # type: ignore[no-any-return]
-
-
-def _not_without_parameters() -> ActivationFunction:
-    def refuse(_: "Tensor") -> "Tensor":
-        raise TypeError("an activation with parameters is a module (models/layers/activation.py)")
-
-    return refuse
 
 
 def _squared_relu() -> ActivationFunction:

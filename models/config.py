@@ -127,6 +127,10 @@ OWNED = frozenset(
         "moe_token_drop_policy",
         "moe_token_dispatcher_type",
         "moe_router_dtype",
+        "mamba_state_dim",
+        "mamba_head_dim",
+        "mamba_num_groups",
+        "mamba_num_heads",
         "mtp_num_layers",
         "mtp_loss_scaling_factor",
         "mtp_use_repeated_layer",
@@ -178,6 +182,9 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "qk_head_dim",
     "qk_pos_emb_head_dim",
     "v_head_dim",
+    "mamba_state_dim",
+    "mamba_head_dim",
+    "mamba_num_groups",
     "moe_router_topk",
     "floor_scale",
 )
@@ -196,6 +203,7 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_expert_capacity_factor",
+    "mamba_num_heads",
     "mtp_num_layers",
     "mtp_loss_scaling_factor",
     "final_logit_softcapping",
@@ -227,6 +235,10 @@ _RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
 ]
 
 
+MOST_NAME = 100
+"""Characters of model.name."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelConfig:
     """What is trained. A named shape fills every field that is None."""
@@ -234,11 +246,15 @@ class ModelConfig:
     shape: str = "debug"
     """Named architecture, fills every field that is not set: debug, demo, gpt2, gpt3_175b, llama3_8b, ..."""
 
+    name: str | None = None
+    """What the model is called where a start, a report or a checkpoint names it; an import notes its own. None:
+    model.shape."""
+
     seq_length: int = 4096
     """Tokens per sample."""
 
     num_layers: int | None = None
-    """Blocks (attention + MLP) of the whole model."""
+    """Blocks (attention + MLP) of the whole model; of a hybrid_layer_pattern its letters."""
 
     hidden_size: int | None = None
     """Width of the residual stream."""
@@ -292,13 +308,6 @@ class ModelConfig:
     qk_layernorm: bool | None = None
     """Normalise each head's queries and keys."""
 
-    qk_l2_norm: bool | None = None
-    """Give each head's queries and keys a mean square of 1, in blocks with RoPE (Llama-4)."""
-
-    softmax_type: SoftmaxType | None = None
-    """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
-    off-by-one: that logit is 0."""
-
     qk_layernorm_full_width: bool | None = None
     """With qk_layernorm: one norm over the queries of all heads, one over the keys of all groups (OLMo-2)."""
 
@@ -322,6 +331,13 @@ class ModelConfig:
 
     softmax_scale: float | None = None
     """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
+
+    qk_l2_norm: bool | None = None
+    """Give each head's queries and keys a mean square of 1, in blocks with RoPE (Llama-4)."""
+
+    softmax_type: SoftmaxType | None = None
+    """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
+    off-by-one: that logit is 0."""
 
     position_embedding_type: PositionEmbedding | None = None
     """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
@@ -484,6 +500,22 @@ class ModelConfig:
     moe_token_drop_policy: Literal["probs", "position"] | None = None
     """Which tokens a full expert keeps: those with the highest weights, or the first."""
 
+    hybrid_layer_pattern: str | None = None
+    """One letter a layer, instead of blocks of attention and MLP: M (Mamba-2), *, + (latent attention), -, E (experts).
+    Sets num_layers. "": blocks."""
+
+    mamba_state_dim: int | None = None
+    """Mamba-2: channels of a head's state (arXiv:2405.21060)."""
+
+    mamba_head_dim: int | None = None
+    """Mamba-2: channels of a head."""
+
+    mamba_num_groups: int | None = None
+    """Mamba-2: groups of heads that write and read states alike."""
+
+    mamba_num_heads: int | None = None
+    """Mamba-2: heads. 0: as many as make 2 x hidden_size channels."""
+
     mtp_num_layers: int | None = None
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""
 
@@ -514,9 +546,16 @@ class ModelConfig:
     megatron: tuple[str, ...] = ()
     """More of mcore's TransformerConfig, as "field=value" strings."""
 
+    @property
+    def title(self) -> str:
+        """What the model is called."""
+        return self.name or self.shape
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone; ``shape_problems`` checks what results from it."""
         found = [*unknown_shape(self.shape), *self._range_problems()]
+        if self.name is not None and (len(self.name) > MOST_NAME or not self.name.isprintable() or not self.name):
+            found.append(f"model.name: expected 1 to {MOST_NAME} printable characters, found {len(self.name)}.")
         if not found:
             found += self._head_problems()
         found += megatron_field_problems("model.megatron", self.megatron, OWNED)

@@ -12,6 +12,10 @@ from typing import Literal
 from models.parameters import Parameter, active_parameters, block_parameters, mtp_parameters, sum_active
 from models.shapes import GPTShape
 
+MAMBA_CHUNK = 128
+"""Tokens whose products Mamba-2's kernels make at once, in megatron-core."""
+ATTENTIONS = frozenset("*+")
+
 DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
@@ -20,7 +24,8 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
 
     Megatron-LM's convention: a causal query sees seq_length / 2 keys. For a GPT with a four-fold MLP this is
     equation 3 of arXiv:2104.04473 without its recomputation and with s/6h halved for causality:
-    72 L h^2 (1 + s/12h + v/12Lh). Each depth of multi-token prediction adds its block, and logits once more.
+    72 L h^2 (1 + s/12h + v/12Lh). Each depth of multi-token prediction adds its block, and logits once more. Mamba-2
+    counts as its chunked algorithm multiplies, half a chunk of 128 tokens being seen on average.
     """
     blocks = sum(_block(shape, block, seq_length) for block in range(shape.num_layers))
     return 3 * (blocks + _depths(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
@@ -29,9 +34,9 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
 def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
     """Model FLOPs per token as PaLM defines MFU: 6 N + 12 L n d s (arXiv:2204.02311, appendix B).
 
-    Attention is not halved for causality; a sliding window counts whole. N is every active parameter but those that
-    are only looked up: learned positions, and the word embeddings unless the output layer is tied to them; the output
-    layer counts again for each depth of multi-token prediction.
+    Neither attention nor a chunk of Mamba-2 is halved for causality; a sliding window counts whole. N is every active
+    parameter but those that are only looked up: learned positions, and the word embeddings unless the output layer is
+    tied to them; the output layer counts again for each depth of multi-token prediction.
     """
     table = shape.vocab_size * shape.hidden_size
     looked_up = table if shape.untie_embeddings_and_output_weights else 0
@@ -39,7 +44,8 @@ def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
         looked_up += shape.max_position_embeddings * shape.hidden_size
     used = active_parameters(shape) - looked_up + shape.mtp_num_layers * table
     keys = sum(min(seq_length, _window(shape, windowed) or seq_length) for windowed in _attentions(shape))
-    return float(6 * used + 6 * _attention_width(shape) * keys)
+    mixers = sum(_scan(shape, min(seq_length, MAMBA_CHUNK)) for symbols in shape.blocks if "M" in symbols)
+    return float(6 * used + 6 * _attention_width(shape) * keys + 3 * mixers)
 
 
 _RECOMPUTED_NAMES: dict[str, tuple[str, ...]] = {
@@ -61,6 +67,7 @@ def hardware_flops_per_token(
     recompute_num_layers: int | None = None,
     recompute_modules: Sequence[str] = ("core_attn",),
     layers_per_chunk: Sequence[int] | None = None,
+    recompute_logits: bool = False,
 ) -> float:
     """FLOPs per token that devices execute: ``flops_per_token`` and a second forward of what is recomputed.
 
@@ -77,6 +84,8 @@ def hardware_flops_per_token(
         extra += _depths(shape, seq_length) if whole else 0
     elif recompute_granularity == "selective":
         extra = _selected(shape, seq_length, recompute_modules)
+    if recompute_logits:
+        extra += (1 + shape.mtp_num_layers) * _logits(shape)
     return flops_per_token(shape, seq_length) + extra
 
 
@@ -105,8 +114,10 @@ def _all_blocks(shape: GPTShape) -> Iterable[Parameter]:
 
 def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     """Forward FLOPs per token of one block."""
-    products = _products(shape, block_parameters(shape, block))
-    return products + _core_attention(shape, seq_length, _attentions(shape)[block])
+    products, symbols = _products(shape, block_parameters(shape, block)), shape.blocks[block]
+    if set(symbols) & ATTENTIONS:
+        products += _core_attention(shape, seq_length, _local_blocks(shape)[block])
+    return products + (_scan(shape, min(seq_length, MAMBA_CHUNK) / 2) if "M" in symbols else 0.0)
 
 
 def _depths(shape: GPTShape, seq_length: int) -> float:
@@ -119,7 +130,11 @@ def _depths(shape: GPTShape, seq_length: int) -> float:
 
 def _products(shape: GPTShape, listed: Iterable[Parameter]) -> float:
     """Of the matrices among these parameters: a token is multiplied once by each that it meets."""
-    matrices = (one for one in listed if len(one.shape) > 1 and not one.name.endswith(".bias"))  # experts' are [E, out]
+    matrices = (
+        each
+        for each in listed
+        if len(each.shape) > 1 and ".conv1d." not in each.name and not each.name.endswith(".bias")  # experts' are 2-d
+    )
     return 2.0 * sum_active(shape, matrices)
 
 
@@ -128,8 +143,24 @@ def _attentions(shape: GPTShape) -> list[bool]:
 
     mcore counts the layers of a depth from 1, so that a depth does what the first block does.
     """
-    local = shape.chunk_blocks if shape.attention_chunk_size else shape.window_blocks
-    return [*local, *local[:1] * shape.mtp_num_layers]
+    blocks = zip(_local_blocks(shape), shape.blocks, strict=True)
+    own = [windowed for windowed, symbols in blocks if set(symbols) & ATTENTIONS]
+    return own + own[:1] * shape.mtp_num_layers
+
+
+def _local_blocks(shape: GPTShape) -> tuple[bool, ...]:
+    """Whether each block's attention sees a window, or a chunk, only."""
+    return shape.chunk_blocks if shape.attention_chunk_size else shape.window_blocks
+
+
+def _scan(shape: GPTShape, keys: float) -> float:
+    """Of Mamba-2's state space model, in chunks (arXiv:2405.21060, section 6.3): forward FLOPs per token.
+
+    keys: tokens of its own chunk that a token sees: one score a group and one weighted input a head for each. Then what
+    it adds to the state, and what it reads of the one before its chunk.
+    """
+    inner, states = shape.mamba_heads * shape.mamba_head_dim, shape.mamba_state_dim
+    return 2.0 * (keys * (shape.mamba_num_groups * states + inner) + 2 * states * inner)
 
 
 def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:

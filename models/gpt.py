@@ -20,7 +20,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
+from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -66,6 +66,7 @@ def build(
     attention_backend: str = "auto",
     own_loss: cross_entropy.TokenLoss | None = None,
     deterministic: bool = False,
+    loss_chunk_tokens: int | None = None,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -74,6 +75,7 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
+    loss_chunk_tokens: train.cross_entropy_chunk_tokens.
     """
     backend = backend or provider(ranks.device)
     if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
@@ -108,6 +110,8 @@ def build(
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
+        if loss_chunk_tokens is not None:
+            chunked_losses.install(chunk, loss_chunk_tokens)
         routing.let_go_after_use(chunk)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
@@ -159,11 +163,12 @@ def transformer_config(
     settings = {
         **_block_settings(shape),
         **_latent_settings(shape),
+        **_mamba_settings(shape),
         **_expert_settings(shape, parallel, ranks, fusions),
         **_parallel_settings(parallel, ranks),
-        **_recompute_settings(recompute, transformer_engine),
+        **_recompute_settings(shape, recompute, transformer_engine),
         **transformer_settings(precision),
-        **bf16_sublayers(precision),
+        **bf16_sublayers(shape, precision),
         "perform_initialization": False,  # models/init.py does it, the same in every layout
         "use_cpu_initialization": ranks.device.type == "cpu",
         "transformer_impl": "transformer_engine" if transformer_engine else "local",
@@ -177,7 +182,8 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    # No fields of mcore's, but a config reaches every module: models/layers/attention.py and activation.py read these.
+    # No fields of mcore's, but a config reaches every module: models/layers/attention.py, activation.py and mla.py read
+    # these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
     config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
@@ -194,8 +200,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_query_groups": shape.num_query_groups,
+        # mcore wants heads that TP divides of every model: where nothing attends, those of the Mamba mixers do
+        "num_attention_heads": shape.num_attention_heads if shape.has_attention else shape.mamba_heads,
+        "num_query_groups": shape.num_query_groups if shape.has_attention else shape.mamba_heads,
         "kv_channels": shape.kv_channels,
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -206,8 +213,8 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "layernorm_zero_centered_gamma": shape.layernorm_zero_centered_gamma,
         "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
         "softmax_scale": shape.softmax_scale or None,
-        "rotary_interleaved": shape.rotary_interleaved,
         "softmax_type": shape.softmax_type,
+        "rotary_interleaved": shape.rotary_interleaved,
         "activation_func_clamp_value": shape.activation_func_clamp_value or None,
         "glu_linear_offset": shape.glu_linear_offset,
         "hidden_dropout": shape.hidden_dropout,
@@ -215,9 +222,12 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "init_method_std": shape.init_method_std,
     }
     if any(shape.window_blocks):
-        settings |= {"window_size": shape.window_size, "window_attn_skip_freq": per_sublayer(shape.window_blocks)}
+        settings |= {
+            "window_size": shape.window_size,
+            "window_attn_skip_freq": per_sublayer(shape, shape.window_blocks),
+        }
     if any(shape.no_rope_blocks):
-        settings["no_rope_freq"] = per_sublayer(shape.no_rope_blocks)
+        settings["no_rope_freq"] = per_sublayer(shape, shape.no_rope_blocks)
     if shape.mtp_num_layers:
         settings |= {
             "mtp_num_layers": shape.mtp_num_layers,
@@ -249,6 +259,17 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
     }
 
 
+def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
+    if "M" not in shape.hybrid_layer_pattern:
+        return {}
+    return {
+        "mamba_state_dim": shape.mamba_state_dim,
+        "mamba_head_dim": shape.mamba_head_dim,
+        "mamba_num_groups": shape.mamba_num_groups,
+        "mamba_num_heads": shape.mamba_heads,
+    }
+
+
 def _expert_settings(
     shape: GPTShape, parallel: ParallelConfig, ranks: Ranks, fusions: frozenset[str]
 ) -> dict[str, Any]:
@@ -256,7 +277,7 @@ def _expert_settings(
         return {}
     return {
         "num_moe_experts": shape.num_moe_experts,
-        "moe_layer_freq": [entry for moe in shape.moe_blocks for entry in (0, int(moe))],
+        "moe_layer_freq": [int(symbol == "E") for symbols in shape.blocks for symbol in symbols],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": shape.moe_shared_expert_gate,
@@ -333,7 +354,7 @@ def _fusion_settings(shape: GPTShape, fusions: frozenset[str]) -> dict[str, Any]
     return settings
 
 
-def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
+def _recompute_settings(shape: GPTShape, recompute: Recompute, transformer_engine: bool) -> dict[str, Any]:
     """mcore counts sublayers where Megatron users count blocks.
 
     Raises SharedMistake for parts whose recomputation asks Transformer Engine for its fp8 state (megatron-core 0.19.2,
@@ -344,7 +365,7 @@ def _recompute_settings(recompute: Recompute, transformer_engine: bool) -> dict[
         return {
             "recompute_granularity": "full",
             "recompute_method": recompute.method,
-            "recompute_num_layers": recompute_num_sublayers(recompute.num_layers),
+            "recompute_num_layers": recompute_num_sublayers(shape, recompute.num_layers),
         }
     if recompute.granularity == "selective":
         missing = sorted(RECOMPUTED_BY_TRANSFORMER_ENGINE & set(recompute.modules))
@@ -387,12 +408,14 @@ def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
     rank, size = chunk.pg_collection.tp.rank(), chunk.pg_collection.tp.size()
     local = shape.padded_vocab_size // size
 
-    def mask(_module: object, _inputs: object, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        logits, bias = outputs
+    forward = chunk.output_layer.forward
+
+    def masked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        logits, bias = forward(*args, **kwargs)
         first = shape.vocab_size - (rank * local if logits.shape[-1] == local else 0)
         if first < logits.shape[-1]:
             with torch.no_grad():
                 logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
         return logits, bias
 
-    chunk.output_layer.register_forward_hook(mask)
+    chunk.output_layer.forward = masked

@@ -7,13 +7,16 @@ each rank computes its own shard only: the cost is O(local elements), nothing is
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.names import canonical
+from models.parameters import MAMBA_TAPS
 from models.shapes import GPTShape
+from models.sublayers import num_sublayers
 from parallel.regions import HeldTensor, boxes_of
 
 BLOCK = 1 << 20  # elements per pass: bounds the memory of int64 and fp32 temporaries to about 40 MB
@@ -28,7 +31,9 @@ def initialise(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
     for box in boxes_of(held):  # an expert is a row of one global tensor of all experts
         name = canonical(box.key)
         std = std_of(name, shape)
-        if std is None:
+        if (even := uniform_of(name)) is not None:
+            fill_uniform(box.data, seed, name, box.global_shape, box.offset, even)
+        elif std is None:
             box.data.fill_(constant_of(name, shape))
         else:
             fill_normal(box.data, seed, name, box.global_shape, box.offset, std)
@@ -66,19 +71,21 @@ def constant_of(name: str, shape: GPTShape) -> float:
     """What a parameter without a standard deviation starts from."""
     if (last := name.rpartition(".")[2]) in XIELU:
         return XIELU[last]
-    norm = name.endswith(("norm.weight", "norm_weight"))
-    return 1.0 if norm and not shape.layernorm_zero_centered_gamma else 0.0
+    if name.endswith(("norm.weight", "norm_weight")):
+        return 0.0 if shape.layernorm_zero_centered_gamma else 1.0
+    return 1.0 if last == "D" else 0.0  # a Mamba mixer's own way around its state
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:
     """Standard deviation of a parameter's initial values; None for norms (1) and biases (0).
 
-    Projections that write into the residual stream get init_method_std / sqrt(2 num_layers), as in GPT-2 and Megatron.
+    Projections that write into the residual stream get init_method_std / sqrt(their number), as in GPT-2 and Megatron:
+    2 num_layers, or the letters of a pattern.
     """
     if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
-    if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
-        return shape.init_method_std / math.sqrt(2 * shape.num_layers)
+    if name.endswith(("linear_proj.weight", "linear_fc2.weight", "mixer.out_proj.weight")):
+        return shape.init_method_std / math.sqrt(num_sublayers(shape))
     return shape.init_method_std
 
 
@@ -86,6 +93,46 @@ def fill_normal(
     local: Tensor, seed: int, name: str, global_shape: tuple[int, ...], offset: tuple[int, ...], std: float
 ) -> None:
     """Fill ``local``, the box at ``offset`` of a tensor of ``global_shape``, with N(0, std^2), in any dtype."""
+    for part, index in _indexed(local, global_shape, offset):
+        part.copy_(normal(seed, name, index) * std)
+
+
+class Uniform(NamedTuple):
+    """Numbers drawn evenly, and what is made of them."""
+
+    least: float
+    most: float
+    made: Callable[[Tensor], Tensor] = torch.clone
+
+
+def uniform_of(name: str) -> Uniform | None:
+    """How a parameter begins that is not normal: those of Mamba-2's mixers, with decays of 1 to 16 and steps of 0.001
+    to 0.1, as in megatron-core 0.19.2, ssm/mamba_mixer.py."""
+    if ".mixer.conv1d." in name:
+        bound = 1 / math.sqrt(MAMBA_TAPS)
+        return Uniform(-bound, bound)
+    if name.endswith(".mixer.A_log"):
+        return Uniform(1.0, 16.0, torch.log)
+    return Uniform(math.log(1e-3), math.log(1e-1), _step_bias) if name.endswith(".mixer.dt_bias") else None
+
+
+def _step_bias(logarithms: Tensor) -> Tensor:
+    """What softplus makes these steps of: https://github.com/pytorch/pytorch/issues/72759."""
+    steps = logarithms.exp()
+    return steps + torch.log(-torch.expm1(-steps))
+
+
+def fill_uniform(
+    local: Tensor, seed: int, name: str, global_shape: tuple[int, ...], offset: tuple[int, ...], even: Uniform
+) -> None:
+    """As ``fill_normal``, with numbers of another kind."""
+    for part, index in _indexed(local, global_shape, offset):
+        share = (_bits(seed, name, index) & 0xFFFFFFFF).float() / 2**32
+        part.copy_(even.made(even.least + (even.most - even.least) * share))
+
+
+def _indexed(local: Tensor, global_shape: tuple[int, ...], offset: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The box at ``offset`` some rows at a time, with the global index of each element."""
     strides = [math.prod(global_shape[dim + 1 :]) for dim in range(len(global_shape))]
     base = sum(start * stride for start, stride in zip(offset, strides, strict=True))
     rows = max(1, BLOCK // max(1, math.prod(local.shape[1:])))
@@ -95,7 +142,7 @@ def fill_normal(
         for dim, (size, stride) in enumerate(zip(part.shape, strides, strict=True)):
             steps = torch.arange(size, dtype=torch.int64, device=local.device) * stride
             index = index + steps.view([size if axis == dim else 1 for axis in range(part.dim())])
-        part.copy_(normal(seed, name, index) * std)
+        yield part, index
 
 
 def normal(seed: int, name: str, index: Tensor) -> Tensor:
@@ -103,10 +150,15 @@ def normal(seed: int, name: str, index: Tensor) -> Tensor:
 
     The largest possible magnitude is sqrt(-2 ln 2^-33) = 6.8.
     """
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    bits = _mix(index * GAMMA + int.from_bytes(digest, "little", signed=True))
+    bits = _bits(seed, name, index)
     radius, angle = ((bits >> 32) & 0xFFFFFFFF).float(), (bits & 0xFFFFFFFF).float()
     return torch.sqrt(-2.0 * torch.log((radius + 0.5) / 2**32)) * torch.cos(angle * (2 * math.pi / 2**32))
+
+
+def _bits(seed: int, name: str, index: Tensor) -> Tensor:
+    """64 random ones for each element."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return _mix(index * GAMMA + int.from_bytes(digest, "little", signed=True))
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from models.activations import ACTIVATIONS
 from models.norms import NORMS
 from models.shapes import GPTShape
 
+MAMBA_TAPS = 4
+"""Tokens that a Mamba-2 mixer's convolution sees, in megatron-core."""
+
 
 @dataclass(slots=True, frozen=True)
 class Parameter:
@@ -42,8 +45,8 @@ def parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Iterator[Parame
     padded_vocab: count the rows that only round the vocabulary up, which exist but are never trained.
     """
     yield from embedding_parameters(shape, padded_vocab=padded_vocab)
-    for block, moe in enumerate(shape.moe_blocks):  # found once: a frequency is read for all blocks at a time
-        yield from _block(shape, f"layers.{block}.", moe=moe)
+    for block, symbols in enumerate(shape.blocks):  # found once: a frequency is read for all blocks at a time
+        yield from _block(shape, f"layers.{block}.", symbols)
     yield from head_parameters(shape, padded_vocab=padded_vocab)
     for depth in range(shape.mtp_num_layers):
         yield from mtp_parameters(shape, depth)
@@ -64,10 +67,10 @@ def active_parameters(shape: GPTShape) -> int:
 
 def _counted(shape: GPTShape, *, padded_vocab: bool) -> Iterator[tuple[int, Parameter]]:
     """``parameters``, of blocks that are alike one, and how many there are: a search asks for thousands of models."""
-    alike = Counter(shape.moe_blocks)
+    alike = Counter(shape.blocks)
     yield from ((1, parameter) for parameter in embedding_parameters(shape, padded_vocab=padded_vocab))
-    for moe, blocks in alike.items():
-        yield from ((blocks, parameter) for parameter in _block(shape, "layers.0.", moe=moe))
+    for symbols, blocks in alike.items():
+        yield from ((blocks, parameter) for parameter in _block(shape, "layers.0.", symbols))
     yield from ((1, parameter) for parameter in head_parameters(shape, padded_vocab=padded_vocab))
     for depth in range(shape.mtp_num_layers):
         yield from ((1, parameter) for parameter in mtp_parameters(shape, depth))
@@ -93,7 +96,7 @@ def embedding_parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Itera
 
 def block_parameters(shape: GPTShape, block: int) -> Iterator[Parameter]:
     """The parameters of block ``block``, counted from 0 over the whole model. Raises UserError for a bad frequency."""
-    yield from _block(shape, f"layers.{block}.", moe=shape.moe_blocks[block])
+    yield from _block(shape, f"layers.{block}.", shape.blocks[block])
 
 
 def head_parameters(shape: GPTShape, *, padded_vocab: bool = True) -> Iterator[Parameter]:
@@ -113,13 +116,14 @@ def mtp_parameters(shape: GPTShape, depth: int) -> Iterator[Parameter]:
     yield from _norm(shape, f"{prefix}enorm.", h)
     yield from _norm(shape, f"{prefix}hnorm.", h)
     yield from _linear(f"{prefix}eh_proj", h, 2 * h, bias=False)
-    yield from _block(shape, prefix, moe=shape.moe_blocks[-1])
+    yield from _block(shape, prefix, shape.blocks[-1])
     yield from _norm(shape, f"{prefix}final_layernorm.", h)
 
 
-def _block(shape: GPTShape, prefix: str, *, moe: bool) -> Iterator[Parameter]:
-    yield from _latent_attention(shape, prefix) if shape.multi_latent_attention else _attention(shape, prefix)
-    yield from _experts(shape, prefix) if moe else _mlp(shape, prefix)
+def _block(shape: GPTShape, prefix: str, symbols: str) -> Iterator[Parameter]:
+    """symbols: its sublayers', as ``GPTShape.blocks`` has them."""
+    for symbol in symbols:
+        yield from _SUBLAYERS[symbol](shape, prefix)
 
 
 def _attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
@@ -169,6 +173,22 @@ def _up(shape: GPTShape, name: str, rows: int, columns: int) -> Iterator[Paramet
     yield from _linear(name, rows, columns, bias=False)
 
 
+def _mamba(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
+    """Rows of ``in_proj``: gate and input, then of each group what writes states and what reads them, then a step of
+    each head; TP splits each of the five. All but gate and steps pass a convolution (arXiv:2405.21060, section 7)."""
+    h, mixer, heads = shape.hidden_size, f"{prefix}mixer.", shape.mamba_heads
+    inner, states = heads * shape.mamba_head_dim, shape.mamba_num_groups * shape.mamba_state_dim
+    convolved = inner + 2 * states
+    for name in ("dt_bias", "A_log", "D"):
+        yield Parameter(f"{mixer}{name}", (heads,))
+    yield from _norm(shape, f"{mixer}in_proj.layer_norm_", h)
+    yield from _linear(f"{mixer}in_proj", inner + convolved + heads, h, bias=False)
+    yield Parameter(f"{mixer}conv1d.weight", (convolved, MAMBA_TAPS))
+    yield Parameter(f"{mixer}conv1d.bias", (convolved,))
+    yield Parameter(f"{mixer}norm.weight", (inner,))
+    yield from _linear(f"{mixer}out_proj", h, inner, bias=False)
+
+
 def _mlp(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     h, f, bias = shape.hidden_size, shape.ffn_hidden_size, shape.fc_bias
     if shape.pre_norm:
@@ -195,6 +215,10 @@ def _experts(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
         yield from _linear(f"{prefix}mlp.shared_experts.linear_fc2", h, shared, bias=False)
         if shape.moe_shared_expert_gate:
             yield Parameter(f"{prefix}mlp.shared_experts.gate_weight", (1, h))
+
+
+_SUBLAYERS = {"M": _mamba, "*": _attention, "+": _latent_attention, "-": _mlp, "E": _experts}
+"""By HybridModel's symbols."""
 
 
 def _fc1_rows(shape: GPTShape, width: int) -> int:

@@ -11,7 +11,8 @@ from parallel.errors import UserError
 def resolve(config: ModelConfig, tokenizer_vocab_size: int | None) -> GPTShape:
     """The named shape with the fields that the configuration sets put over it.
 
-    ``kv_channels`` becomes hidden_size / num_attention_heads where one of these two is set and it is not.
+    ``num_layers`` is as many as hybrid_layer_pattern has letters, where only that is set. ``kv_channels`` becomes
+    hidden_size / num_attention_heads where one of these two is set and it is not.
     The vocabulary is model.vocab_size, else the tokenizer's, else (no tokenizer at hand: a dry run) the
     published one. Raises UserError for an unknown name and for a tokenizer with ids beyond model.vocab_size.
     """
@@ -28,4 +29,6 @@ def resolve(config: ModelConfig, tokenizer_vocab_size: int | None) -> GPTShape:
     if "kv_channels" not in changes and ("hidden_size" in changes or "num_attention_heads" in changes):
         heads = changes.get("num_attention_heads", base.num_attention_heads)
         changes["kv_channels"] = changes.get("hidden_size", base.hidden_size) // heads
+    if changes.get("hybrid_layer_pattern") and "num_layers" not in changes:
+        changes["num_layers"] = len(changes["hybrid_layer_pattern"])
     return dataclasses.replace(base, **changes)

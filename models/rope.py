@@ -11,7 +11,8 @@ from models.shapes import GPTShape
 def inv_freq(shape: GPTShape, device: torch.device, seq_length: int = 0) -> Tensor:
     """fp32 [d * rotary_percent / 2]: radians per position of every pair of channels, highest frequency first.
 
-    seq_length: of the run, by which longrope chooses between its two sets of factors. Where windowed blocks have their own, these follow: twice as many (models/layers/self_attention.py takes its half).
+    seq_length: of the run, by which longrope chooses between its two sets of factors. Where windowed blocks have their
+    own, these follow: twice as many (models/layers/self_attention.py takes its half).
     """
     dim = int(shape.kv_channels * shape.rotary_percent)
     stretched = _stretched(_plain(shape.rotary_base, dim, device), shape, dim, seq_length)

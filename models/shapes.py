@@ -1,6 +1,7 @@
 """An architecture with nothing left open, and what follows from its numbers.
 
-A *block* is attention + MLP and carries a global number from 0.
+A *block* is attention + MLP and carries a global number from 0. With ``hybrid_layer_pattern`` it is one of these alone:
+a letter of the pattern.
 """
 
 import math
@@ -106,6 +107,11 @@ class GPTShape:
     moe_expert_capacity_factor: float = 0.0
     moe_pad_expert_input_to_capacity: bool = False
     moe_token_drop_policy: Literal["probs", "position"] = "probs"
+    hybrid_layer_pattern: str = ""
+    mamba_state_dim: int = 128
+    mamba_head_dim: int = 64
+    mamba_num_groups: int = 8
+    mamba_num_heads: int = 0
     mtp_num_layers: int = 0
     mtp_loss_scaling_factor: float = 0.1
     init_method_std: float = 0.02
@@ -143,8 +149,19 @@ class GPTShape:
         return self.rotary_base_local > 0 and any(self.window_blocks)
 
     @property
+    def blocks(self) -> tuple[str, ...]:
+        """Of each block, HybridModel's symbol of each of its sublayers: "*-" is attention, then an MLP; "M" is a
+        Mamba-2 mixer alone."""
+        if self.hybrid_layer_pattern:
+            return tuple(self.hybrid_layer_pattern)
+        attention = "+" if self.multi_latent_attention else "*"
+        return tuple(attention + ("E" if moe else "-") for moe in self.moe_blocks)
+
+    @property
     def moe_blocks(self) -> tuple[bool, ...]:
         """Whether each block's MLP is a mixture of experts."""
+        if self.hybrid_layer_pattern:
+            return tuple(symbol == "E" for symbol in self.hybrid_layer_pattern)
         if not self.num_moe_experts:
             return (False,) * self.num_layers
         return per_block(self.moe_layer_freq, self.num_layers, every_nth=_mixture)
@@ -165,6 +182,16 @@ class GPTShape:
     def no_rope_blocks(self) -> tuple[bool, ...]:
         """Whether each block's attention goes without RoPE."""
         return per_block(self.no_rope_freq, self.num_layers, every_nth=_without_rope)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any block attends: a pattern may have none that does."""
+        return not self.hybrid_layer_pattern or bool(set(self.hybrid_layer_pattern) & set("*+"))
+
+    @property
+    def mamba_heads(self) -> int:
+        """Heads of a Mamba-2 mixer: as many as make it twice as wide as the residual stream, unless stated."""
+        return self.mamba_num_heads or 2 * self.hidden_size // self.mamba_head_dim
 
     @property
     def expert_ffn_hidden_size(self) -> int:

@@ -51,6 +51,10 @@ class ModelSizes:
     gate_copies: int
     """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of
     a clamp, of an offset."""
+    norms: int
+    """Of a block: before and behind attention and MLP."""
+    capped_scores: bool
+    """Attention's scores have a soft cap, so that no kernel computes them."""
     norm_inputs: int
     """Tensors of its input's shape that a norm keeps for the backward pass (models/norms.py)."""
     norm_bytes: int
@@ -102,6 +106,8 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         gate_copies=(shape.activation == "quick_geglu")
         + (shape.activation_func_clamp_value > 0)
         + (shape.glu_linear_offset != 0),
+        norms=2 * (shape.pre_norm + shape.post_norm),
+        capped_scores=shape.attn_logit_softcapping > 0,
         norm_inputs=NORMS[shape.normalization].kept_inputs,
         norm_bytes=NORMS[shape.normalization].kept_bytes,
         rotary=shape.position_embedding_type == "rope",

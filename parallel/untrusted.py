@@ -8,6 +8,7 @@ file server that is away for a moment is no bad input. Standard library only: wa
 
 import errno
 import json
+import math
 import os
 import stat
 import tomllib
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from parallel.errors import UserError
 from parallel.schema import JSON, shown, structured
@@ -91,21 +92,31 @@ def read_text(path: Path, most_bytes: int = TEXT_BYTES) -> str:
 
 
 def read_json[T](
-    path: Path, kind: type[T] | Any = JSON, most_bytes: int = JSON_BYTES, *, unique_names: bool = False
+    path: Path,
+    kind: type[T] | Any = JSON,
+    most_bytes: int = JSON_BYTES,
+    *,
+    unique_names: bool = False,
+    infinity: bool = False,
 ) -> Any:
-    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored."""
-    return parse_json(read_bytes(path, most_bytes), kind, path, unique_names=unique_names)
+    """A JSON file as ``kind`` (see ``parallel.schema``); keys that a dataclass lacks are ignored. infinity: as of
+    ``json_value``."""
+    data = read_bytes(path, most_bytes)
+    return _checked(json_value(data, path, unique_names=unique_names, infinity=infinity), kind, path, None)
 
 
-def json_value(data: bytes | str, where: object = "a message", *, unique_names: bool = False) -> Any:
+def json_value(
+    data: bytes | str, where: object = "a message", *, unique_names: bool = False, infinity: bool = False
+) -> Any:
     """JSON as it is, for large tables, whose reader checks each entry itself. Raises InputError for what is no JSON.
 
-    unique_names: an object that has a name twice is none; otherwise its last value counts.
+    unique_names: an object that has a name twice is none; otherwise its last value counts. infinity: Python's word
+    Infinity, which is no JSON, is a number.
     """
     pairs = _unique if unique_names else None
     try:
         text = data if isinstance(data, str) else _decoded(data, where)
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=pairs)
+        return json.loads(text, parse_constant=_infinity if infinity else _refuse, object_pairs_hook=pairs)
     except RecursionError:
         raise InputError(where, "lists and objects nest too deep.") from None
     except ValueError as error:  # of the decoder, or of int() for thousands of digits
@@ -182,7 +193,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse(constant: str) -> object:
+def _infinity(word: str) -> float:
+    if word != "Infinity":
+        _refuse(word)
+    return math.inf
+
+
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")
 
 

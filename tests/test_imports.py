@@ -40,8 +40,8 @@ TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights kv_cache mla mtp
-    norm packed routing spec userbuffers wgrad
+    models.layers: attention blockwise_attention cross_entropy cuda_graphs documents fp8 fp8_weights kv_cache mamba mla
+    mtp norm packed routing spec ssd userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
     optimizer optimizer_class parts step train    training.custom: callbacks loss
@@ -127,7 +127,8 @@ def test_what_a_package_lists_is_there() -> None:
 def listed(path: Path) -> Iterator[tuple[str, bool]]:
     """Each name, and whether it is there. Other tables, of files that a program writes, have capitals or dots."""
     tree = ast.parse(path.read_text())
-    rows = re.findall(r"^ *((?:[a-z_]+(?:\.py|/)?(?:, )?)+)  +\S", ast.get_docstring(tree) or "", flags=re.MULTILINE)
+    name = r"[a-z_]+(?:\.py|/)?"
+    rows = re.findall(rf"^ *({name}(?:, {name})*)  +\S", ast.get_docstring(tree) or "", flags=re.MULTILINE)
     exported = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     for name in filter(None, ", ".join(rows).split(", ")):
         yield name, name in exported or any(path.parent.glob(f"{name.removesuffix('.py').rstrip('/')}*"))

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from models.frequencies import per_block
 from models.hf import rope
-from models.hf.config_parts import TOKENS, freq
+from models.hf.config_parts import TOKENS, WHOLE, WINDOWED, skip_freq, write_window_types
 from models.hf.keys import (
     MULTIPLIER,
     Config,
@@ -19,7 +18,6 @@ from models.hf.keys import (
 )
 from models.shapes import GPTShape
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 PARTS = tuple[Read, Write]
 
 
@@ -37,7 +35,8 @@ def layer_windows(default: int | None, pattern: int = 0, pattern_key: str | None
         put_windows(fields, window, pop_layer_types(left, fields, plain))
 
     def write(shape: GPTShape) -> Config:
-        return {"sliding_window": window_of(shape), "layer_types": layer_types(shape)}
+        # transformers makes the mask of windows for models without one, too
+        return {"sliding_window": window_of(shape) or default, "layer_types": write_window_types(shape)}
 
     return read, write
 
@@ -56,9 +55,9 @@ def switched_windows(everywhere: bool = False) -> PARTS:
         plain = [window is not None and (everywhere or block >= first) for block in range(count(fields))]
         windowed = pop_layer_types(left, fields, plain)
         if everywhere and len(set(windowed)) > 1:
-            raise Unsupported("layer_types", [SLIDING if one else FULL for one in windowed], "one kind in all blocks")
+            raise Unsupported("layer_types", [WINDOWED if one else WHOLE for one in windowed], "one kind in all blocks")
         if window is None and any(windowed):
-            raise Unsupported("use_sliding_window", on, f'true: layer_types has "{SLIDING}"')
+            raise Unsupported("use_sliding_window", on, f'true: layer_types has "{WINDOWED}"')
         put_windows(fields, window, windowed)
 
     def write(shape: GPTShape) -> Config:
@@ -69,10 +68,25 @@ def switched_windows(everywhere: bool = False) -> PARTS:
             "use_sliding_window": True,
             "sliding_window": window_of(shape),
             "max_window_layers": blocks.index(True),
-            "layer_types": layer_types(shape),
+            "layer_types": write_window_types(shape),
         }
 
     return read, write
+
+
+def no_windows() -> PARTS:
+    """Of a model whose windows are not converted: off by a switch of its own, whatever the other keys say."""
+
+    def read(left: Config, fields: dict[str, Any]) -> None:
+        if take_bool(left, "use_sliding_window", False):
+            raise Unsupported("use_sliding_window", True, "false, as published models have it")
+        left.pop("sliding_window", None)
+        left.pop("max_window_layers", None)
+        kinds = take_list(left, "layer_types")
+        if any(kind != WHOLE for kind in kinds):
+            raise Unsupported("layer_types", kinds, f'"{WHOLE}" in every block')
+
+    return read, lambda _: {"use_sliding_window": False, "sliding_window": None}
 
 
 COUNTS = Span(0, 10_000, whole=True)
@@ -96,9 +110,9 @@ def pop_layer_types(left: Config, fields: dict[str, Any], plain: list[bool]) -> 
     kinds = take_list(left, "layer_types")
     if not kinds:
         return plain
-    if len(kinds) != count(fields) or any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise Unsupported("layer_types", kinds, f'"{FULL}" or "{SLIDING}" for each of {count(fields)} blocks')
-    return [kind == SLIDING for kind in kinds]
+    if len(kinds) != count(fields) or any(kind not in (WHOLE, WINDOWED) for kind in kinds):
+        raise Unsupported("layer_types", kinds, f'"{WHOLE}" or "{WINDOWED}" for each of {count(fields)} blocks')
+    return [kind == WINDOWED for kind in kinds]
 
 
 def put_windows(fields: dict[str, Any], window: int | None, windowed: list[bool]) -> None:
@@ -107,26 +121,13 @@ def put_windows(fields: dict[str, Any], window: int | None, windowed: list[bool]
         fields["window_size"] = (-1, 0)
         return
     if window is None:
-        raise Unsupported("sliding_window", None, f'a number: layer_types has "{SLIDING}"')
+        raise Unsupported("sliding_window", None, f'a number: layer_types has "{WINDOWED}"')
     fields |= {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
-
-
-def skip_freq(windowed: list[bool]) -> str:
-    """The shortest ``window_attn_skip_freq`` that means these blocks."""
-    for n in range(len(windowed)):
-        if list(per_block(str(n), len(windowed), lambda number, n: n == 0 or (number + 1) % n != 0)) == windowed:
-            return str(n)
-    return freq(windowed)
 
 
 def window_of(shape: GPTShape) -> int | None:
     """``sliding_window``, or null."""
     return shape.window_size[0] + 1 if any(shape.window_blocks) else None
-
-
-def layer_types(shape: GPTShape) -> list[str]:
-    """Of each block."""
-    return [SLIDING if windowed else FULL for windowed in shape.window_blocks]
 
 
 def rotary(theta: float = 10000.0, share: float | None = None) -> PARTS:
@@ -157,7 +158,7 @@ def rotary_by_window(theta: float, local: float | None = None) -> PARTS:
         with rope.errors():
             fields |= rope.read_by_window(left, theta, local)
         plain = fields["rope_scaling"] == "none" and fields["rotary_base_local"] == fields["rotary_base"]
-        if plain or fields["window_size"][0] < 0:
+        if plain or fields.get("window_size", (-1, 0))[0] < 0:
             fields["rotary_base_local"] = 0
 
     return read, lambda shape: rope.write_by_window(shape, with_local_key=local is not None)

@@ -77,6 +77,35 @@ def window(default: int | None) -> tuple[Read, Write]:
     return read, lambda shape: {"sliding_window": shape.window_size[0] + 1 if any(shape.window_blocks) else None}
 
 
+WINDOWED, WHOLE = "sliding_attention", "full_attention"
+
+
+def window_types(kinds: list[Any], blocks: int, window: int) -> dict[str, Any]:
+    """Our fields for ``layer_types``, one for each block, and a window of so many tokens, a token's own among them.
+
+    Raises Unsupported.
+    """
+    if len(kinds) != blocks or any(kind not in (WINDOWED, WHOLE) for kind in kinds):
+        raise Unsupported("layer_types", kinds, f'"{WINDOWED}" or "{WHOLE}" for each of {blocks} blocks')
+    windowed = [kind == WINDOWED for kind in kinds]
+    if not any(windowed):
+        return {"window_size": (-1, 0)}
+    return {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
+
+
+def write_window_types(shape: GPTShape) -> list[str]:
+    """``layer_types``."""
+    return [WINDOWED if windowed else WHOLE for windowed in shape.window_blocks]
+
+
+def skip_freq(windowed: list[bool]) -> str:
+    """window_attn_skip_freq of these blocks; the shortest way to say it."""
+    for n in range(len(windowed) + 1):
+        if windowed == [n == 0 or (block + 1) % n != 0 for block in range(len(windowed))]:
+            return str(n)
+    return str([int(each) for each in windowed]).replace(" ", "")
+
+
 def read_mixtral(left: Config, fields: dict[str, Any]) -> None:
     """One width for the experts, and no other MLP."""
     fields["moe_ffn_hidden_size"] = fields["ffn_hidden_size"]

@@ -46,8 +46,6 @@ class Architecture:
     """Our fields that every such model has."""
     parts: tuple[tuple[Read, Write], ...] = ()
     """What is not one number for one number."""
-    written_as: str = ""
-    """The model_type that an export writes, where transformers has none of this name; "": this one."""
 
 
 MOST_BLOCKS, MOST_HEADS, MOST_EXPERTS, MOST_WIDTH, MOST_TOKENS = 10_000, 1 << 16, 1 << 16, 1 << 24, (1 << 31) - 1
@@ -90,6 +88,10 @@ SPANS: Mapping[str, Span] = {
     "activation_func_clamp_value": Span(0, 1e6, above=True),
     "kv_lora_rank": WIDTH,
     "num_attention_heads": HEADS,
+    "mamba_state_dim": HEADS,
+    "mamba_head_dim": HEADS,
+    "mamba_num_groups": HEADS,
+    "mamba_num_heads": HEADS,
     "qk_head_dim": HEADS,
     "qk_pos_emb_head_dim": HEADS,
     "v_head_dim": HEADS,

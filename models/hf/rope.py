@@ -51,15 +51,11 @@ SPANS: dict[str, Span] = {
 """What parameters may be, by our field; the others: FACTORS."""
 
 ROUNDED = "yarn_correction_range_round_to_int"
-FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {
-    "rope_attention_factor", ROUNDED
-}  # fmt: skip
-
 LONGROPE = {
     "rope_short_factor", "rope_long_factor", "rope_original_max_position_embeddings", "rope_scaling_factor",
     "rope_attention_factor",
 }  # fmt: skip
-FIELDS |= LONGROPE
+FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED} | LONGROPE
 
 WHOLE = {"rope_original_max_position_embeddings"}
 """Fields that are whole numbers."""
@@ -90,9 +86,9 @@ def read(
     theta: what rope_theta is where it is left out. share: likewise partial_rotary_factor, None: it may be 1 only.
     """
     where, values = _gather(config)
-    if share is not None and (top := config.pop("partial_rotary_factor", None)) is not None:
-        if values.setdefault("partial_rotary_factor", top) != top:
-            raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
+    top = config.pop("partial_rotary_factor", None) if share is not None else None
+    if top is not None and values.setdefault("partial_rotary_factor", top) != top:
+        raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
     return read_values(where, values, latent=latent, theta=theta, share=share)
 
 
@@ -114,9 +110,9 @@ def read_values(
         fields["rotary_percent"] = _number(f"{where}.partial_rotary_factor", turned, TURNED, whole=False)
     elif not is_one_of(found, (1.0, None)):
         raise RopeError(f"{where}.partial_rotary_factor", found, "1.0")
-    _read_factor(where, values, fields, kind, latent)
     if kind == "yarn":
         fields[ROUNDED] = _truth(f"{where}.truncate", values.pop("truncate", True))
+    _read_factor(where, values, fields, kind, latent)
     given = {name for name, value in values.items() if value}
     for name, (ours, default) in _known(kind, latent).items():
         value = values.pop(name, default)
@@ -159,10 +155,10 @@ def write(shape: GPTShape) -> dict[str, Any]:
     kind = "default" if shape.rope_scaling in ("none", "longrope") else shape.rope_scaling  # phi_rope.py has longrope
     known = _known(kind, shape.multi_latent_attention)
     scaling = {"rope_type": kind} | {name: getattr(shape, ours) for name, (ours, _) in known.items()}
-    if kind == "yarn" and not shape.yarn_correction_range_round_to_int:
-        scaling["truncate"] = False
     if shape.rope_attention_factor and kind == "yarn":
         scaling["attention_factor"] = shape.rope_attention_factor
+    if kind == "yarn" and not shape.yarn_correction_range_round_to_int:
+        scaling["truncate"] = False
     theta = float(shape.rotary_base)
     return {
         "rope_parameters": {"rope_theta": theta, **scaling},
@@ -226,9 +222,8 @@ def fields_of(shape: GPTShape) -> set[str]:
     if shape.rope_scaling == "longrope":
         return LONGROPE
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
-    return {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()} | (
-        {"rope_attention_factor", ROUNDED} if kind == "yarn" else set()
-    )
+    found = {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
+    return found | {ROUNDED, "rope_attention_factor"} if kind == "yarn" else found
 
 
 def _known(kind: str, latent: bool) -> Known:

@@ -47,6 +47,8 @@ class Rule:
     strips: Strips
     transposed: bool = False
     """Theirs is [in, out], as GPT-2's Conv1D keeps its matrices."""
+    middle: tuple[int, ...] = ()
+    """Dims of theirs between the first and the last."""
     padded: bool = False
     """Ours ends with rows that they do not have, which are zeros: the vocabulary, rounded up."""
     vectors: bool = False
@@ -92,6 +94,11 @@ def _fused(step: int) -> Strips:
 def same(name: str) -> Rule:
     """The same tensor under another name."""
     return Rule((name,), _whole)
+
+
+def depthwise(name: str) -> Rule:
+    """The weight of a convolution of each channel by itself: [channels, taps] here, [channels, 1, taps] there."""
+    return Rule((name,), _whole, middle=(1,))
 
 
 def vocabulary(name: str) -> Rule:

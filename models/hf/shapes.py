@@ -10,7 +10,7 @@ from typing import Any
 
 from models.hf import rope
 from models.hf.families import ARCHITECTURES
-from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of
+from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
 from models.hf.unsupported import unsupported
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
@@ -56,7 +56,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     if not problems:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:
-        shape = GPTShape(**fields | {"hf_model_type": model_type})
+        shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
         if not problems:
             return model_type, shape
@@ -83,13 +83,8 @@ def write_config(shape: GPTShape) -> tuple[str, Config]:
 
 def _candidates(shape: GPTShape) -> list[str]:
     """Every model_type, the likely ones first."""
-    found = ARCHITECTURES.get(shape.hf_model_type)
-    own = [found.written_as or shape.hf_model_type] if found is not None else []
-    alike = [
-        name
-        for name, architecture in ARCHITECTURES.items()
-        if not architecture.written_as and _has_implied(shape, architecture)
-    ]
+    own = [shape.hf_model_type] if shape.hf_model_type in ARCHITECTURES else []
+    alike = [name for name, architecture in ARCHITECTURES.items() if _has_implied(shape, architecture)]
     return list(dict.fromkeys([*own, _nearest(shape), *alike]))
 
 
@@ -134,16 +129,18 @@ def _meaning(shape: GPTShape, name: str) -> object:
         return None  # said by window_size and add_bias_linear
     if name == "add_bias_linear":
         return shape.qkv_bias, shape.proj_bias, shape.fc_bias
-    if name == "softmax_scale":
-        return shape.softmax_scale or shape.kv_channels**-0.5
     if name == "rotary_base_local":
         return shape.rotary_base_local if shape.has_local_rope else 0
     if name in per_block:
         return getattr(shape, per_block[name])
     if _is_unused(shape, name):
         return None
+    if name == "softmax_scale":
+        return shape.softmax_scale or shape.kv_channels**-0.5
     if name == "latent_norm_epsilon":
         return shape.latent_norm_epsilon or shape.norm_epsilon
+    if name == "mamba_num_heads":
+        return shape.mamba_heads
     if name == "moe_ffn_hidden_size":
         return shape.expert_ffn_hidden_size
     if name == "ffn_hidden_size" and all(shape.moe_blocks):
@@ -166,8 +163,16 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         return not shape.multi_latent_attention
     if name == "floor_scale":
         return not shape.attn_scale
-    if name in ("kv_channels", "softmax_scale"):
-        return shape.multi_latent_attention
+    if name.startswith("mamba_"):
+        return "M" not in shape.hybrid_layer_pattern
+    if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):
+        return not shape.has_attention or (name == "kv_channels" and shape.multi_latent_attention)
+    if name == "softmax_scale":
+        return shape.multi_latent_attention or not shape.has_attention
+    if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
+        return not set(shape.hybrid_layer_pattern) & set("-E")
+    if name == "max_position_embeddings" and shape.position_embedding_type == "none":
+        return True
     if shape.position_embedding_type != "rope":
         return name in rope.FIELDS or name.startswith("rotary_")
     return name in rope.FIELDS and name not in rope.fields_of(shape)
@@ -175,6 +180,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
 
 def _nearest(shape: GPTShape) -> str:
     """Whose lacks an error names where none fits."""
+    if shape.hybrid_layer_pattern:
+        return "mamba2"
     if shape.position_embedding_type == "learned_absolute":
         return "gpt2"
     if shape.multi_latent_attention:

@@ -26,6 +26,8 @@ class Entry:
     strips: tuple[Strip, ...]
     """By our rows."""
     transposed: bool
+    middle: tuple[int, ...]
+    """Dims of theirs between the first and the last."""
     padded: bool
     keeps_dtype: bool
     """A state that is never rounded: the router's bias, which moves by steps that bf16 would lose."""
@@ -92,7 +94,8 @@ class Entry:
             experts, out, columns = self.shape
             return dict.fromkeys(rows, (experts, columns, out) if self.transposed else self.shape)
         return {
-            name: (self.columns, count) if self.transposed else (count, self.columns) for name, count in rows.items()
+            name: (self.columns, count) if self.transposed else (count, *self.middle, self.columns)
+            for name, count in rows.items()
         }
 
 
@@ -163,6 +166,7 @@ def _entry(table: Table, parameter: Parameter, shape: GPTShape, model_type: str)
         shape=parameter.shape,
         strips=tuple(strips),
         transposed=rule.transposed and len(parameter.shape) > 1,
+        middle=rule.middle,
         padded=rule.padded,
         keeps_dtype=rest.endswith("router.expert_bias"),
         vectors=rule.vectors,

@@ -7,6 +7,7 @@ import torch
 from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,6 +34,15 @@ class XIELU(nn.Module):
             x > 0,
             above * x * x + self.BETA * x,
             (torch.expm1(torch.min(x, eps)) - x) * below + self.BETA * x,
+        )
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> Any:
+        """The same on all TP ranks."""
+        state = self.state_dict(prefix="", keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(
+            state, prefix, {}, sharded_offsets, tp_group=self.group, dp_cp_group=(metadata or {}).get("dp_cp_group")
         )
 
 

@@ -110,9 +110,9 @@ class SDPAttention(MegatronModule):
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
             return attend_in_blocks(
-                query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, softcap=self.softcap, sink=sink
+                query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink, softcap=self.softcap
             )
-        plain = not self.softcap and sink is None and (sight.chunk is None or sight.chunk >= s)
+        plain = sink is None and not self.softcap and (sight.chunk is None or sight.chunk >= s)
         if plain and sight.documents is not None and not packed.why_not(
             query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
             dropout,
@@ -120,7 +120,7 @@ class SDPAttention(MegatronModule):
             return packed.attend_packed(query, key, value, sight.documents, sight.left, self.softmax_scale)
         if plain and sight.documents is None and (sight.left is None or sight.left >= s - 1):
             return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
-        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, softcap=self.softcap, sink=sink)
+        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, sink=sink, softcap=self.softcap)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None

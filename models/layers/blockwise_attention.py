@@ -88,17 +88,17 @@ def attend(
     dropout: float,
     scale: float | None,
     mask: Tensor | None = None,
-    softcap: float = 0.0,
     sink: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
 
-    softcap: of scores. sink: one more logit of each head's softmax, [n], which no value belongs to. Both need a mask.
+    sink: one more logit of each head's softmax, [n], which no value belongs to. softcap: of scores. Both need a mask.
     """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if softcap or sink is not None:
+    if sink is not None or softcap:
         assert mask is not None
-        return _attend_step_by_step(q, k, v, dropout, scale, mask, softcap, sink)
+        return _attend_by_scores(q, k, v, dropout, scale, mask, sink, softcap)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -111,28 +111,27 @@ def attend(
     )
 
 
-def _attend_step_by_step(
+def _attend_by_scores(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     dropout: float,
     scale: float | None,
     mask: Tensor,
-    softcap: float,
     sink: Tensor | None,
+    softcap: float,
 ) -> Tensor:
-    """cap tanh(scores / cap), then the softmax in fp32. [b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]."""
+    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; cap tanh(scores / cap), and the softmax in fp32."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
     scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = torch.tanh(scores / softcap) * softcap if softcap else scores
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~mask, -torch.inf)
     if sink is None:
-        weights = scores.softmax(dim=-1)
-    else:
-        total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
-        weights = (scores - total[..., None]).exp()
-    return F.dropout(weights.type_as(v), dropout) @ v
+        return F.dropout(scores.softmax(dim=-1).type_as(v), dropout) @ v
+    total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
+    return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
 
 
 def attend_in_blocks(
@@ -145,8 +144,8 @@ def attend_in_blocks(
     *,
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
-    softcap: float = 0.0,
     sink: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
 
@@ -154,7 +153,7 @@ def attend_in_blocks(
     ``attend``.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, softcap, sink)
+    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink, softcap)
 
 
 class _Blocks(torch.autograd.Function):
@@ -173,8 +172,8 @@ class _Blocks(torch.autograd.Function):
         blocks: list[QueryBlock],
         dropout: float,
         scale: float | None,
-        softcap: float,
         sink: Tensor | None,
+        softcap: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, sink)
         ctx.sight, ctx.blocks, ctx.dropout, ctx.scale, ctx.softcap = sight, blocks, dropout, scale, softcap
@@ -204,8 +203,7 @@ class _Blocks(torch.autograd.Function):
                     sink_grad += parts[3]
         if sink is not None and sink_grad is not None:
             sink_grad = sink_grad.to(sink.dtype)
-        none = (None,) * 5
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), *none, sink_grad
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad, None
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +214,7 @@ def _attend_block(
     ctx: Any, block: QueryBlock, sink: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     mask = ctx.sight.mask(block, query.device)
-    return attend(query, key, value, ctx.dropout, ctx.scale, mask, ctx.softcap, sink)
+    return attend(query, key, value, ctx.dropout, ctx.scale, mask, sink, ctx.softcap)
 
 
 def _rng_state(device: torch.device) -> Tensor:

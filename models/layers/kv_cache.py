@@ -61,8 +61,8 @@ class KVCache:
         value: Tensor,
         left: int | None,
         scale: float | None,
-        softcap: float = 0.0,
         sink: Tensor | None = None,
+        softcap: float = 0.0,
         chunk: int | None = None,
         temperature: Temperature | None = None,
     ) -> Tensor:
@@ -86,7 +86,8 @@ class KVCache:
             mask &= seen >= queries - queries % chunk
         if temperature is not None:
             query = temperature.apply(query, self.call.rows.T)
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], softcap, sink)
+        keys, values = keys[: self.call.end], values[: self.call.end]
+        out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -131,7 +132,7 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         sink = getattr(attention.core_attention, "softmax_offset", None)
         sink = None if sink is None else sink.view(-1)
-        return cache.attend(layer, query, key, value, left, scale, softcap, sink, chunk, temperature)
+        return cache.attend(layer, query, key, value, left, scale, sink, softcap, chunk, temperature)
 
     attention.core_attention.forward = forward
 

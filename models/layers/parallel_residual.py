@@ -1,5 +1,6 @@
 """Blocks whose attention and MLP read the same residual stream: x + attention(norm_1(x)) + MLP(norm_2(x))."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,7 @@ def join(layers: nn.ModuleList) -> None:
 
 
 def _pairs(layers: nn.ModuleList) -> Iterator[tuple[ParallelAttentionLayer, ParallelMLPLayer]]:
-    for before, layer in zip(layers[:-1], layers[1:], strict=True):
+    for before, layer in itertools.pairwise(layers):
         if isinstance(layer, ParallelMLPLayer):
             assert isinstance(before, ParallelAttentionLayer), f"an MLP behind {type(before).__name__}"
             yield before, layer

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
@@ -38,6 +39,7 @@ from models.activations import ACTIVATIONS
 from models.layers.activation import LearnedMLP
 from models.layers.attention import SDPAttention
 from models.layers.experts import sequential_experts
+from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
 from models.layers.parallel_residual import ParallelAttentionLayer, ParallelMLPLayer, join
@@ -96,14 +98,17 @@ def with_own_attention(backend: BackendSpecProvider) -> BackendSpecProvider:
 class LayerStack(HybridStack):
     """mcore's stack of layers, with a final norm from our provider and dropout that differs over sequence shards.
 
+    A stack of a pattern's single layers has the same keys on disk as one of blocks of two: layer i's attention or mixer
+    is number 2 i there, its MLP 2 i + 1 (models/names.py).
+
     HybridStack hard-codes Transformer Engine's final norm (hybrid_block.py:212), and, unlike TransformerBlock, draws
     dropout of sequence-parallel shards from one common generator, so that all shards drop the same elements.
     """
 
     def __init__(self, config: TransformerConfig, *args: Any, post_process: bool = True, post_layer_norm: bool = True,
-                 final_norm: Any = build_norm, **kwargs: Any) -> None:  # fmt: skip
+                 final_norm: Any = build_norm, single_layers: bool = False, **kwargs: Any) -> None:  # fmt: skip
         super().__init__(config, *args, post_process=post_process, post_layer_norm=False, **kwargs)
-        self.post_layer_norm = post_layer_norm
+        self.post_layer_norm, self.single_layers = post_layer_norm, single_layers
         join(self.layers)
         if post_process and post_layer_norm:
             self.final_norm = final_norm(config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
@@ -115,9 +120,20 @@ class LayerStack(HybridStack):
         self.input_tensor = None  # else each chunk keeps its last input, and that input's gradient, to the next one
         return output
 
+    def sharded_state_dict(self, prefix: str = "", *args: Any, **kwargs: Any) -> Any:
+        found = super().sharded_state_dict(prefix, *args, **kwargs)
+        for place, (layer, symbol) in enumerate(zip(self.layers, self.layer_type_list, strict=True)):
+            if self.single_layers:
+                own, number = f"{prefix}layers.{place}.", layer.layer_number - 1
+                of_layer = {key: value for key, value in found.items() if key.startswith(own)}
+                on_disk = f"{prefix}layers.{2 * number + (symbol in '-E')}."
+                replace_prefix_for_sharding(of_layer, f"{prefix}layers.{number}.", on_disk)
+        return found
+
 
 def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: GPTShape) -> ModuleSpec:
-    """The specification of a stack of attention, latent attention, MLP and expert layers for mcore's HybridModel."""
+    """The specification of a stack of attention, MLP, expert and Mamba layers for mcore's HybridModel."""
+    pattern = shape.hybrid_layer_pattern
     if not (isinstance(backend, PortableProvider) or NORMS[config.normalization].transformer_engine):
         raise SharedMistake(
             f"model.normalization {config.normalization}: Transformer Engine has no such norm. Use RMSNorm or "
@@ -130,8 +146,11 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
         mlp_layer=_mlp_layer(backend, norm, shape),
         moe_layer=_moe_layer(config, backend, norm, shape),
         mtp_block_spec=_mtp_block(backend, norm),
+        **({"mamba_layer": mamba_layer(backend, norm, config.use_cpu_initialization)} if "M" in pattern else {}),
     )
-    return ModuleSpec(module=LayerStack, params={"final_norm": norm}, submodules=submodules)
+    return ModuleSpec(
+        module=LayerStack, params={"final_norm": norm, "single_layers": bool(pattern)}, submodules=submodules
+    )
 
 
 def _input_linear(backend: BackendSpecProvider, shape: GPTShape) -> tuple[Any, bool]:

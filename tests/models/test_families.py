@@ -70,6 +70,16 @@ ELEMENTS = {
     "olmo2_32b": 32_234_279_936,
     "olmo3_7b": 7_298_011_136,
     "olmo3_32b": 32_233_522_176,
+    "gemma_2b": 2_506_172_416,
+    "gemma_7b": 8_537_680_896,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "gemma3_1b": 999_885_952,
+    "apertus_8b": 8_053_338_176,
+    "ernie45_0_3b": 360_748_032,
+    "glm4_9b": 9_400_279_040,
+    "glm4_32b": 32_566_081_536,
     "deepseek_v2_lite": 15_706_484_224,
     "deepseek_v2": 235_741_434_880,
 }
@@ -201,14 +211,6 @@ SIBLINGS = {
     "qwen3_moe_tiny": "qwen3_30b_a3b",
     "deepseek_v2_tiny": "deepseek_v2",
     "deepseek_v3_tiny": "deepseek_v3",
-    "moonlight_tiny": "moonlight_16b_a3b",
-    "kimi_k2_tiny": "kimi_k2",
-    "gpt_oss_tiny": "gpt_oss_20b",
-    "glm45_tiny": "glm45",
-    "llama4_tiny": "llama4_scout",
-    "ernie45_tiny": "ernie45_21b_a3b",
-    "olmoe_tiny": "olmoe_7b",
-    "minimax_m2_tiny": "minimax_m2",
     "seed_oss_tiny": "seed_oss_36b",
     "smollm3_tiny": "smollm3_3b",
     "starcoder2_tiny": "starcoder2_7b",
@@ -218,6 +220,22 @@ SIBLINGS = {
     "pythia_tiny": "pythia_1_4b",
     "olmo2_tiny": "olmo2_7b",
     "olmo3_tiny": "olmo3_32b",
+    "gemma_tiny": "gemma_7b",
+    "gemma2_tiny": "gemma2_27b",
+    "gemma3_tiny": "gemma3_27b",
+    "nemotron_tiny": "minitron_4b",
+    "apertus_tiny": "apertus_8b",
+    "ernie45_tiny": "ernie45_0_3b",
+    "glm4_tiny": "glm4_9b",
+    "moonlight_tiny": "moonlight_16b_a3b",
+    "kimi_k2_tiny": "kimi_k2",
+    "gpt_oss_tiny": "gpt_oss_20b",
+    "mamba2_tiny": "mamba_codestral_7b",
+    "glm45_tiny": "glm45",
+    "llama4_tiny": "llama4_scout",
+    "ernie45_moe_tiny": "ernie45_21b_a3b",
+    "olmoe_tiny": "olmoe_7b",
+    "minimax_m2_tiny": "minimax_m2",
 }
 
 
@@ -234,7 +252,8 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
     kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
-    del kind["moe_layer_freq"]
+    kind["letters"] = set(shape.hybrid_layer_pattern)
+    del kind["moe_layer_freq"], kind["hybrid_layer_pattern"], kind["window_attn_skip_freq"]
     return kind
 
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import runs
 from data.loader import to_batch
-from models.flops import flops_per_token
+from models.flops import ATTENTIONS, MAMBA_CHUNK, flops_per_token
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel import groups
@@ -18,32 +18,37 @@ from ranks import run_ranks
 from training import train
 from training.forward_backward import run_schedule
 
-SEQ_LENGTH, SAMPLES = 64, 2
+SAMPLES = 2
 # Not mistral_tiny: attention with a window skips blocks and recomputes others, as no kernel on a GPU does.
-SHAPES = "gpt2 llama3 qwen3 mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3".split()
+SHAPES = "gpt2 llama3 qwen3 mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 mamba2".split()
 
 
-def half_of_attention(shape: GPTShape) -> float:
-    """What a causal kernel leaves out and torch counts, per token: every query sees half of the keys on average."""
+def half_of_attention(shape: GPTShape, seq_length: int) -> float:
+    """What a causal kernel leaves out and torch counts, per token: every query sees half of the keys on average; with
+    Mamba-2, of those of its chunk."""
     widths = 2 * shape.query_size
     if shape.multi_latent_attention:
         widths = shape.num_attention_heads * (shape.qk_head_dim + shape.qk_pos_emb_head_dim + shape.v_head_dim)
-    return 3 * (shape.num_layers + shape.mtp_num_layers) * 2 * widths * SEQ_LENGTH / 2
+    attentions = sum(bool(set(symbols) & ATTENTIONS) for symbols in shape.blocks) + shape.mtp_num_layers
+    mixers = sum("M" in symbols for symbols in shape.blocks)
+    inner = shape.mamba_num_groups * shape.mamba_state_dim + shape.mamba_heads * shape.mamba_head_dim
+    return 3 * (attentions * 2 * widths * seq_length / 2 + mixers * 2 * inner * MAMBA_CHUNK / 2)
 
 
 def _counted(identity: Identity, name: str, folder: Path) -> None:
-    flags = ("--model.shape", f"{name}_tiny", "--model.seq_length", str(SEQ_LENGTH), "--train.global_batch_size", "2")
+    seq_length = 2 * MAMBA_CHUNK if "mamba" in name or "nemotron_h" in name else 64  # the first chunk has no state
+    flags = ("--model.shape", f"{name}_tiny", "--model.seq_length", str(seq_length), "--train.global_batch_size", "2")
     config = runs.configuration(folder, *flags)
     shape = resolve(config.model, 384)  # as padded: padding is multiplied too
     with groups.start(config.layout(1), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
         chunks, _ = train.build_parts(config, shape, ranks)
-        window = torch.randint(0, 384, (SAMPLES, SEQ_LENGTH + 1), dtype=torch.int32)
+        window = torch.randint(0, 384, (SAMPLES, seq_length + 1), dtype=torch.int32)
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             run_schedule(
-                chunks, [to_batch(window, ranks.device)], ranks, SEQ_LENGTH, SAMPLES, forward_only=False
+                chunks, [to_batch(window, ranks.device)], ranks, seq_length, SAMPLES, forward_only=False
             )  # fmt: skip
-    found = counter.get_total_flops() / (SAMPLES * SEQ_LENGTH)
-    assert found == flops_per_token(shape, SEQ_LENGTH) + half_of_attention(shape)
+    found = counter.get_total_flops() / (SAMPLES * seq_length)
+    assert found == flops_per_token(shape, seq_length) + half_of_attention(shape, seq_length)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -54,10 +54,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe dense blocks between": ("qwen2_moe_tiny", {"moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3}),
     "qwen3": ("qwen3_tiny", {}),
     "qwen3_moe": ("qwen3_moe_tiny", {}),
-    "qwen3_moe weights that do not sum to 1, dense blocks": (
-        "qwen3_moe_tiny",
-        {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
-    ),
     "qwen2 windows": ("qwen2_tiny", {"window_size": (10, 0), "window_attn_skip_freq": "[0,0,1,1]"}),
     "qwen3 windows, biases": (
         "qwen3_tiny",
@@ -96,6 +92,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2 groups, biases": ("olmo2_tiny", {"num_query_groups": 2, "add_qkv_bias": True, "attention_out_bias": True}),
     "olmo3": ("olmo3_tiny", {}),
     "olmo3 plain": ("olmo3_tiny", {"rope_scaling": "none", "rotary_base_local": 0}),
+    "gemma": ("gemma_tiny", {}),
+    "gemma one key": ("gemma_tiny", {"num_query_groups": 1, "kv_channels": 24}),
+    "gemma2": ("gemma2_tiny", {}),
+    "gemma2 without caps, windows": (
+        "gemma2_tiny",
+        {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0, "window_size": (-1, 0)},
+    ),
+    "gemma3": ("gemma3_tiny", {}),
+    "gemma3 unstretched, capped, other pattern": (
+        "gemma3_tiny",
+        {"rope_scaling": "none", "final_logit_softcapping": 3.0, "window_attn_skip_freq": "[1,0,0,1]"},
+    ),
+    "nemotron": ("nemotron_tiny", {}),
+    "nemotron biases": ("nemotron_tiny", {"add_bias_linear": True}),
+    "apertus": ("apertus_tiny", {}),
+    "ernie4_5": ("ernie45_tiny", {}),
+    "ernie4_5 biases": ("ernie45_tiny", {"add_bias_linear": True}),
+    "glm4": ("glm4_tiny", {}),
+    "glm": ("glm4_tiny", {"norm_placement": "pre", "add_qkv_bias": False, "hf_model_type": "glm"}),
+    "qwen3_moe weights that do not sum to 1, dense blocks": (
+        "qwen3_moe_tiny",
+        {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
+    ),
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2 three of two groups": (
         "deepseek_v2_tiny",
@@ -103,6 +122,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 mscales differ": ("deepseek_v2_tiny", {"mscale": 1.0, "mscale_all_dim": 0.5}),
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
+    "mamba2": ("mamba2_tiny", {}),
+    "mamba2 of odd sizes": (
+        "mamba2_tiny",
+        {"hidden_size": 60, "mamba_num_heads": 15, "mamba_head_dim": 8, "mamba_num_groups": 5, "mamba_state_dim": 13},
+    ),
+    "mamba2 tied, one group": ("mamba2_tiny", {"mamba_num_groups": 1, "untie_embeddings_and_output_weights": False}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
     "moonlight": ("moonlight_tiny", {}),
@@ -110,9 +135,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k2": ("kimi_k2_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
     "minimax_m2": ("minimax_m2_tiny", {}),
-    "ernie45": ("ernie45_tiny", {}),
+    "ernie45": ("ernie45_moe_tiny", {}),
     "ernie45 no shared experts, untied": (
-        "ernie45_tiny",
+        "ernie45_moe_tiny",
         {"moe_shared_expert_intermediate_size": 0, "untie_embeddings_and_output_weights": True, "moe_router_topk": 2},
     ),
     "olmoe": ("olmoe_tiny", {}),
@@ -175,7 +200,7 @@ def some_tokens() -> tuple[torch.Tensor, torch.Tensor]:
 def _same_logits(ranks: Any, model: ModelConfig) -> None:
     shape = resolve(model, VOCAB)
     theirs = hf_model(shape)
-    randomise(theirs, seed=1)
+    randomise(theirs, seed=1, centre=0.0 if shape.layernorm_zero_centered_gamma else 1.0)
     ours = build(ranks, model, shape)
     copy_into(ours, canonical_weights(theirs, shape))
     tokens, positions = some_tokens()
@@ -222,11 +247,11 @@ def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
-     "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "deepseek_v2_lite", "deepseek_v2",
-     "deepseek_v3", "kimi_k2", "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "glm45",
-     "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b",
-     "llama4_scout", "llama4_maverick",
-     "gpt_oss_120b", *TINY],
+     "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "gemma2_27b", "gemma3_1b",
+     "minitron_4b", "apertus_8b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
+     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
+     "mamba_codestral_7b", "glm45", "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b", "llama4_scout",
+     "llama4_maverick", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

@@ -237,7 +237,7 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
         (
             "mixtral_tiny",
             {"add_bias_linear": True, "moe_shared_expert_intermediate_size": 64},
-            "Set model.add_bias_linear = false",
+            "model.add_bias_linear = false",
         ),
         ("mixtral_tiny", {"moe_router_num_groups": 2}, "group-limited routing needs both"),
         ("mixtral_tiny", {"moe_router_group_topk": 2}, "group-limited routing needs both"),
@@ -324,13 +324,9 @@ def test_pattern_and_sublayers() -> None:
     assert sublayers.hybrid_layer_pattern(shape, [4]) == "*-*-*-*-"
     assert sublayers.hybrid_layer_pattern(shape, [1, 0, 3]) == "*-||*-*-*-"
     assert sublayers.num_sublayers(shape) == 8
-    assert sublayers.recompute_num_sublayers(3) == 6
-    assert [sublayers.block_of(number) for number in (1, 2, 8)] == [
-        (0, "self_attention"),
-        (0, "mlp"),
-        (3, "mlp"),
-    ]
-    assert sublayers.per_sublayer([1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert sublayers.recompute_num_sublayers(shape, 3) == 6
+    assert [sublayers.block_of(shape, number) for number in (1, 2, 8)] == [(0, "*"), (0, "-"), (3, "-")]
+    assert sublayers.per_sublayer(shape, [1, 0, 0, 1]) == [1, 1, 0, 0, 0, 0, 1, 1]
     mixture = named("deepseek_v3_tiny")
     assert sublayers.hybrid_layer_pattern(mixture, [2, 2]) == "+-+E|+E+E/+E"
     assert sublayers.hybrid_layer_pattern(named("mixtral_tiny"), [4]) == "*E*E*E*E"

@@ -48,10 +48,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe_tiny", {}),
     "gpt_oss": ("gpt_oss_tiny", {}),
     "minimax_m2": ("minimax_m2_tiny", {}),
-    "ernie45": ("ernie45_tiny", {}),
+    "ernie45": ("ernie45_moe_tiny", {}),
     "olmoe": ("olmoe_tiny", {}),
     "llama4": ("llama4_tiny", {"moe_layer_freq": "[0,1,0,1]"}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
+    "mamba2": ("mamba2_tiny", {}),
 }
 
 

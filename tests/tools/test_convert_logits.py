@@ -13,10 +13,9 @@ import pytest
 
 from models.families import TINY
 from models.hf import tables
-from models.hf.families.base import ATTENTION, LLAMA_WHOLE, MLP
+from models.hf.families import base
 from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
-from models.hf.table import Table
 from tests.tools.hf_folders import write_folder
 from tools.convert import resumable
 from tools.convert.__main__ import main
@@ -27,8 +26,8 @@ from tools.convert.importing import import_folder
 from tools.convert.source import HfFolder
 
 SWAPPED = {
-    **ATTENTION,
-    **MLP,
+    **base.ATTENTION,
+    **base.MLP,
     "mlp.linear_fc1.weight": stacked("mlp.up_proj.weight", "mlp.gate_proj.weight"),
 }
 SETTINGS: dict[str, Any] = {"dtype": None, "workers": 1}
@@ -53,7 +52,7 @@ def test_rows_in_another_order_are_found_and_nothing_stays(
 ) -> None:
     """A table with gate and up exchanged: every shape is right, and every byte is somewhere."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"])
-    monkeypatch.setitem(tables.TABLES, "llama", Table(LLAMA_WHOLE, ATTENTION | SWAPPED))
+    monkeypatch.setitem(tables.TABLES, "llama", tables.Table(base.LLAMA_WHOLE, base.ATTENTION | SWAPPED))
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path / 'hf'}: block 0: logits differ by up to " in said
@@ -96,11 +95,13 @@ def test_a_cut_folder_is_a_folder_of_the_same_weights(name: str, tmp_path: Path)
     write_folder(tmp_path / "hf", shape)
     with HfFolder(tmp_path / "hf") as whole:
         cut = cut_of(*architecture(whole))
+        kinds = set(zip(shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks, strict=True))
+        assert len(cut.blocks) == len(kinds)
         write_cut(whole, cut, tmp_path / "cut")
         with HfFolder(tmp_path / "cut") as source:
             assert check(source, *architecture(source)) == []
             found = read_shape(source.config)[1]
-            assert (found.num_layers, found.vocab_size) == (len(set(shape.moe_blocks)), 1024)
+            assert (found.num_layers, found.vocab_size) == (len(cut.blocks), 1024)
             for router in (name for name in source.places if name.endswith(("mlp.gate.weight", "moe.gate.weight"))):
                 place = source.places[router]
                 rows = source.rows(router, 0, place.shape[0], place.dtype)

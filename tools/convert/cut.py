@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from models.hf.config_parts import freq
+from models.hf.config_parts import freq, skip_freq
 from models.hf.families import ARCHITECTURES, TABLES
 from models.hf.shapes import TOKEN_IDS
 from models.hf.tables import Entry, entries
@@ -37,6 +37,9 @@ DEPENDENT = (
     "moe_layer_end_index",
     "moe_layer_interval",
     "num_nextn_predict_layers",
+    "layer_types",
+    "no_rope_layers",
+    "max_window_layers",
 )
 """Keys of several architectures that go by the number of blocks or experts."""
 
@@ -66,8 +69,11 @@ class Cut:
 
 def cut_of(model_type: str, shape: GPTShape) -> Cut:
     """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
-    moe = shape.moe_blocks
-    blocks = tuple(sorted({moe.index(kind) for kind in (False, True) if kind in moe}))
+    moe, windowed, no_rope, letters = kinds = (
+        shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks, shape.hybrid_layer_pattern or "*" * shape.num_layers
+    )  # fmt: skip
+    of_blocks = list(zip(*kinds, strict=True))
+    blocks = tuple(sorted({of_blocks.index(kind) for kind in of_blocks}))
     experts: tuple[int, ...] = ()
     if shape.num_moe_experts:
         groups, chosen = shape.moe_router_num_groups or 1, shape.moe_router_group_topk or 1
@@ -80,6 +86,9 @@ def cut_of(model_type: str, shape: GPTShape) -> Cut:
         vocab_size=min(IDS, shape.vocab_size),
         num_moe_experts=len(experts),
         moe_layer_freq=freq([moe[block] for block in blocks]) if experts else shape.moe_layer_freq,
+        window_attn_skip_freq=skip_freq([windowed[block] for block in blocks]),
+        no_rope_freq=freq([no_rope[block] for block in blocks]) if any(no_rope) else "0",
+        hybrid_layer_pattern="".join(letters[block] for block in blocks) if shape.hybrid_layer_pattern else "",
         mtp_num_layers=0,
     )
     return Cut(model_type, small, blocks, experts)
@@ -114,8 +123,6 @@ def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
         changed |= {key: value for key, value in write(cut.shape).items() if key in DEPENDENT}
     if "num_local_experts" in config:
         changed["num_local_experts"] = cut.shape.num_moe_experts
-    if isinstance(config.get("layer_types"), list):
-        changed["layer_types"] = config["layer_types"][: len(cut.blocks)]
     gone = {"quantization_config", "auto_map", *TOKEN_IDS}
     return {key: value for key, value in (config | changed).items() if key not in gone} | dict.fromkeys(TOKEN_IDS)
 

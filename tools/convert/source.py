@@ -25,7 +25,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     """A Hugging Face folder's ``config.json``. Raises UserError where it cannot be read."""
     path = folder / "config.json"
     try:
-        return read_json(path, dict[str, Any], unique_names=True)
+        return read_json(path, dict[str, Any], unique_names=True, infinity=True)
     except OSError as error:
         raise InputError(path, f"expected the configuration of a model; {error.strerror}.") from None
 

@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from models import gpt
 from models.hf.families import TABLES
-from models.sublayers import SUBLAYERS_PER_BLOCK
+from models.shapes import GPTShape
+from models.sublayers import block_of
 from parallel import groups
 from parallel.errors import UserError
 from parallel.launch import Identity
@@ -27,7 +28,7 @@ from training.health.names import parameter_names
 Outputs = dict[str, Tensor]
 EMBEDDING, NORM, LOGITS, LOSS = "word_embeddings", "final_layernorm", "output_layer", "loss"
 GRADIENT = "gradient of "
-_SUBLAYER = re.compile(r"decoder\.layers\.(\d+)\.(self_attention|mlp)")
+_SUBLAYER = re.compile(r"decoder\.layers\.(\d+)\.(self_attention|mlp|mixer)")
 _OF_DEPTH = re.compile(r"mtp\.layers\.(\d+)\.mtp_model_layer\.layers\.\d+\.(self_attention|mlp)")
 
 
@@ -54,7 +55,7 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
             restore_weights(model.checkpoint, [chunk], ranks)
         _round(chunk.eval(), dtype)
         found: Outputs = {}
-        _record(_our_modules(chunk), found, lambda output: output.transpose(0, 1))
+        _record(_our_modules(shape, chunk), found, lambda output: output.transpose(0, 1))
         depths = _record_logits(chunk.output_layer, found)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         positions = torch.arange(inputs.shape[1]).expand_as(inputs)
@@ -71,13 +72,13 @@ def _ours(model: ComparedModel, tokens: Tensor, gradients: bool, dtype: str) -> 
         return found
 
 
-def _our_modules(chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _our_modules(shape: GPTShape, chunk: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules by the names of their outputs."""
     for path, module in chunk.named_modules():
         if isinstance(module, IdentityOp):  # the half that a sublayer has not
             continue
         if match := _SUBLAYER.fullmatch(path):
-            yield f"layers.{int(match[1]) // SUBLAYERS_PER_BLOCK}.{match[2]}", module
+            yield f"layers.{block_of(shape, int(match[1]) + 1)[0]}.{match[2]}", module
         elif match := _OF_DEPTH.fullmatch(path):
             yield f"mtp.{match[1]}.{match[2]}", module
         elif path in ("embedding", "decoder.final_norm"):

@@ -7,9 +7,8 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from models.flops import flops_per_token, hardware_flops_per_token
+from models.flops import flops_per_token
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
@@ -17,10 +16,10 @@ from parallel.config import PrecisionConfig
 from parallel.errors import UserError
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from parallel.output import columns
-from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
+from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.custom.check import check
 from training.memory.layouts import ZERO
@@ -72,11 +71,9 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    if not Path(name).exists():
-        return None
-    from data.tokenizers import open_tokenizer
+    from data.tokenizers import exists, open_named
 
-    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
+    return open_named(name, config.data.eod_token).vocab_size if exists(name) else None
 
 
 def missing(config: RunConfig) -> list[str]:
@@ -105,6 +102,13 @@ def missing(config: RunConfig) -> list[str]:
 
         try:
             raw_inputs.find(files, "data.stream", lambda left_out: None)  # training says it
+        except UserError as error:
+            found.append(f"on this machine: {error}")
+    if config.eval.tasks:
+        from training.evaluation.tasks import TaskRequest, check_names
+
+        try:
+            check_names(TaskRequest.of(config.eval, config.model.seq_length))
         except UserError as error:
             found.append(f"on this machine: {error}")
     return found
@@ -138,7 +142,7 @@ def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
 def model(config: RunConfig, shape: GPTShape) -> list[str]:
     """The architecture, in a line for each of its parts."""
     return [
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
+        f"model {config.model.title}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
         f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
         *_parts(shape),
         f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "
@@ -259,15 +263,7 @@ def compute(config: RunConfig, shape: GPTShape) -> list[str]:
     """FLOPs per token, and of the whole run."""
     train, seq_length = config.train, config.model.seq_length
     own = flops_per_token(shape, seq_length)
-    done = hardware_flops_per_token(
-        shape,
-        seq_length,
-        recompute_granularity=train.recompute_granularity,
-        recompute_method=train.recompute_method,
-        recompute_num_layers=train.recompute_num_layers,
-        recompute_modules=train.recompute_modules,
-        layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
-    )
+    done = executed_flops_per_token(config, shape)
     whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     return [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]

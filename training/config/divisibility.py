@@ -11,8 +11,9 @@ from parallel.layout import expert_tensor_parallel_size
 def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
     """Whether every matrix that TP splits can be, with the sizes that would work."""
     by_tp = f"parallel.tensor_model_parallel_size {tp}"
-    found = _head_problems(shape, tp, by_tp)
-    if shape.ffn_hidden_size % tp:
+    found = (_head_problems(shape, tp, by_tp) if shape.has_attention else []) + _mamba_problems(shape, tp, by_tp)
+    has_mlp = any("-" in symbols for symbols in shape.blocks) or not shape.hybrid_layer_pattern
+    if has_mlp and shape.ffn_hidden_size % tp:
         found.append(
             f"model.ffn_hidden_size {shape.ffn_hidden_size} is not divisible by {by_tp}. "
             f"Use {nearest(shape.ffn_hidden_size, tp)}."
@@ -51,6 +52,18 @@ def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
             f"each rank of {by_tp} has a part: there must be {tp} or more. Use a smaller TP."
         )
     return found
+
+
+def _mamba_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
+    if "M" not in shape.hybrid_layer_pattern:
+        return []
+    numbers = {"mamba_num_heads": shape.mamba_heads, "mamba_num_groups": shape.mamba_num_groups}
+    return [
+        f"model.{name} {number} is not divisible by {by_tp}: each TP rank has Mamba heads, and groups of them, of its "
+        f"own. TP sizes that divide them: {', '.join(str(n) for n in range(1, number + 1) if number % n == 0)}."
+        for name, number in numbers.items()
+        if number % tp
+    ]
 
 
 def sequence_problems(model: ModelConfig, shape: GPTShape, parallel: ParallelConfig) -> list[str]:
@@ -138,15 +151,31 @@ def latent_problems(shape: GPTShape, tp: int) -> list[str]:
 def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     """Whether every context rank gets heads of its own, where these are what is exchanged (a2a)."""
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-    if cp == 1 or parallel.cp_comm_type != "a2a":
-        return []
+    found = _mamba_context_problems(shape, tp, cp)
+    if cp == 1 or parallel.cp_comm_type != "a2a" or not shape.has_attention:
+        return found
     name = "num_attention_heads" if shape.multi_latent_attention else "num_query_groups"
     heads = getattr(shape, name)
     if heads % (tp * cp) == 0:
+        return found
+    return [
+        *found,
+        f'parallel.cp_comm_type "a2a" deals heads to context ranks, but model.{name} {heads} is not divisible by '
+        f'TP {tp} x CP {cp} = {tp * cp}. Use "p2p" or "all_gather", or a smaller parallel.context_parallel_size.',
+    ]
+
+
+def _mamba_context_problems(shape: GPTShape, tp: int, cp: int) -> list[str]:
+    """Whether every context rank gets Mamba heads of its own, for the whole sequence, and whole groups or part of one."""
+    heads, groups = shape.mamba_heads, shape.mamba_num_groups // tp
+    if cp == 1 or "M" not in shape.hybrid_layer_pattern or (heads % tp == 0 and shape.mamba_num_groups % tp):
+        return []
+    if heads % (tp * cp) == 0 and (groups % cp == 0 or cp % groups == 0):
         return []
     return [
-        f'parallel.cp_comm_type "a2a" deals heads to context ranks, but model.{name} {heads} is not divisible by '
-        f'TP {tp} x CP {cp} = {tp * cp}. Use "p2p" or "all_gather", or a smaller parallel.context_parallel_size.'
+        f"parallel.context_parallel_size {cp} deals Mamba heads to context ranks: model.mamba_num_heads {heads} must "
+        f"be divisible by TP {tp} x CP {cp} = {tp * cp}, and the {groups} groups of a TP rank must divide CP or be "
+        "divided by it. Use a smaller parallel.context_parallel_size."
     ]
 
 

@@ -229,6 +229,11 @@ class TrainConfig:
     """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
     cross entropy."""
 
+    cross_entropy_chunk_tokens: int | None = None
+    """Tokens of a microbatch whose logits are there at once: output layer and loss run over pieces of so many, again in
+    the backward pass. For large vocabularies: it saves their logits, and costs the output layer a third product. None:
+    all."""
+
     @property
     def evaluates(self) -> bool:
         """Whether there are validation losses."""
@@ -246,6 +251,7 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "recompute_num_layers": self.recompute_num_layers,
+            "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
@@ -295,6 +301,10 @@ class CheckpointConfig:
     load: str | None = None
     """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
 
+    convert: bool = False
+    """Convert a `load` that is another program's (Megatron's, a Hugging Face, PyTorch DCP or DeepSpeed folder) into
+    RUN_DIR/converted, once. Off: such a folder is refused with the command that converts it."""
+
     finetune: bool = False
     """Of `load` take the weights only: iteration, data position, optimizer and RNG start fresh (Megatron's
     --finetune)."""
@@ -316,6 +326,8 @@ class CheckpointConfig:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
         if self.save_retain_interval is not None and self.save_retain_interval < 1:
             found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
+        if self.load is None and self.convert:
+            found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
         if self.load is None and (self.finetune or self.no_load_optim):
             found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
         return found

@@ -40,6 +40,7 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
     mlp = np.where(own, _own_expert_bytes(columns) if experts else _own_mlp_bytes(columns, model.ffn), mlp)
     entered = np.where(columns.software.recomputes_norms > 0, 0.0, product_input_bytes(columns))
     norms = 2 * stream * (1 + entered / width)  # what they read, and what products then read
+    norms = norms + (model.norms - 2) * stream  # those behind attention and MLP: what they read
     whole = np.where(own, _own_bytes(columns) + mlp, norms + attention + mlp)
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
@@ -63,7 +64,7 @@ def _own_bytes(columns: MemoryColumns) -> Column:
     it drops.
     """
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
-    norms = 2 * (model.norm_inputs * width + model.norm_bytes) + 2 * width * model.hidden_dropout
+    norms = model.norms * (model.norm_inputs * width + model.norm_bytes) + 2 * width * model.hidden_dropout
     pieces = np.where(layout.sequence_parallel > 0, layout.tp, 1)
     attention = np.where(columns.matrices[3][0] > 0, _own_latent_bytes(columns), _own_grouped_bytes(columns))
     return tokens(columns) * norms * model.hidden / pieces + attention + _own_score_bytes(columns)
@@ -119,9 +120,10 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
     left = np.where(piece > rows, element_bytes(columns), 0.0)
-    found = (12 + 6 * model.attention_dropout + 10 * model.softmax_offset) * scores + (8.5 + left) * both
-    in_blocks = (_makes_scores(columns) & (layout.cp > 1)) | (model.softmax_offset > 0)
-    return np.where(in_blocks, found, 0.0)
+    more = 6 * model.attention_dropout + 8 * model.capped_scores + 10 * model.softmax_offset
+    found = (12 + more) * scores + (8.5 + left) * both
+    always = (model.capped_scores > 0) | (model.softmax_offset > 0)
+    return np.where((_makes_scores(columns) & (layout.cp > 1)) | always, found, 0.0)
 
 
 def _own_score_bytes(columns: MemoryColumns) -> Column:
@@ -314,6 +316,19 @@ def loss_bytes(columns: MemoryColumns) -> Column:
     vocabulary = model.hidden * model.vocab
     alone = np.where(columns.software.transformer_engine > 0, 0.0, 2 * tokens(columns) * model.vocab + 2 * vocabulary)
     weight = np.where(whole, 4 * vocabulary, np.maximum(0.0, alone - logits))
+    head = np.where(np.isfinite(columns.software.loss_chunk_tokens), _piece_bytes(columns), logits + weight)
     # the final norm's output, and its gradient, of all TP ranks
     gathered = np.where(whole, 4 * (1 + layout.sequence_parallel) * tokens(columns) * model.hidden, 0.0)
-    return (logits + weight + stream * tokens(columns)) / layout.tp + gathered
+    return (head + stream * tokens(columns)) / layout.tp + gathered
+
+
+def _piece_bytes(columns: MemoryColumns) -> Column:
+    """Of logits that are there piece by piece (models/layers/chunked_losses.py), of all TP ranks, beside the fp32 sum
+    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the weight
+    is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their gradients
+    wait for each other, and small pieces hold more than this."""
+    model, width = columns.model, element_bytes(columns)
+    logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
+    vocabulary = model.hidden * model.vocab
+    softmax = np.where(width == 4, 4, columns.software.loss_bytes) * logits
+    return np.maximum(4 * vocabulary + softmax, (4 + width) * vocabulary + width * logits)

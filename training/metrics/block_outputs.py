@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.shapes import GPTShape
-from models.sublayers import block_of
+from models.sublayers import block_of, sublayers_per_block
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from training.loop import Callback
@@ -32,7 +32,7 @@ class BlockOutputs(Callback):
         self.sums = torch.zeros(shape.num_layers, 2, dtype=torch.float64, device=ranks.device)
         self.largest = torch.zeros(shape.num_layers, dtype=torch.float64, device=ranks.device)
         for chunk in chunks:
-            for block, module in block_ends(unwrap(chunk)):
+            for block, module in block_ends(shape, unwrap(chunk)):
                 module.register_forward_hook(partial(self._measure, block))
 
     def before_step(self, progress: Progress) -> None:
@@ -62,12 +62,11 @@ class BlockOutputs(Callback):
         self.largest[block] = torch.maximum(self.largest[block], hidden.abs().max().double())
 
 
-def block_ends(chunk: nn.Module) -> list[tuple[int, nn.Module]]:
+def block_ends(shape: GPTShape, chunk: nn.Module) -> list[tuple[int, nn.Module]]:
     """The last sublayer of each block of an unwrapped chunk, by the block's global number."""
     decoder: Any = getattr(chunk, "decoder", None)
     found = []
     for layer in decoder.layers if decoder is not None else ():
-        block, part = block_of(layer.layer_number)
-        if part == "mlp":
-            found.append((block, layer))
+        if layer.layer_number % sublayers_per_block(shape) == 0:
+            found.append((block_of(shape, layer.layer_number)[0], layer))
     return found

@@ -60,7 +60,7 @@ class ExpertMeter:
         self.assigned = torch.zeros(len(self.rows), shape.num_moe_experts, dtype=torch.int64, device=ranks.device)
         self.asked, self.calls = 0, 0  # assignments before any was dropped; forward passes of routers
         for chunk in chunks:
-            for name, router in routers(unwrap(chunk)):
+            for name, router in routers(shape, unwrap(chunk)):
                 router.register_forward_hook(partial(self._count, self.assigned[self.rows.index(name)]))
         get_moe_metrics_tracker().clear()
 
@@ -133,14 +133,16 @@ def expert_rows(shape: GPTShape) -> list[str]:
     return blocks + [f"mtp.{depth}" for depth in range(shape.mtp_num_layers) if shape.moe_blocks[-1]]
 
 
-def routers(chunk: nn.Module) -> list[tuple[str, TopKRouter]]:
+def routers(shape: GPTShape, chunk: nn.Module) -> list[tuple[str, TopKRouter]]:
     """The routers of an unwrapped chunk, by their block's name of ``expert_rows``."""
     found = []
     for path, module in chunk.named_modules():
         if isinstance(module, TopKRouter):
             assert module.layer_number is not None
             inner = path.startswith("mtp.")  # mtp.layers.<depth>.mtp_model_layer...
-            found.append((f"mtp.{path.split('.')[2]}" if inner else str(block_of(module.layer_number)[0]), module))
+            found.append(
+                (f"mtp.{path.split('.')[2]}" if inner else str(block_of(shape, module.layer_number)[0]), module)
+            )
     return found
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from models.hf.block_parts import FULL, rotary
-from models.hf.config_parts import TOKENS, freq, tied
+from models.hf.block_parts import rotary
+from models.hf.config_parts import TOKENS, WHOLE, freq, tied
 from models.hf.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -31,7 +31,7 @@ def _read_blocks(left: Config, fields: dict[str, Any]) -> None:
         raise Unsupported("no_rope_layers", rope, f"0 or 1 for each of {len(blocks)} blocks")
     fields["no_rope_freq"] = freq([not one for one in rope]) if not all(rope) else "0"
     if (kinds := take_list(left, "layer_types")) and kinds != _kinds(rope):
-        raise Unsupported("layer_types", kinds, f'"{CHUNKED}" in blocks with RoPE, "{FULL}" in the others')
+        raise Unsupported("layer_types", kinds, f'"{CHUNKED}" in blocks with RoPE, "{WHOLE}" in the others')
     step = pop_number(left, "interleave_moe_layer_step", 1, TOKENS)
     moe = left.pop("moe_layers", None)
     moe = [block for block in blocks if (block + 1) % step == 0] if moe is None else moe
@@ -41,7 +41,7 @@ def _read_blocks(left: Config, fields: dict[str, Any]) -> None:
 
 
 def _kinds(rope: list[Any]) -> list[str]:
-    return [CHUNKED if one else FULL for one in rope]
+    return [CHUNKED if one else WHOLE for one in rope]
 
 
 def _write_blocks(shape: GPTShape) -> Config:

@@ -1,8 +1,6 @@
 """Qwen2 and Qwen3, dense and of experts."""
 
-from typing import Any
-
-from models.hf.block_parts import FULL
+from models.hf.block_parts import no_windows
 from models.hf.config_parts import qwen_moe, tied
 from models.hf.families.base import (
     ATTENTION,
@@ -22,27 +20,8 @@ from models.hf.families.base import (
     WIDE_HEADS,
     WINDOWS_EVERYWHERE,
 )
-from models.hf.keys import Architecture, Config, Unsupported, take_bool, take_list
+from models.hf.keys import Architecture
 from models.hf.table import Table
-from models.shapes import GPTShape
-
-
-def _read_no_window(left: Config, fields: dict[str, Any]) -> None:
-    """Of Qwen2-MoE: off by a switch of its own, whatever the other keys say; no published model has it on."""
-    if take_bool(left, "use_sliding_window", False):
-        raise Unsupported("use_sliding_window", True, "false")
-    left.pop("sliding_window", None)
-    left.pop("max_window_layers", None)
-    kinds = take_list(left, "layer_types")
-    if any(kind != FULL for kind in kinds):
-        raise Unsupported("layer_types", kinds, f'"{FULL}" in every block')
-    fields["window_size"] = (-1, 0)
-
-
-def _write_no_window(shape: GPTShape) -> Config:
-    """As ``_read_no_window``."""
-    return {"use_sliding_window": False, "sliding_window": None}
-
 
 ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(
@@ -72,7 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         switches=LLAMA_SWITCHES | {"qkv_bias": (True,)},
         implied=LLAMA_IMPLIED
         | {"add_qkv_bias": True, "moe_shared_expert_gate": True, "moe_router_load_balancing_type": "aux_loss"},
-        parts=(HEADS, ROPE, tied(False), (_read_no_window, _write_no_window), qwen_moe(60)),
+        parts=(HEADS, ROPE, tied(False), no_windows(), qwen_moe(60)),
     ),
     "qwen3": Architecture(
         model_class="Qwen3ForCausalLM",

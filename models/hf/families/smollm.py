@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from models.hf.block_parts import SLIDING, count, layer_types, rotary
+from models.hf.block_parts import count, no_windows, rotary
 from models.hf.config_parts import TOKENS, freq, tied
 from models.hf.families.base import (
     LLAMA,
@@ -13,7 +13,7 @@ from models.hf.families.base import (
     LLAMA_NUMBERS,
     LLAMA_SWITCHES,
 )
-from models.hf.keys import Architecture, Config, Unsupported, is_one_of, pop_number, take_bool, take_list
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of, pop_number, take_list
 from models.hf.table import Table
 from models.shapes import GPTShape
 
@@ -33,15 +33,6 @@ def write_no_rope(shape: GPTShape) -> Config:
     return {"no_rope_layers": [int(not without) for without in shape.no_rope_blocks], "no_rope_layer_interval": 4}
 
 
-def read_no_window(left: Config, fields: dict[str, Any]) -> None:
-    """No published model has windows; transformers would window the blocks without RoPE."""
-    if take_bool(left, "use_sliding_window", False):
-        raise Unsupported("use_sliding_window", True, "false, as published models have it")
-    left.pop("sliding_window", None)
-    if SLIDING in (kinds := take_list(left, "layer_types")):
-        raise Unsupported("layer_types", kinds, '"full_attention" in every block')
-
-
 ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(
         model_class="SmolLM3ForCausalLM",
@@ -55,7 +46,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             tied(True),
             LLAMA_BIASES,
             (read_no_rope, write_no_rope),
-            (read_no_window, lambda shape: {"use_sliding_window": False, "layer_types": layer_types(shape)}),
+            no_windows(),
         ),
     ),
 }

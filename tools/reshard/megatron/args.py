@@ -10,7 +10,7 @@ from typing import Any
 
 from models.flops import flops_per_token
 from models.shapes import GPTShape
-from models.sublayers import SUBLAYERS_PER_BLOCK, hybrid_layer_pattern
+from models.sublayers import hybrid_layer_pattern, num_sublayers
 from parallel.stages import layers_per_chunk
 from tools.reshard.megatron.known import JOB
 from tools.reshard.options import ReshardOptions
@@ -105,7 +105,7 @@ def _depth(shape: GPTShape, options: ReshardOptions) -> dict[str, Any]:
     if options.keys != "per_layer":
         return {"num_layers": shape.num_layers, "hybrid_layer_pattern": None}
     pattern = hybrid_layer_pattern(shape, layers_per_chunk(options.job.parallel, shape.num_layers))
-    return {"num_layers": shape.num_layers * SUBLAYERS_PER_BLOCK, "hybrid_layer_pattern": pattern}
+    return {"num_layers": num_sublayers(shape), "hybrid_layer_pattern": pattern}
 
 
 def _job(options: ReshardOptions) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tools.reshard.megatron.keys import Style, theirs
 from tools.reshard.megatron.state import dtypes_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, is_of_vocabulary, padded_rows, repadded
-from tools.reshard.tensors import Origin, TargetTensor
+from tools.reshard.tensors import SourceRows, TargetTensor
 
 
 def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
@@ -74,7 +74,7 @@ def _in_buckets(
     return flat
 
 
-def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> TargetTensor:
+def _target(key: str, origin: SourceRows, dtype: str, rows: int | None) -> TargetTensor:
     shape = (rows, *origin.shape[1:]) if rows is not None and is_of_vocabulary(key) else origin.shape
     return TargetTensor(key, dtype, shape, (origin,))
 

@@ -1,0 +1,114 @@
+"""Mamba-2's state space model in plain torch, the chunked algorithm of arXiv:2405.21060, section 6; its convolution.
+
+Within a chunk of Q tokens the recurrence is a product of matrices, as attention with a decay for a mask; a state is
+carried from chunk to chunk. Everything behind the projections is in fp32, as in mamba_ssm's kernels, which do the same
+several times faster (models/layers/mamba.py chooses).
+
+Shape letters: b samples, s tokens, c chunks, l and m tokens of a chunk (Q), g groups, r heads of a group, h = g r
+heads, p channels of a head, n channels of a state.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.flops import MAMBA_CHUNK
+
+
+class ScanState(NamedTuple):
+    """What a text carries on behind its last token, for generation."""
+
+    conv: Tensor
+    """The last inputs of the convolution [b, taps - 1, channels]."""
+    ssm: Tensor
+    """fp32 [b, h, p, n]."""
+
+
+def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None,
+                before: Tensor | None = None) -> Tensor:  # fmt: skip
+    """Each channel's own causal convolution, then SiLU. inputs [b, s, channels], weight [channels, 1, taps] -> inputs'.
+
+    documents: [b, s], equal numbers for tokens of one document; a tap does not reach into another one. before: the last
+    taps - 1 inputs of the text so far [b, taps - 1, channels]; None: there are none.
+    """
+    taps, length = weight.shape[-1], inputs.shape[1]
+    if before is None:
+        padded = functional.pad(inputs, (0, 0, taps - 1, 0))
+    else:
+        padded = torch.cat([before.to(inputs.dtype), inputs], dim=1)
+    out = bias.expand_as(inputs)
+    for tap in range(taps):
+        term = padded[:, tap : tap + length] * weight[:, 0, tap]
+        back = taps - 1 - tap
+        if documents is not None and back:
+            same = functional.pad(documents[:, back:] == documents[:, :-back], (back, 0))[:, :length]
+            term = term * same[..., None]
+        out = out + term
+    return functional.silu(out)
+
+
+def chunked_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None = None,
+                 before: Tensor | None = None, chunk: int = MAMBA_CHUNK) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y_t = C_t S_t with S_t = exp(dt_t a) S_{t-1} + dt_t x_t B_t: y [b, s, h, p], the last state [b, h, p, n]; fp32.
+
+    x [b, s, h, p], dt [b, s, h] above 0, a [h] below 0, b and c [b, s, g, n]. documents: [b, s], equal numbers for
+    tokens of one document; the state is 0 before each. before: the state of the text so far.
+    """
+    samples, length, heads, _ = x.shape
+    groups, size = b.shape[2], min(chunk, length)
+    x, dt, b, c = (_chunks(one.float(), size) for one in (x, dt, b, c))
+    x = (x * dt[..., None]).unflatten(3, (groups, -1))  # [b, c, l, g, r, p]
+    decay = torch.cumsum(dt * a.float(), dim=2).unflatten(3, (groups, -1))  # its logarithm since the chunk began
+    alike = None if documents is None else _chunks(documents, size, repeat_last=True)
+    within = _within_chunks(x, decay, b, c, alike)
+    state = x.new_zeros(samples, groups, heads // groups, x.shape[-1], b.shape[-1])
+    if before is not None:
+        state = before.float().unflatten(1, (groups, -1))
+    across, state = _across_chunks(x, decay, b, c, alike, state)
+    y = (within + across).flatten(3, 4).flatten(1, 2)[:, :length]
+    return y, state.flatten(1, 2)
+
+
+def _chunks(whole: Tensor, size: int, *, repeat_last: bool = False) -> Tensor:
+    """[b, s, ...] -> [b, c, Q, ...]. Zeros behind the end: a token with dt 0 neither decays a state nor adds to it."""
+    missing = -whole.shape[1] % size
+    if missing and repeat_last:
+        whole = torch.cat([whole, whole[:, -1:].expand(-1, missing)], dim=1)
+    elif missing:
+        whole = functional.pad(whole, (0, 0) * (whole.dim() - 2) + (0, missing))
+    return whole.unflatten(1, (-1, size))
+
+
+def _within_chunks(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Tensor | None) -> Tensor:
+    """What the tokens of a chunk give one another: (C B^T, masked and decayed) x, [b, c, l, g, r, p]."""
+    size = x.shape[2]
+    seen = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()[:, :, None, None]
+    if documents is not None:
+        seen = seen & (documents[:, :, :, None] == documents[:, :, None, :])[..., None, None]
+    since = decay[:, :, :, None] - decay[:, :, None]  # [b, c, l, m, g, r]
+    mask = since.masked_fill(~seen, -torch.inf).exp()
+    scores = torch.einsum("bclgn,bcmgn->bclmg", c, b)
+    return torch.einsum("bclmgr,bcmgrp->bclgrp", scores[..., None] * mask, x)
+
+
+def _across_chunks(
+    x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the tokens get of the chunks before theirs [b, c, l, g, r, p], and the state behind the last one."""
+    left = (decay[:, :, -1:] - decay).exp()  # of what a token adds, at the end of its chunk
+    kept, reached = decay[:, :, -1].exp(), decay.exp()  # of the state before it: at the end; at each token
+    if documents is not None:
+        last = documents[:, :, -1]
+        entered = torch.cat([documents[:, :1, 0], last[:, :-1]], dim=1)  # the document of the state before the chunk
+        left = left * (documents == last[..., None])[..., None, None]
+        kept = kept * (last == entered)[..., None, None]
+        reached = reached * (documents == entered[..., None])[..., None, None]
+    added = torch.einsum("bclgrp,bclgn->bcgrpn", x * left[..., None], b)
+    states = []
+    for number in range(x.shape[1]):
+        states.append(state)
+        state = state * kept[:, number, ..., None, None] + added[:, number]
+    found = torch.einsum("bclgn,bcgrpn->bclgrp", c, torch.stack(states, dim=1))
+    return found * reached[..., None], state
