@@ -92,7 +92,7 @@ def more_files(config: Mapping[str, Any], carried: Mapping[str, Path], ends: End
         if "tokenizer.json" in carried:
             files[TOKENIZER] = _encoded({"tokenizer_class": "PreTrainedTokenizerFast", **ends.texts})
         elif "tokenizer.model" in carried and is_llama3(ends.tokenizer):
-            files[TOKENIZER] = _encoded(_llama3_config(ends.tokenizer) | ends.texts)
+            files[TOKENIZER] = _encoded({**_llama3_config(ends.tokenizer), **ends.texts})
         elif "tokenizer.model" in carried:
             plain = {"add_bos_token": False, "add_eos_token": False, "add_prefix_space": _adds_space(ends.tokenizer)}
             files[TOKENIZER] = _encoded({"tokenizer_class": "LlamaTokenizer", **plain, **ends.texts})
