@@ -112,6 +112,8 @@ OWNED = frozenset(
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
         "moe_shared_expert_gate",
+        "moe_apply_probs_on_input",
+        "qk_l2_norm",
         "moe_router_topk",
         "moe_router_score_function",
         "moe_router_pre_softmax",
@@ -188,6 +190,7 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "mamba_head_dim",
     "mamba_num_groups",
     "moe_router_topk",
+    "floor_scale",
 )
 _AT_LEAST_ZERO: tuple[str, ...] = (
     "q_lora_rank",
@@ -195,6 +198,8 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size",
     "latent_norm_epsilon",
+    "attention_chunk_size",
+    "attn_scale",
     "activation_func_clamp_value",
     "moe_router_num_groups",
     "moe_router_group_topk",
@@ -331,6 +336,9 @@ class ModelConfig:
     softmax_scale: float | None = None
     """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
 
+    qk_l2_norm: bool | None = None
+    """Give each head's queries and keys a mean square of 1, in blocks with RoPE (Llama-4)."""
+
     softmax_type: SoftmaxType | None = None
     """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
     off-by-one: that logit is 0."""
@@ -403,6 +411,16 @@ class ModelConfig:
     window_attn_skip_freq: str | None = None
     """Blocks that see everything in spite of window_size: "N" (every N-th; "0": none) or a list with 1 for windowed."""
 
+    attention_chunk_size: int | None = None
+    """Blocks with RoPE see their own chunk of so many tokens only (Llama-4). 0: all before it."""
+
+    attn_scale: float | None = None
+    """In blocks without RoPE, queries at position p are multiplied by 1 + this x ln(1 + floor((p + 1) / floor_scale))
+    (Llama-4, arXiv:2501.19399). 0: they stay."""
+
+    floor_scale: int | None = None
+    """Tokens after which queries first grow by attn_scale."""
+
     multi_latent_attention: bool | None = None
     """Keys and values from one narrow latent vector per token (MLA, arXiv:2405.04434, section 2.1)."""
 
@@ -439,6 +457,9 @@ class ModelConfig:
     moe_shared_expert_gate: bool | None = None
     """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
+    moe_apply_probs_on_input: bool | None = None
+    """An expert's weight multiplies what it reads, not what it gives (Llama-4). Needs moe_router_topk 1."""
+
     moe_router_topk: int | None = None
     """Experts that each token is sent to."""
 
@@ -459,7 +480,8 @@ class ModelConfig:
     """What the chosen experts' weights are multiplied by."""
 
     moe_router_enable_expert_bias: bool | None = None
-    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664)."""
+    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664). With softmax
+    it is added to the softmax over all experts (ERNIE-4.5)."""
 
     moe_router_bias_update_rate: float | None = None
     """How far a step moves the expert bias."""

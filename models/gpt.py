@@ -80,7 +80,7 @@ def build(
     loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
     """
     backend = backend or provider(ranks.device)
-    if shape.attn_logit_softcapping:
+    if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
         backend = with_own_attention(backend)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
@@ -91,7 +91,7 @@ def build(
         check_supported(config)
     if shape.mtp_num_layers:
         mtp.install()
-    if shape.moe_router_group_topk:
+    if shape.moe_router_group_topk or shape.moe_router_enable_expert_bias:
         routing.install()
     graphed = config.cuda_graph_impl != "none"
     if graphed:
@@ -190,6 +190,9 @@ def transformer_config(
     # these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
+    config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
+    config.attention_chunk_size = shape.attention_chunk_size
+    config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
@@ -282,13 +285,14 @@ def _expert_settings(
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": shape.moe_shared_expert_gate,
+        "moe_apply_probs_on_input": shape.moe_apply_probs_on_input,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,
         "moe_router_num_groups": shape.moe_router_num_groups or None,
         "moe_router_group_topk": shape.moe_router_group_topk or None,
         "moe_router_topk_scaling_factor": shape.moe_router_topk_scaling_factor,
-        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias,
+        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias and not _biased_softmax(shape),
         "moe_router_bias_update_rate": shape.moe_router_bias_update_rate,
         "moe_router_load_balancing_type": shape.moe_router_load_balancing_type,
         "moe_router_dtype": "fp32",  # which expert is best must not depend on rounding to bf16
@@ -305,6 +309,12 @@ def _expert_settings(
         "expert_model_parallel_size": ranks.layout.ep,
         "expert_tensor_parallel_size": ranks.layout.etp,
     }
+
+
+def _biased_softmax(shape: GPTShape) -> bool:
+    """mcore's configuration refuses a bias for the choice by softmax, which its router, with models/layers/routing.py,
+    does: it is set afterwards."""
+    return shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax"
 
 
 def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]:

@@ -49,8 +49,9 @@ def switched_windows(everywhere: bool = False) -> PARTS:
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         on = take_bool(left, "use_sliding_window", False)
-        window, first = pop_window(left, 4096), pop_number(left, "max_window_layers", 28, COUNTS)
-        window = window if on else None
+        first = pop_number(left, "max_window_layers", 28, COUNTS)
+        window = pop_window(left, 4096) if on else None
+        left.pop("sliding_window", None)  # off, it may be 0
         plain = [window is not None and (everywhere or block >= first) for block in range(count(fields))]
         windowed = pop_layer_types(left, fields, plain)
         if everywhere and len(set(windowed)) > 1:

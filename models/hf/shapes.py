@@ -161,6 +161,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         "latent_norm_epsilon",
     ):
         return not shape.multi_latent_attention
+    if name == "floor_scale":
+        return not shape.attn_scale
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern
     if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):

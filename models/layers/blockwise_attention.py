@@ -42,6 +42,8 @@ class AttentionMask:
     left: int | None = None
     """Tokens before its own that a query sees; None: all."""
     documents: Documents | None = None
+    chunk: int | None = None
+    """Tokens of a chunk, counted from the start of its document: a query sees its own only; None: all."""
 
     def blocks(self, pieces: Sequence[int], length: int, block_rows: int = BLOCK_ROWS) -> Iterator[QueryBlock]:
         """Blocks of at most ``block_rows`` queries, in order.
@@ -59,7 +61,8 @@ class AttentionMask:
         """The first query of a block sees furthest back: neither windows nor documents move backwards."""
         by_window = 0 if self.left is None else position - self.left
         by_document = 0 if self.documents is None else self.documents.earliest[row]
-        return max(0, by_window, by_document)
+        by_chunk = position - position % self.chunk if self.chunk and self.documents is None else 0
+        return max(0, by_window, by_document, by_chunk)
 
     def mask(self, block: QueryBlock, device: torch.device) -> Tensor:
         """Whether each query of a block sees each of its keys: bool [1 or b, 1, rows, keys]."""
@@ -69,8 +72,13 @@ class AttentionMask:
         if self.left is not None:
             seen &= keys >= queries - self.left
         if self.documents is None:
-            return seen[None, None]
-        return seen & (keys >= self.documents.starts[:, None, block.rows, None])
+            return (seen & (keys >= self._chunk_start(queries, 0)))[None, None]
+        starts = self.documents.starts[:, None, block.rows, None]
+        return seen & (keys >= self._chunk_start(queries, starts))
+
+    def _chunk_start(self, queries: Tensor, start: Tensor | int) -> Tensor | int:
+        """Of each query's chunk; of its document, which begins at ``start``, where there are no chunks."""
+        return start if self.chunk is None else queries - (queries - start) % self.chunk
 
 
 def attend(

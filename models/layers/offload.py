@@ -31,7 +31,7 @@ class Offload:
         self, offloaded: Sequence[nn.Module], layers: Sequence[nn.Module], device: torch.device, least_bytes: int
     ) -> None:
         self.device, self.least_bytes = device, least_bytes
-        self.streams = Streams() if device.type == "cuda" else None
+        self.streams = CopyStreams() if device.type == "cuda" else None
         self.current: _ForwardPass | None = None
         for layer in layers:
             layer.register_forward_pre_hook(self._begins if layer in offloaded else self._ends)
@@ -56,7 +56,7 @@ class Offload:
             self.current.end()
 
 
-class Streams:
+class CopyStreams:
     """On which copies travel, each way."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Layer:
     weights: set[int]
     """Addresses of their memory."""
     before: "_Layer | None"
-    streams: Streams | None
+    streams: CopyStreams | None
     kept: list[_Kept] = field(default_factory=list)
     seen: dict[tuple[object, ...], tuple[Tensor, _Kept]] = field(default_factory=dict)
     """Until the layer ends: the tensors themselves, so that no other takes their address meanwhile."""
@@ -132,7 +132,7 @@ class _Layer:
 class _ForwardPass:
     """The layers of one microbatch, one after the other."""
 
-    def __init__(self, streams: Streams | None, least_bytes: int) -> None:
+    def __init__(self, streams: CopyStreams | None, least_bytes: int) -> None:
         self.streams, self.least_bytes = streams, least_bytes
         self.layer: _Layer | None = None
         self.last: _Layer | None = None

@@ -100,7 +100,7 @@ def test_weights_and_what_shares_their_memory_stay() -> None:
 
 
 def _weights_stay(identity: Identity) -> None:
-    """Of two linear layers, the first of which is offloaded, its input leaves: its weight and the other's input stay."""
+    """Of two linear layers the first is offloaded: its input leaves; its weight and the other's input stay."""
     layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
     own, saved = offload.Offload([layers[0]], list(layers), torch.device("cpu"), 0), list[torch.Tensor]()
     real = offload._Layer.keep

@@ -193,6 +193,40 @@ MODELS = [
         shape="gpt_oss_tiny",
         window_attn_skip_freq="2",
     ),
+    model(
+        "GLM-4.5: partial RoPE, biases of queries, sigmoid router, shared expert, dense first, MTP",
+        "tp2spep2etp1 pp2 cp2",
+        shape="glm45_tiny",
+        moe_layer_freq="[0,1]",
+        kv_channels=32,
+    ),
+    model(
+        "MiniMax-M2: experts behind a norm over all heads, partial RoPE",
+        "tp2spep2etp1 pp2",
+        shape="minimax_m2_tiny",
+        kv_channels=32,
+    ),
+    model(
+        "ERNIE-4.5: softmax router with expert bias, interleaved RoPE, tied",
+        "tp2spep2etp1 pp2",
+        shape="ernie45_moe_tiny",
+        moe_layer_freq="[0,1]",
+    ),
+    model(
+        "Llama 4: chunks, no RoPE and growing queries in every other block, one expert, weighed inputs",
+        "tp2spep2etp1 pp2 cp2",
+        shape="llama4_tiny",
+        no_rope_freq="2",
+    ),
+    model(
+        "chunks and growing queries, packed documents",
+        "cp2",
+        documents_apart=True,
+        attention_chunk_size=12,
+        no_rope_freq="2",
+        attn_scale=0.5,
+        floor_scale=8,
+    ),
     model("learned softmax logits, packed documents", "cp2 tp2", documents_apart=True, softmax_type="learnable"),
     model("Qwen2-MoE: a gated shared expert", "tp2spep2etp1 pp2 cp2 dp2zero3", shape="qwen2_moe_tiny"),
     model("MTP, one depth", "tp2 tp2sp pp2 cp2 dp2 " + both("dp2"), mtp_num_layers=1),
@@ -336,9 +370,10 @@ REFUSED = [
         "Set parallel.expert_tensor_parallel_size = 1",
     ),
     Refused(
-        "an expert bias of a softmax router",
+        "an expert bias of a softmax router with groups",
         1,
-        MOE_FLAGS + "--model.moe_router_enable_expert_bias True",
+        MOE_FLAGS + "--model.moe_router_enable_expert_bias True --model.moe_router_num_groups 2 "
+        "--model.moe_router_group_topk 2",
         "model.moe_router_enable_expert_bias",
     ),
     Refused(

@@ -44,6 +44,8 @@ def matched(tensors: Mapping[str, Info], shape: GPTShape, folder: Path) -> Named
         fits = sum(_fits(tensors[key].shape, name, naming) for name, key in found.weights.items())
         if best is None or fits > best[0]:
             best = fits, found
+        if fits == len(naming.shapes):
+            break
     if best is None or not best[0]:
         names = sorted(tensors)[:5]
         raise UserError(
@@ -154,12 +156,12 @@ def _origin(
     first = next(iter(sources.values()))
     runs, shape = weight.runs, weight.shape
     if weight.padded and len(runs) == 1:  # all rows that they have
-        axis = 1 if weight.transposed else 0
+        axis = 1 if weight.geometry.transposed else 0
         runs = (RowRun(runs[0].name, 0, 0, first.shape[axis]),)
         shape = (first.shape[axis], *shape[1:])
     dtypes = {source.origin.dtype for source in sources.values()}
     own = dtype or (dtypes.pop() if len(dtypes) == 1 else "float32")
-    return MappedOrigin(own, shape, runs, sources, weight.transposed)
+    return MappedOrigin(own, shape, runs, sources, weight.geometry)
 
 
 def check_numbers(tensors: Mapping[str, Info], found: NamedTensors, folder: Path) -> None:

@@ -164,6 +164,8 @@ def _parts(shape: GPTShape) -> Iterator[str]:
     """What is not in every model: windows, experts, multi-token prediction."""
     if windowed := sum(shape.window_blocks):
         yield f"  sliding window of {shape.window_size[0] + 1:,} tokens in {_count(windowed, 'layer')}"
+    if chunked := sum(shape.chunk_blocks):
+        yield f"  chunks of {shape.attention_chunk_size:,} tokens in {_count(chunked, 'layer')}"
     if shape.num_moe_experts:
         shared = shape.moe_shared_expert_intermediate_size
         yield (

@@ -101,7 +101,7 @@ def _writes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
     Over context ranks attention is in blocks of queries (models/layers/blockwise_attention.py): scores are computed,
     and none is kept.
     """
-    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1))
+    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1) & (columns.model.softmax_offset == 0))
 
 
 def _makes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
@@ -115,12 +115,15 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     them and its mask, too; keys and values of the whole sample with their gradients, of which the block before has left
     some. Counted from traces of 1,024 to 16,384 tokens over 2 to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
     model, layout = columns.model, columns.layout
-    rows = np.minimum(LARGEST_BLOCK, model.seq_length / layout.cp / 2)
+    piece = model.seq_length / np.where(layout.cp > 1, 2 * layout.cp, 1)
+    rows = np.minimum(LARGEST_BLOCK, piece)
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
-    left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
-    found = (12 + 6 * model.attention_dropout + 20 * model.capped_scores) * scores + (8.5 + left) * both
-    return np.where((_makes_scores(columns) & (layout.cp > 1)) | (model.capped_scores > 0), found, 0.0)
+    left = np.where(piece > rows, element_bytes(columns), 0.0)
+    more = 6 * model.attention_dropout + 20 * model.capped_scores + 10 * model.softmax_offset
+    found = (12 + more) * scores + (8.5 + left) * both
+    always = (model.capped_scores > 0) | (model.softmax_offset > 0)
+    return np.where((_makes_scores(columns) & (layout.cp > 1)) | always, found, 0.0)
 
 
 def _own_score_bytes(columns: MemoryColumns) -> Column:
@@ -135,7 +138,7 @@ def _scores(columns: MemoryColumns) -> Column:
 def _own_mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
     """The first product, and of gated ones its two halves apart and their product."""
     model, width = columns.model, element_bytes(columns)
-    return width * tokens(columns) * (2 + 3 * model.gated) * inner / columns.layout.tp
+    return width * tokens(columns) * (2 + 3 * model.gated + model.gate_copies) * inner / columns.layout.tp
 
 
 def _own_expert_bytes(columns: MemoryColumns) -> Column:
@@ -146,7 +149,7 @@ def _own_expert_bytes(columns: MemoryColumns) -> Column:
     """
     model, layout, rows = columns.model, columns.layout, tokens(columns) / columns.layout.tp
     sent, width = rows * model.topk * layout.etp, element_bytes(columns)
-    inner = (3 + 3 * model.gated) * model.expert_ffn / layout.etp
+    inner = (3 + 3 * model.gated + model.gate_copies) * model.expert_ffn / layout.etp
     routed = 24 * sent + rows * (17 * model.experts + 8)
     return width * sent * (model.hidden + inner) + routed + _own_mlp_bytes(columns, model.shared_ffn)
 

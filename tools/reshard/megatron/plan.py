@@ -9,6 +9,7 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard.checkpoint_source import STATE, STATES, CheckpointSource
+from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory, flat_origin, memories
 from tools.reshard.megatron.keys import Style, theirs
 from tools.reshard.megatron.state import dtypes_of
@@ -26,6 +27,8 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     shape = resolve(config.model, source.real_vocab_size)
     if problems := options.job.problems(shape.num_layers, shape.mtp_num_layers):
         raise UserError("\n".join(problems))
+    if lacking := megatron_args.problems(shape):
+        raise UserError(f"{source.folder}: Megatron-LM has no argument for {', '.join(lacking)}. It cannot load this.")
     rows = padded_rows(source, config, options)
     dtype = options.dtype or TORCH_DTYPES[config.precision.dtype]
     targets: list[tuple[str, TargetTensor]] = []
