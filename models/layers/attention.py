@@ -126,7 +126,7 @@ class SDPAttention(MegatronModule):
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, as in TE."""
-        return make_sharded_tensors_for_checkpoint(  # type: ignore[no-any-return]
+        return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"softmax_offset": 0},
