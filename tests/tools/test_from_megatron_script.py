@@ -464,3 +464,33 @@ def test_a_command_longer_than_a_file_s_name_is_a_command(length: int, capsys: p
 def test_what_is_neither_a_file_nor_a_command_is_a_message(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([source]) == 2
     assert "no such file, and no command" in capsys.readouterr().err
+
+
+SIZES = [
+    "case $1 in 7B) L=32;; 13B) L=40;; *) exit 1;; esac",
+    "SIZE=${SIZE}; case $SIZE in 7B) L=32;; 13B) L=40;; 70B) L=80;; *) echo bad; exit 1;; esac",
+    'if [ "$1" = 7B ]; then L=32; elif [ "$1" = 13B ]; then L=40; else echo usage; exit 1; fi',
+    '[ -z "$1" ] && exit 1\ncase $1 in 7B) L=32;; 13B) L=40;; *) exit 1;; esac',
+]
+
+
+@pytest.mark.parametrize("script", SIZES)
+def test_a_model_is_asked_for_where_no_value_of_it_is_better_than_another(script: str) -> None:
+    name = "SIZE" if "SIZE" in script else "1"
+    with pytest.raises(UserError) as caught:
+        convert(f"{script}\nx.py {RUN} --num-layers $L", "", {})
+    assert "1 value is not known on which the training depends" in str(caught.value)
+    assert f"which depends on ${name}: --num-layers" in str(caught.value) and f"--set {name}=VALUE" in str(caught.value)
+    assert read_back(convert(f"{script}\nx.py {RUN} --num-layers $L", "", {name: "13B"})[0]).model.num_layers == 40
+
+
+def test_each_branch_starts_a_command() -> None:
+    script = f"case $1 in a) x.py {RUN} --seed 1;; b) x.py {RUN} --seed 2 --save b;; *) exit 1;; esac"
+    with pytest.raises(UserError, match=r"depends on \$1: --seed"):
+        convert(script, "", {})
+    assert "may change that, which would leave out --save" in said_of(script.replace("seed 2", "seed 1"), "Worth knowing")[-1]
+
+
+def test_the_line_that_ends_a_script_is_said() -> None:
+    with pytest.raises(UserError, match="With these values it ends at line 2: [*]. echo usage; exit 1"):
+        convert(f"case $1 in 7B) L=32;;\n*) echo usage; exit 1;; esac\nx.py {RUN} --num-layers $L", "", {"1": "zz"})

@@ -11,7 +11,7 @@ from parallel.layout import smallest_world
 from tools.from_megatron import recipe_text, summary
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft
-from tools.from_megatron.missing import refuse_missing
+from tools.from_megatron.missing import choices, refuse_missing
 from tools.from_megatron.ranks import rank_unknowns, ranks
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
@@ -56,7 +56,8 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     launch = reading.launch
     arguments, world = parse(launch.flags), ranks(launch)
     by_ranks = world is None and not {"global-batch-size", "step-batch-size-schedule"} & set(arguments.given)
-    refuse_missing(arguments, source.typed, rank_unknowns(launch) if by_ranks else ())
+    further = dict.fromkeys(rank_unknowns(launch) if by_ranks else (), ["global-batch-size"])
+    refuse_missing(arguments, source.typed, further | choices(arguments, reading.script.other_starts))
     draft = _translated(arguments, world)
     if reading.shape:
         _keep_changes(draft, reading)

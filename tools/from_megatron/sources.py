@@ -90,6 +90,9 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
         names = ", ".join(f"${name}" for name in script.holding_flags[:5])
         hold = "holds" if len(script.holding_flags) == 1 else "hold"
         said += f" {names} {hold} such flags: give the script that uses them, or add a line that does."
+    if script.ends_at is not None:
+        line = text.splitlines()[script.ends_at - 1 : script.ends_at]
+        said += f" With these values it ends at line {script.ends_at}: {''.join(line).strip()[:80]}"
     raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3]]))
 
 

@@ -34,6 +34,8 @@ from tools.from_megatron.unknown import Unknown, has_unknown
 class Interpreter(ShellBranches):
     """One reading of a script."""
 
+    ends_at: int | None = None
+    """The line of what has ended the script before its last line."""
     substituted: ExitStatus = SUCCESS
     """Of the last $( ), which is that of an assignment."""
 
