@@ -488,7 +488,10 @@ def test_each_branch_starts_a_command() -> None:
     script = f"case $1 in a) x.py {RUN} --seed 1;; b) x.py {RUN} --seed 2 --save b;; *) exit 1;; esac"
     with pytest.raises(UserError, match=r"depends on \$1: --seed"):
         convert(script, "", {})
-    assert "may change that, which would leave out --save" in said_of(script.replace("seed 2", "seed 1"), "Worth knowing")[-1]
+    assert (
+        "may change that, which would leave out --save"
+        in said_of(script.replace("seed 2", "seed 1"), "Worth knowing")[-1]
+    )
 
 
 def test_the_line_that_ends_a_script_is_said() -> None:

@@ -274,7 +274,7 @@ PROGRAMS: dict[str, Program] = {
     "echo": echo, "printf": printf, "basename": basename, "dirname": dirname, "seq": seq, "expr": expr, "cat": cat,
     "tr": tr, "cut": cut, "head": head, "tail": tail, "wc": wc, "bc": bc,
     **dict.fromkeys(
-        "mkdir touch rm cp mv ln chmod chown sleep ulimit umask shopt trap kill disown alias unalias complete bind stty"
+        "mkdir touch rm cp mv ln chmod chown sleep ulimit umask trap kill disown alias unalias complete bind stty"
         " clear tput logger sync truncate".split(),
         nothing,
     ),

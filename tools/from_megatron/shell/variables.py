@@ -53,7 +53,7 @@ class ShellState:
     name: str = ""
     """$0; empty where it is not known."""
     options: set[str] = field(default_factory=set)
-    """Letters of set: e, u, a."""
+    """Letters of set: e, u, a; names of shopt."""
     frames: list[Frame] = field(default_factory=list)
     option_at: int = 0
     """Where getopts is within a word of several letters."""
