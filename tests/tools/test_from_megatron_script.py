@@ -13,7 +13,7 @@ from tools.from_megatron.ranks import ranks
 from tools.from_megatron.unknown import ScriptWord
 
 RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
-RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer"
+RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer --vocab-size 99"
 
 CLUSTER = r"""#!/bin/bash
 #SBATCH --job-name=pretrain

@@ -360,3 +360,15 @@ def test_yaml_that_is_wrong_or_hostile_is_one_message(
     (tmp_path / "x.yaml").write_text(text)
     assert main([str(tmp_path / "x.yaml")]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("blend", ["[a, b]", "a", "[[a, b], [0.5]]", "[[a, b], 0.5]"])
+def test_a_blend_that_is_no_list_of_paths_is_said(blend: str) -> None:
+    _, summary = converted(RUN_CONFIG.replace("[[/data/a, /data/b], [0.3, 0.7]]", blend))
+    assert not summary.complete
+    assert any("dataset.blend" in line for block in summary.blocks for line in block)
+
+
+def test_a_list_is_no_number() -> None:
+    with pytest.raises(UserError, match="--num-layers: expected a whole number"):
+        converted(RUN_CONFIG.replace("num_layers: 16", "num_layers: [16]"))

@@ -44,10 +44,17 @@ class Arguments:
         values = self.texts(name)
         return values[0] if values else default
 
-    def whole(self, name: str, default: int | None = None) -> int | None:
+    def whole(self, name: str, default: int | None = None, least: int | None = None) -> int | None:
         """The value as a whole number; an empty default means that there is none. Raises UserError."""
         text = self.text(name)
-        return default if text is None else number(name, text, int)
+        value: int | None = default if text is None else number(name, text, int)
+        if value is not None and least is not None and value < least:
+            raise UserError(f"--{name}: expected {least} or more, found {value}.")
+        return value
+
+    def size(self, name: str) -> int:
+        """A size of 1 or more, which is 1 where it is not given. Raises UserError."""
+        return self.whole(name, 1, 1) or 1
 
     def real(self, name: str, default: float | None = None) -> float | None:
         """The value as a number. Raises UserError."""

@@ -85,7 +85,9 @@ def _flag(found: BridgeFlags, flag: Flag, value: Any) -> bool:
         if any(isinstance(each, list | dict) for each in value) or flag.arity == "0":
             return not value
         if value:
-            found.add(flag.name, *(value if flag.arity in "+*3" else [",".join(map(str, value))]))
+            found.add(
+                flag.name, *(value if flag.arity in "+*3" else [",".join(map(str, value)) if value[1:] else value])
+            )
         return True
     if value is True or flag.arity == "0":
         return False

@@ -56,8 +56,9 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     launch = reading.launch
     arguments, world = parse(launch.flags), ranks(launch)
     by_ranks = world is None and not {"global-batch-size", "step-batch-size-schedule"} & set(arguments.given)
-    further = dict.fromkeys(rank_unknowns(launch) if by_ranks else (), ["global-batch-size"])
-    refuse_missing(arguments, source.typed, further | choices(arguments, reading.script.other_starts))
+    further = choices(arguments, reading.script.other_starts)
+    further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
+    refuse_missing(arguments, source.typed, further)
     draft = _translated(arguments, world)
     if reading.shape:
         _keep_changes(draft, reading)

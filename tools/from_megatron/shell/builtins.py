@@ -12,7 +12,6 @@ from tools.from_megatron.shell.status import FAILURE, SUCCESS, UNKNOWN, ExitStat
 from tools.from_megatron.shell.variables import Variables
 from tools.from_megatron.unknown import Unknown, has_unknown
 
-
 KNOWN_OPTIONS = frozenset(("extglob", "nocasematch"))
 """Of shopt."""
 
