@@ -448,7 +448,7 @@ def test_a_file_and_standard_input_mean_the_same(
     assert main([str(script), "--set", "1=/runs"]) == 0
     from_file = capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO(script.read_text()))
-    assert main(["--set", "1=/runs", "--set", "2=unused", "-"]) == 0
+    assert main(["--set", "1=/runs", "-"]) == 0
     assert capsys.readouterr().out.partition("#\n")[2] == from_file.partition("#\n")[2]
     assert 'run_dir = "/runs"' in from_file
 
@@ -495,5 +495,38 @@ def test_each_branch_starts_a_command() -> None:
 
 
 def test_the_line_that_ends_a_script_is_said() -> None:
-    with pytest.raises(UserError, match="With these values it ends at line 2: [*]. echo usage; exit 1"):
+    with pytest.raises(UserError, match=r"With these values it ends at line 2: [*]. echo usage; exit 1"):
         convert(f"case $1 in 7B) L=32;;\n*) echo usage; exit 1;; esac\nx.py {RUN} --num-layers $L", "", {"1": "zz"})
+
+
+OPTIONS = """while [[ $# -gt 0 ]]; do case $1 in --layers) L=$2; shift 2;; --moe) M=1; shift;; *) exit 1;; esac; done
+x.py --num-layers ${L:-6} """
+
+
+def test_what_set_gives_and_nothing_reads_is_said() -> None:
+    script = f"A=${{LAYERS:-4}}; f() {{ B=$2; }}; f $1 $2\nx.py {RUN} --data-path d --save s --num-layers $A --seed $B"
+    said = said_of(script, "Worth knowing", LAYER="3", **{"1": "a", "2": "4", "3": "c"})
+    assert "--set LAYER has no effect: the script does not read $LAYER. Did you mean LAYERS?" in said
+    assert "--set 3 has no effect: the script does not read $3." in said and len(said) == 2
+    assert not said_of(f"shift\nx.py {RUN} --data-path d --save s --seed $1", "Worth knowing", **{"1": "a", "2": "4"})[
+        1:
+    ]
+
+
+@pytest.mark.parametrize("given", ["0=x", "-1=x", "X Y=x", "=x", "X"])
+def test_set_takes_names_and_numbers(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"x.py {RUN}", "--set", given]) == 2
+    assert f"--set {given.partition('=')[0]}" in capsys.readouterr().err
+
+
+def test_no_further_argument_changes_what_given_ones_set() -> None:
+    script = f"{OPTIONS} {RUN.removeprefix('--num-layers 4')} --data-path d --save s"
+    assert not said_of(script, "Worth knowing", **{"1": "--layers", "2": "9"})
+    assert flags(script, **{"1": "--layers", "2": "9"})[1] == "9"
+    script = script.replace("*) exit 1", "*) L=5; shift")
+    assert "--set 3=VALUE may change that" in said_of(script, "Worth knowing", **{"1": "--layers", "2": "9"})[0]
+
+
+def test_a_loop_without_an_end_says_what_it_asks() -> None:
+    with pytest.raises(UserError, match=r"does not end .* is not known: .*grep"):
+        convert(f"while squeue | grep -q me; do :; done; while ! sacct | grep x; do :; done\nx.py {RUN}", "", {})

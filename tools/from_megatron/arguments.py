@@ -10,6 +10,9 @@ from tools.from_megatron.flags import Flag, known, nearest
 from tools.from_megatron.flags_unsupported import OTHER_MODELS
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 
+_DASHES = re.compile("[\u2010-\u2015\u2212]+-*(?=[a-zA-Z])")
+"""What word processors and PDFs make of --."""
+
 
 @dataclass(slots=True)
 class Arguments:
@@ -104,12 +107,17 @@ def parse(words: Sequence[ScriptWord]) -> Arguments:
         word = words[at]
         name, equals, value = str(word).removeprefix("--").partition("=")
         at += 1
+        if found := _DASHES.match(str(word)):
+            written = f"--{str(word)[found.end() :]}"
+            raise UserError(f'"{word}" begins with {found[0]}, as in a printed text, which is not --: write {written}.')
         if not str(word).startswith("--"):
             _stray(arguments, word)
         elif name not in flags:
             until = at + _values(words[at:])
             _unknown_flag(arguments, name, joined([word, *words[at:until]]), nearest(name, flags))
             at = until
+        elif equals and flags[name].arity == "0":
+            raise UserError(f"{word}: --{name} takes no value. Write --{name}, or leave it out.")
         else:
             count = 0 if equals else _count(flags[name], words[at:])
             single: ScriptWord = OpenText(value, word.unknowns) if isinstance(word, OpenText) else value

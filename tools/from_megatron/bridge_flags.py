@@ -35,7 +35,7 @@ class BridgeFlags:
 
     def word(self, value: Any) -> ScriptWord:
         """A value as a word; a variable that is not given is not known."""
-        text = str(value)
+        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         for _ in range(_MOST_REFERENCES):
             if (new := _REFERENCE.sub(self._referenced, text)) == text:
                 break

@@ -93,6 +93,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     draft.unsupported += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
     summary.note_overwritten(draft, script.overwritten)
+    summary.note_not_read(draft, script)
     parts = set(re.split(r"[/_.\-]", str(launch.program).removesuffix(".py"))) | {
         str(launch.program).rpartition("/")[2]
     }

@@ -40,8 +40,8 @@ def _virtual_stages(draft: Draft) -> None:
         layers = arguments.required("num-layers", "encoder-num-layers") + sum(map(arguments.switch, counted))
         if layers % (pp * each):
             raise UserError(
-                f"--num-layers-per-virtual-pipeline-stage: {layers} layers on {pp} stages cannot be divided into chunks "
-                f"of {each}, and Megatron-LM refuses it, too. Give a divisor of {layers // pp}, or leave it out."
+                f"--num-layers-per-virtual-pipeline-stage: {layers} layers on {pp} stages cannot be divided into "
+                f"chunks of {each}, and Megatron-LM refuses it, too. Give a divisor of {layers // pp}, or leave it out."
             )
         chunks, source = layers // pp // each, "--num-layers-per-virtual-pipeline-stage"
     if chunks is not None and chunks > 1:
@@ -98,6 +98,8 @@ def precision(draft: Draft) -> None:
     """Number formats; without --bf16 and --fp16, Megatron-LM computes in fp32."""
     arguments = draft.arguments
     bf16, fp16 = arguments.switch("bf16"), arguments.switch("fp16")
+    if bf16 and fp16:
+        raise UserError("--fp16 beside --bf16: Megatron-LM refuses both. Leave one out.")
     dtype = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     draft.put("precision.dtype", dtype, f"--{dtype}" if bf16 or fp16 else DEFAULT)
     half, exact = map(arguments.switch, ("grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"))

@@ -72,8 +72,8 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
     else:
         other = "" if kind in _TYPES else "Megatron-LM 0.19.2 has no such type, and "
         draft.unsupported.append(
-            f"--tokenizer-type {kind}: {other}Triplane reads a SentencePiece or Llama tokenizer.model, tokenizer.json, a "
-            "vocab.json with its merges.txt, and .tiktoken files. Give data.tokenizer one; or train on token files "
+            f"--tokenizer-type {kind}: {other}Triplane reads a SentencePiece or Llama tokenizer.model, tokenizer.json, "
+            "a vocab.json with its merges.txt, and .tiktoken files. Give data.tokenizer one; or train on token files "
             "(.bin/.idx) that Megatron-LM made: model.vocab_size is right for them."
         )
 

@@ -47,6 +47,10 @@ class ScriptReading:
     """Guesses that matter."""
     overwritten: dict[str, int] = field(default_factory=dict)
     """What --set gives to no effect, as the script sets it, with the line."""
+    not_read: list[str] = field(default_factory=list)
+    """What --set gives and the script asks for nowhere."""
+    names: set[str] = field(default_factory=set)
+    """What it does ask for."""
     other_tasks: list[str] = field(default_factory=list)
     """Programs of Megatron-LM's that it starts and that train nothing."""
     holding_flags: list[str] = field(default_factory=list)
@@ -71,6 +75,9 @@ def read_script(
     reading.other_tasks, reading.other_starts, reading.ends_at = run.other_tasks, others, run.ends_at
     if run.launches:
         reading.answers = _answers_that_matter(rounds, reversed_, run)
+    reading.names = rounds.names
+    arguments = "#" in rounds.names
+    reading.not_read = [name for name in given if name not in rounds.names and not (arguments and name.isdigit())]
     for name, value in run.variables.state.values.items():
         words = value.split() if isinstance(value, str) else [str(each) for each in value.values()]
         reading.holding_flags += [name] if starts_megatron(words) else []
@@ -86,6 +93,8 @@ class _Rounds:
         self.text, self.starts_megatron, self.given = text, starts_megatron, given
         self.path = None if path is None else path.resolve()
         self.commands = 0
+        self.names: set[str] = set()
+        """Of variables that any reading has asked for."""
 
     def read(self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()) -> Interpreter:
         """Once through the script. Raises UserError."""
@@ -105,6 +114,7 @@ class _Rounds:
             raise UserError(f"line {reader.variables.line}: it nests too deep.") from None
         finally:
             self.commands += reader.commands
+            self.names |= reader.variables.read | reader.variables.overwritten.keys()
         return reader
 
     def read_otherwise(
@@ -184,8 +194,9 @@ def _answers_that_matter(rounds: _Rounds, reversed_: frozenset[int], run: Interp
     for number, asked in enumerate(run.decisions.asked):
         places.setdefault((asked.line, asked.written), []).append(number)
     for place, numbers in list(places.items())[:MOST_QUESTIONS]:
-        others = [rounds.read_otherwise(reversed_ ^ {numbers[0]})]
-        if len(numbers) > 1:
+        counts = "$#" in place[1]  # further arguments can only change what is asked when those that are given are gone
+        others = [rounds.read_otherwise(reversed_ ^ {numbers[-1 if counts else 0]})]
+        if len(numbers) > 1 and not counts:
             others.append(rounds.read_otherwise(reversed_, frozenset({place})))
         found += _answers(run.decisions.asked[numbers[0]], run, others)[:1]
     if not found and len(places) > 1:

@@ -59,7 +59,7 @@ def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
         reading = _script(dataclasses.replace(source, text=script_of(yaml, source.path)), given)
         others = [name for name in plain(yaml) if re.fullmatch(r"MODEL_ARGS_\d+", name)]
         reading.notes += [f"{', '.join(others)}: of the test's later runs, which are not translated."] if others else []
-    elif yaml is not None and is_bridge(yaml):
+    elif yaml is not None and is_bridge(yaml, source.shape):
         reading = _bridge(source, yaml, given)
     else:
         why = refusal(source.text, source.path, None if yaml is None else plain(yaml))

@@ -22,12 +22,12 @@ class YamlText:
     @property
     def value(self) -> Any:
         """None, a truth value, a number, or the text."""
+        if self.text.lower() in ("true", "false"):  # in quotes, too, where a configuration wants a truth value
+            return self.text.lower() == "true"
         if self.quoted:
             return self.text
         if self.text.lower() in ("", "null", "~", "none"):
             return None
-        if self.text.lower() in ("true", "false"):
-            return self.text.lower() == "true"
         for kind in (int, float):
             try:
                 return kind(self.text)
@@ -49,10 +49,10 @@ def read_yaml(text: str, where: str) -> YamlValue:
     except yaml.MarkedYAMLError as error:
         at = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
         raise UserError(f"{where}: {at}not YAML: {error.problem or 'something is never closed'}.") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(
-            f"{where}: not YAML: {str(error).partition(chr(10))[0][:200] or 'it nests too deep'}."
-        ) from None
+    except RecursionError:
+        raise UserError(f"{where}: not YAML: it nests too deep, or an alias (*) stands within what it names.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{where}: not YAML: {str(error).partition(chr(10))[0][:200] or 'unreadable'}.") from None
 
 
 class _Nodes:

@@ -74,7 +74,8 @@ class Interpreter(ShellBranches):
         if self.commands > MOST_COMMANDS:
             if self.launches:
                 raise ShellExit(UNKNOWN)
-            raise EndlessLoop(f"line {command.line}: a loop that does not end within {MOST_COMMANDS:,} commands.")
+            said = f"line {command.line}: a loop that does not end within {MOST_COMMANDS:,} commands."
+            raise EndlessLoop(said + self.last_question())
         self.variables.line = command.line or self.variables.line
         if isinstance(command, SimpleCommand):
             return self.simple(command)

@@ -87,20 +87,20 @@ def _starts(before: Sequence[str]) -> bool:
 def _shell(words: Sequence[str], at: int) -> NestedScript | None:
     launcher = list(words[:at])
     rest = list(words[at + 1 :])
+    letters = ""
     while rest and rest[0][:1] in "-+" and len(rest[0]) > 1:
         option = rest.pop(0)
         if option.startswith("--"):
             rest = rest[1:] if option in ("--rcfile", "--init-file") else rest
-        elif "c" in option:
-            while rest and re.fullmatch(r"-[a-z]+", rest[0]):
-                rest.pop(0)
-            if not rest:
-                return None
-            return NestedScript("text", rest[0], rest[1] if len(rest) > 1 else "bash", rest[2:], launcher)
-        elif "s" in option:
-            return NestedScript("input", name="bash", arguments=rest, launcher=launcher)
-        elif option[1:] in ("o", "O") and rest:
-            rest.pop(0)
+        else:
+            letters += option[1:]
+            rest = rest[option.count("o") + option.count("O") :]
+    if "c" in letters:
+        if not rest:
+            return None
+        return NestedScript("text", rest[0], rest[1] if len(rest) > 1 else "bash", rest[2:], launcher)
+    if "s" in letters:
+        return NestedScript("input", name="bash", arguments=rest, launcher=launcher)
     if not rest or rest[0] == "-":
         return NestedScript("input", name="bash", launcher=launcher)
     return NestedScript("file", rest[0], rest[0], rest[1:], launcher)

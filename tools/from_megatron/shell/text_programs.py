@@ -6,6 +6,7 @@ Each gives its output, or None where it is not known: an option that is not foll
 import re
 from collections.abc import Callable, Sequence
 
+from tools.from_megatron.shell.option_parser import getopt_program
 from tools.from_megatron.unknown import has_unknown
 
 type Program = Callable[[Sequence[str], str | None], str | None]
@@ -272,7 +273,7 @@ def unknown(words: Sequence[str], given: str | None) -> str | None:
 
 PROGRAMS: dict[str, Program] = {
     "echo": echo, "printf": printf, "basename": basename, "dirname": dirname, "seq": seq, "expr": expr, "cat": cat,
-    "tr": tr, "cut": cut, "head": head, "tail": tail, "wc": wc, "bc": bc,
+    "tr": tr, "cut": cut, "head": head, "tail": tail, "wc": wc, "bc": bc, "getopt": getopt_program,
     **dict.fromkeys(
         "mkdir touch rm cp mv ln chmod chown sleep ulimit umask trap kill disown alias unalias complete bind stty"
         " clear tput logger sync truncate".split(),
