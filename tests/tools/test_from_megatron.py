@@ -230,6 +230,29 @@ def test_sizes_that_divide_nothing_are_refused(flags: str, said: str) -> None:
         recipe_of(f"{SMALLEST} {flags}")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--bf16 --fp16", "--fp16 beside --bf16: Megatron-LM refuses both"),
+        ("--train-samples 800", "--train-samples beside --train-iters"),
+        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --lr-warmup-iters"),
+        ("--swiglu=true", "--swiglu takes no value"),
+        ("--swiglu=false", "--swiglu takes no value"),
+        ("\u2013swiglu", "is not --: write --swiglu"),
+        ("\u2014bf16 \u2013\u2013swiglu", "is not --: write --bf16"),
+        ("--lr \u2212swiglu", "is not --"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(flags: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        recipe_of(f"{SMALLEST} {flags} --bf16")
+
+
+def test_no_evaluation_needs_no_interval() -> None:
+    assert recipe_of(f"{SMALLEST} --eval-interval 0 --eval-iters 0").train.eval_iters == 0
+    assert recipe_of(f"{SMALLEST} --lr-warmup-iters 5 --lr-warmup-samples 0").optimizer.lr_warmup_iters == 5
+
+
 def test_sequence_parallelism_needs_tensor_parallelism() -> None:
     assert not drafted(f"{SMALLEST} --sequence-parallel").values["parallel.sequence_parallel"]
     both = f"{SMALLEST} --sequence-parallel --tensor-model-parallel-size 2"

@@ -103,13 +103,14 @@ def known_text(name: str, word: ScriptWord) -> str:
 def parse(words: Sequence[ScriptWord]) -> Arguments:
     """Flags and values; unknown flags take the words up to the next flag. Raises UserError for a missing value."""
     flags, arguments, at = known(), Arguments(), 0
+    for text in map(str, words):
+        if found := _DASHES.match(text):
+            written = f"--{text[found.end() :]}"
+            raise UserError(f'"{text}" begins with {found[0]}, as in a printed text, which is not --: write {written}.')
     while at < len(words):
         word = words[at]
         name, equals, value = str(word).removeprefix("--").partition("=")
         at += 1
-        if found := _DASHES.match(str(word)):
-            written = f"--{str(word)[found.end() :]}"
-            raise UserError(f'"{word}" begins with {found[0]}, as in a printed text, which is not --: write {written}.')
         if not str(word).startswith("--"):
             _stray(arguments, word)
         elif name not in flags:
