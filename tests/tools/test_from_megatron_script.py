@@ -530,3 +530,23 @@ def test_no_further_argument_changes_what_given_ones_set() -> None:
 def test_a_loop_without_an_end_says_what_it_asks() -> None:
     with pytest.raises(UserError, match=r"does not end .* is not known: .*grep"):
         convert(f"while squeue | grep -q me; do :; done; while ! sacct | grep x; do :; done\nx.py {RUN}", "", {})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"tmux new-session -d -s t 'torchrun pretrain_gpt.py {RUN}'",
+        f"screen -dmS train bash -c 'torchrun pretrain_gpt.py {RUN}'",
+        f"train() {{ torchrun pretrain_gpt.py {RUN} $1; }}; export -f train; srun bash -c 'train'",
+        f'A=({RUN}); srun bash -c "torchrun pretrain_gpt.py $(printf \'%q \' "${{A[@]}}")"',
+        f"cat > j.sh <<'EOF'\ntorchrun pretrain_gpt.py --num-layers $L {RUN.removeprefix('--num-layers 4')}\nEOF\n"
+        "sbatch --export=ALL,L=4 j.sh",
+    ],
+)
+def test_ways_to_start_it_within_another_program(script: str) -> None:
+    assert readable(flags(script)) == RUN.split()
+
+
+def test_a_word_that_would_start_it_is_said() -> None:
+    with pytest.raises(UserError, match="line 1: what xargs does with its words is not followed"):
+        convert(f"echo 1 2 | xargs -n1 -I{{}} bash -c 'torchrun pretrain_gpt.py {RUN}'", "", {})

@@ -432,3 +432,10 @@ def test_a_blend_that_is_no_list_of_paths_is_said(blend: str) -> None:
 def test_a_list_is_no_number() -> None:
     with pytest.raises(UserError, match="--num-layers: expected a whole number"):
         converted(RUN_CONFIG.replace("num_layers: 16", "num_layers: [16]"))
+
+
+def test_a_key_that_stands_twice_is_said() -> None:
+    config, summary = converted(FUNCTIONAL.replace("  --seq-length: 128", "  --lr: 5.0\n  --seq-length: 128"))
+    line = FUNCTIONAL.splitlines().index("  --lr: 1.0e-3") + 2
+    assert config.optimizer.lr == 1e-3
+    assert any(f"line {line}: --lr stands here again" in one for block in summary.blocks for one in block)

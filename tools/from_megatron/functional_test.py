@@ -29,10 +29,10 @@ def script_of(value: YamlValue, path: Path | None) -> str:
     """The script. Raises UserError for a test of another program than pretraining."""
     assert isinstance(value, dict)
     arguments, mode = value["MODEL_ARGS"], value.get("MODE")
-    if not isinstance(arguments, dict) or not arguments:
-        raise UserError("MODEL_ARGS: expected flags of Megatron-LM's with their values, as in --num-layers: 4.")
     if isinstance(mode, YamlText) and mode.text != "pretraining":
         raise UserError(f"MODE: {mode.text}: a test of {mode.text}, where this reads those of pretraining.")
+    if not isinstance(arguments, dict) or not arguments:
+        raise UserError("MODEL_ARGS: expected flags of Megatron-LM's with their values, as in --num-layers: 4.")
     if not any(name.startswith("-") for name in arguments):
         raise UserError(
             "MODEL_ARGS are those of NeMo's recipes (trainer.*), which are Python functions: the model is not in here."

@@ -53,6 +53,8 @@ class ScriptReading:
     """What it does ask for."""
     other_tasks: list[str] = field(default_factory=list)
     """Programs of Megatron-LM's that it starts and that train nothing."""
+    within_words: list[str] = field(default_factory=list)
+    """Commands of which a word would start it: sentences with their lines."""
     holding_flags: list[str] = field(default_factory=list)
     """Variables that hold flags of Megatron-LM's in the end."""
     other_starts: list[OtherAnswer] = field(default_factory=list)
@@ -73,6 +75,7 @@ def read_script(
     reversed_, run, others = _reaching_a_launch(rounds)
     reading = ScriptReading(run.launches, run.not_followed, overwritten=run.variables.overwritten)
     reading.other_tasks, reading.other_starts, reading.ends_at = run.other_tasks, others, run.ends_at
+    reading.within_words = run.within_words
     if run.launches:
         reading.answers = _answers_that_matter(rounds, reversed_, run)
     reading.names = rounds.names

@@ -54,7 +54,8 @@ class SourceReading:
 
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
     """The command that starts the training. given: what --set says. Raises UserError where there is none."""
-    yaml = _yaml(source)
+    again: list[str] = []
+    yaml = _yaml(source, again)
     if yaml is not None and is_functional_test(yaml):
         reading = _script(dataclasses.replace(source, text=script_of(yaml, source.path)), given)
         others = [name for name in plain(yaml) if re.fullmatch(r"MODEL_ARGS_\d+", name)]
@@ -66,15 +67,16 @@ def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
         if why is not None:
             raise UserError(why)
         reading = _script(source, given)
+    reading.notes += again
     if source.shape and not reading.shape:
         raise UserError(f"--shape {source.shape}: it says its model itself; leave --shape out.")
     return reading
 
 
-def _yaml(source: Source) -> YamlValue | None:
+def _yaml(source: Source, again: list[str]) -> YamlValue | None:
     suffix = source.path.suffix if source.path else ""
     if suffix in (".yaml", ".yml") or (suffix not in (".sh", ".slurm", ".sbatch") and _YAML_START.match(source.text)):
-        return read_yaml(source.text, str(source.path or "the text"))
+        return read_yaml(source.text, str(source.path or "the text"), again)
     return None
 
 
@@ -90,10 +92,10 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
         names = ", ".join(f"${name}" for name in script.holding_flags[:5])
         hold = "holds" if len(script.holding_flags) == 1 else "hold"
         said += f" {names} {hold} such flags: give the script that uses them, or add a line that does."
-    if script.ends_at is not None:
-        line = text.splitlines()[script.ends_at - 1 : script.ends_at]
-        said += f" With these values it ends at line {script.ends_at}: {''.join(line).strip()[:80]}"
-    raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3]]))
+    lines = text.splitlines()
+    if script.ends_at is not None and any(map(str.strip, lines[script.ends_at :])):
+        said += f" With these values it ends at line {script.ends_at}: {lines[script.ends_at - 1].strip()[:80]}"
+    raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3], *script.within_words[:3]]))
 
 
 def starts_megatron(words: Sequence[ScriptWord]) -> bool:

@@ -39,13 +39,16 @@ class YamlText:
 type YamlValue = YamlText | list["YamlValue"] | dict[str, "YamlValue"]
 
 
-def read_yaml(text: str, where: str) -> YamlValue:
-    """The first document of a text. Raises UserError for what is no YAML, and for more than a configuration has."""
+def read_yaml(text: str, where: str, again: list[str] | None = None) -> YamlValue:
+    """The first document of a text. again: gets sentences on keys that stand in it more than once.
+
+    Raises UserError for what is no YAML, and for more than a configuration has.
+    """
     if len(text) > MOST_BYTES:
         raise UserError(f"{where}: expected at most {MOST_BYTES:,} characters of YAML, found {len(text):,}.")
     try:
         node = next(iter(yaml.compose_all(text, Loader=yaml.SafeLoader)), None)
-        return {} if node is None else _Nodes(where).value(node)
+        return {} if node is None else _Nodes(where, again if again is not None else []).value(node)
     except yaml.MarkedYAMLError as error:
         at = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
         raise UserError(f"{where}: {at}not YAML: {error.problem or 'something is never closed'}.") from None
@@ -58,8 +61,8 @@ def read_yaml(text: str, where: str) -> YamlValue:
 class _Nodes:
     """Nodes as values, and how many there were."""
 
-    def __init__(self, where: str) -> None:
-        self.where, self.count = where, 0
+    def __init__(self, where: str, again: list[str]) -> None:
+        self.where, self.count, self.again = where, 0, again
 
     def value(self, node: yaml.Node) -> YamlValue:
         self.count += 1
@@ -77,7 +80,10 @@ class _Nodes:
                     inner = self.value(source)
                     merged = {**(inner if isinstance(inner, dict) else {}), **merged}
             else:
-                found[str(getattr(key, "value", ""))] = self.value(each)
+                name, before = str(getattr(key, "value", "")), len(found)
+                found[name] = self.value(each)
+                if len(found) == before:
+                    self.again.append(f"line {key.start_mark.line + 1}: {name} stands here again, and this one counts.")
         return {**merged, **found}
 
 

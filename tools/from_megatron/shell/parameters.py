@@ -1,6 +1,5 @@
 """``${NAME...}``: defaults, lengths, parts, patterns, letters' case."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -293,9 +292,13 @@ def _cased(operator: str, what: patterns.Pattern, text: str) -> str:
     )
 
 
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
 def _transformed(part: ParameterExpansion, text: str, expander: WordExpander) -> str:
     known: dict[str | None, Callable[[str], str]] = {
-        "U": str.upper, "L": str.lower, "u": lambda one: one[:1].upper() + one[1:], "Q": shlex.quote,
+        "U": str.upper, "L": str.lower, "u": lambda one: one[:1].upper() + one[1:], "Q": _quoted,
     }  # fmt: skip
     letter = plain_text(part.words[0])
     if letter not in known:

@@ -12,9 +12,10 @@ _SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch|job|slrm|submit|sub)", re.DOTAL
 _STARTERS = (
     "srun", "mpirun", "mpiexec", "jsrun", "aprun", "nohup", "env", "time", "timeout", "numactl", "taskset", "stdbuf",
     "sudo", "nice", "ionice", "setsid", "singularity", "apptainer", "enroot", "docker", "podman", "exec", "command",
-    "strace", "nsys", "uv", "conda", "xvfb-run", "flux", "runx", "yhrun",
+    "strace", "nsys", "uv", "conda", "xvfb-run", "flux", "runx", "yhrun", "screen", "tmux",
 )  # fmt: skip
-_REMOTE = ("ssh", "pdsh", "clush", "dsh", "parallel-ssh", "pssh", "docker", "podman", "singularity", "kubectl", "bsub")
+_REMOTE = ("ssh", "pdsh", "clush", "dsh", "parallel-ssh", "pssh", "docker", "podman", "singularity", "kubectl", "bsub",
+           "tmux", "screen")  # fmt: skip
 _OTHER_TASKS = re.compile(
     r"preprocess|convert|merge_|tokeniz|text_generation|inference|server|generate|util\.py|report_|eval_|quantize|"
     r"prune|export|tasks/|setup\.py|_hf\.py|hf_"
@@ -137,8 +138,10 @@ def batch_options(words: Sequence[str]) -> tuple[dict[str, str], list[str], str 
 
 
 def slurm_variables(options: dict[str, str]) -> dict[str, str]:
-    """What SLURM sets for them; a range of nodes is not known to be its end."""
+    """What SLURM sets for them, and --export; a range of nodes is not known to be its end."""
     found = {name: options[flag] for flag, names in SLURM_VARIABLES.items() if options.get(flag) for name in names}
+    exported = [item.partition("=") for item in options.get("--export", "").split(",")]
+    found |= {name: value for name, equals, value in exported if equals and name.isidentifier()}
     if "SLURM_NTASKS" not in found and found.get("SLURM_NNODES", "").isdigit():
         each = found.get("SLURM_NTASKS_PER_NODE", "")
         if each.isdigit():

@@ -89,9 +89,12 @@ def _one(match: re.Match[str], width: str, value: str | None) -> str | None:
         return None
     if letter in "sbqc":
         text = value or ""
-        if letter == "q" or (has_unknown(text) and (width or precision is not None or letter != "s")):
+        if has_unknown(text) and (width or precision is not None or letter != "s"):
             return None
-        text = escaped(text) if letter == "b" else text[:1] if letter == "c" else text
+        if letter == "q" and not text.isprintable():
+            return None
+        change = {"b": escaped, "c": lambda one: one[:1], "q": _shell_quoted}
+        text = change[letter](text) if letter in change else text
         text = text if precision is None else text[: int(precision or 0)]
         return text.ljust(int(width)) if "-" in flags and width else text.rjust(int(width or 0))
     if value is None or value == "":
@@ -112,6 +115,11 @@ def _one(match: re.Match[str], width: str, value: str | None) -> str | None:
             % number
         )
     return f"%{flags}{width}{'' if precision is None else f'.{precision or 0}'}{letter}" % float(value)
+
+
+def _shell_quoted(text: str) -> str:
+    """As %q: a word that the shell reads as this text."""
+    return re.sub(r"[ '\"\\|&;()<>!{}*\[\]?^$`,]|^[#~]|(?<=[=:])~", r"\\\g<0>", text) or "''"
 
 
 def basename(words: Sequence[str], given: str | None) -> str | None:

@@ -79,7 +79,9 @@ class ShellState:
             name: value for name, value in self.values.items() if name in self.exported and isinstance(value, str)
         }
         unset = dict.fromkeys((name for name in self.values if name not in kept), ()) | self.unset
-        return ShellState(values=kept, exported=set(kept), unset=unset, folder=self.folder, slurm=self.slurm)
+        functions = {name: body for name, body in self.functions.items() if name in self.exported}
+        exported = {*kept, *functions}
+        return ShellState(kept, exported, unset=unset, functions=functions, folder=self.folder, slurm=self.slurm)
 
 
 class Variables:

@@ -171,6 +171,11 @@ class WordReader(ABC):
             return CommandSubstitution(body, self.text[start : self.at], quoted)
         if self.text.startswith("${", start):
             return self._braced(start, quoted)
+        if self.text.startswith("$[", start) and (end := self.text.find("]", start)) > 0:
+            self.at = end + 1  # the older form of $(( ))
+            return ArithmeticExpansion(
+                self.inner(self.text[start + 2 : end], start), self.text[start : self.at], quoted
+            )
         if not quoted and self.text.startswith(("$'", '$"'), start):
             self.at += 1
             return Literal(self._c_string(), quoted=True) if self.peek() == "'" else self._joined_quotes()
