@@ -103,11 +103,12 @@ def test_fsdps_checkpoint_becomes_ours(name: str, fsdp: Path, tmp_path: Path) ->
     assert read_state(tmp_path / "ours").optimizer["step"] == 2
 
 
+@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen3 tied", "qwen3_moe"])
-def test_torchtitans_names_and_rows(name: str, fsdp: Path, tmp_path: Path) -> None:
+def test_torchtitans_names_and_rows(name: str, is_old: bool, fsdp: Path, tmp_path: Path) -> None:
     """The same model under torchtitan's names, Llama's heads rotated its way, is the same checkpoint."""
     weights, states = weights_and_states(fsdp / name)
-    save_as_titan(weights, states, MODELS[name], tmp_path / "titan/step-2")
+    save_as_titan(weights, states, MODELS[name], tmp_path / "titan/step-2", is_old=is_old)
     recipe = ["--recipe", str(fsdp / name / "config.json")]
     assert main([str(tmp_path / "titan"), str(tmp_path / "from_titan"), "--verify", *recipe]) == 0
     assert main([str(fsdp / name), str(tmp_path / "from_fsdp")]) == 0
