@@ -61,7 +61,7 @@ class Entry:
         return self.transposed or any(strip.step > 1 for strip in self.strips[:1])
 
     def rectangle(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Offset and shape of rows of ours within one unit, in the tensor."""
+        """Offset and shape of our rows within one unit, in the tensor."""
         if len(self.shape) == 1:
             return (first,), (count,)
         if self.vectors:

@@ -325,7 +325,7 @@ def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarra
 
 
 def _turned_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
-    """Rows of their file that are not rows of ours, in blocks of one expert, or all at once."""
+    """Rows of their file that are not our rows, in blocks of one expert, or all at once."""
     entry = target.entry
     by_expert = entry.fused or entry.vectors
     rows = entry.unit if by_expert else math.prod(target.shape) // entry.columns
