@@ -79,7 +79,9 @@ MODELS = [
         shape="gpt2_tiny",
     ),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
-    model("OLMo-3: norms behind, over all heads, two RoPEs", "tp2 tp2sp pp2 cp2", shape="olmo3_tiny"),
+    model(
+        "OLMo-3: norms behind, over all heads, two RoPEs", "tp2 tp2sp pp2 cp2", shape="olmo3_tiny", softmax_scale=1.0
+    ),
     model("Pythia: parallel residual, partial RoPE", "tp2sp pp2 cp2", shape="pythia_tiny"),
     model("Granite: multipliers", "tp2sp pp2 cp2", shape="granite_tiny"),
     model(

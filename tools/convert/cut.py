@@ -39,6 +39,7 @@ DEPENDENT = (
     "num_nextn_predict_layers",
     "layer_types",
     "no_rope_layers",
+    "moe_layers",
     "max_window_layers",
 )
 """Keys of several architectures that go by the number of blocks or experts."""
