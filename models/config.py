@@ -14,6 +14,10 @@ RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_pr
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 UNSUPPORTED = {
     **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "CUDA graphs are kernels.cuda_graph_impl"),
+    **dict.fromkeys(
+        ("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
+        "HybridModel ignores it; train.cpu_offloading_num_layers offloads activations",
+    ),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""

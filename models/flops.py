@@ -177,7 +177,7 @@ def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:
 
 
 def mean_chunk_keys(chunk: int, seq_length: int) -> float:
-    """Half of a chunk in whole ones, half of what is left in the last."""
+    """Half of a chunk in whole ones, half of the rest in the last."""
     left = seq_length % chunk
     return (chunk**2 * (seq_length // chunk) + left**2) / (2 * seq_length)
 

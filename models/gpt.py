@@ -20,7 +20,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
+from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -33,6 +33,7 @@ from models.sublayers import (
     num_sublayers,
     per_sublayer,
     recompute_num_sublayers,
+    sublayers_per_block,
 )
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import SharedMistake
@@ -67,6 +68,7 @@ def build(
     own_loss: cross_entropy.TokenLoss | None = None,
     deterministic: bool = False,
     loss_chunk_tokens: int | None = None,
+    offloaded_blocks: int = 0,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -75,7 +77,7 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
-    loss_chunk_tokens: train.cross_entropy_chunk_tokens.
+    loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
     """
     backend = backend or provider(ranks.device)
     if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
@@ -113,6 +115,8 @@ def build(
         if loss_chunk_tokens is not None:
             chunked_losses.install(chunk, loss_chunk_tokens)
         routing.let_go_after_use(chunk)
+        if offloaded_blocks:
+            offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
             with plain_weights(chunk):  # what will be in fp8 is filled in 16 bits

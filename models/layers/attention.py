@@ -125,7 +125,7 @@ class SDPAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, as in TE."""
+        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, unlike Transformer Engine."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,

@@ -124,14 +124,18 @@ def _attend_by_scores(
     """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; cap tanh(scores / cap), and the softmax in fp32."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
-    scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = (q @ k.mT).float().mul_(scale / softcap if softcap else scale)  # in place: no backward reads them
     if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
+        scores = torch.tanh_(scores) * softcap
+    scores = scores.masked_fill_(~mask, -torch.inf)
     if sink is None:
-        return F.dropout(scores.softmax(dim=-1).type_as(v), dropout) @ v
-    total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
-    return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
+        weights = scores.softmax(dim=-1)
+    else:
+        total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
+        weights = (scores - total[..., None]).exp()
+    weights = weights.type_as(v)
+    return (F.dropout(weights, dropout) if dropout else weights) @ v
 
 
 def attend_in_blocks(

@@ -335,3 +335,12 @@ def test_a_column_whose_own_name_has_a_dot_comes_first(tmp_path):
     assert texts_of(tmp_path / "a.parquet", jsonl_key="doc.text") == ["own"]
     (tmp_path / "a.jsonl").write_text('{"doc": {"text": "within"}, "doc.text": "own"}\n{"doc": {"text": "within"}}\n')
     assert texts_of(tmp_path / "a.jsonl", jsonl_key="doc.text") == ["own", "within"]
+
+
+def test_a_tokenizer_is_trained_on_a_column(tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes(written([f"some words, {number} and more\nlines" for number in range(500)]))
+    command = ["train", str(tmp_path / "a.csv"), "--output", str(tmp_path / "t.model"), "--vocab_size", "300"]
+    assert main(command) == 2
+    assert 'no column "text"; found: "id", "body", "a,b". Set --csv_column.' in capsys.readouterr().err
+    assert main([*command, "--csv_column", "body"]) == 0
+    assert (tmp_path / "t.model").is_file()

@@ -135,8 +135,12 @@ def test_a_pair_that_is_none_is_named(pair, tmp_path, changes, said):
 
 @pytest.fixture(scope="module")
 def llama3(tmp_path_factory):
+    """A folder with a tokenizer.model as Meta's."""
+    return write_llama3(tmp_path_factory.mktemp("llama3"))
+
+
+def write_llama3(folder):
     """128,000 ranks as Meta's file has them: the bytes, and what pairs of earlier ones make."""
-    folder = tmp_path_factory.mktemp("llama3")
     order = [*range(33, 127), *range(161, 173), *range(174, 256), *range(33), *range(127, 161), 173]
     known = dict.fromkeys(bytes([byte]) for byte in order)
     words = sorted({word for path in corpus.files(max_bytes=1_500_000) for word in path.read_bytes().split()})

@@ -35,11 +35,14 @@ def inputs(length: int, heads: int = 4, groups: int = 2) -> list[Tensor]:
     return [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, left: int | None, starts: Tensor | None) -> Tensor:
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, left: int | None, starts: Tensor | None, softcap: float = 0.0
+) -> Tensor:
     """[2, heads, t, 8] by softmax over all t x t scores."""
     t, heads = query.shape[0], query.shape[2]
     key, value = (tensor.repeat_interleave(heads // key.shape[2], dim=2) for tensor in (key, value))
     scores = torch.einsum("sbnd,tbnd->bnst", query, key) / query.shape[-1] ** 0.5
+    scores = torch.tanh(scores / softcap) * softcap if softcap else scores
     row, column = torch.arange(t)[:, None], torch.arange(t)
     hidden = column > row
     if left is not None:
@@ -129,6 +132,19 @@ def test_a_sink_takes_weight_from_all_tokens(left: int | None, packed: bool) -> 
     expected = with_gradients(dense_with_sink(*leaves, left, starts), leaves, grad)
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("left", [None, 5])
+def test_scores_have_a_soft_cap(left: int | None) -> None:
+    """Output and all gradients; scores are in fp32 here. A cap of 1 changes most of them."""
+    *leaves, grad = inputs(37)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    output = attend_in_blocks(*leaves, AttentionMask(left=left), softcap=1.0, block_rows=8)
+    expected = with_gradients(dense(*leaves, left, None, softcap=1.0), leaves, grad)
+    for mine, theirs in zip(with_gradients(output, leaves, grad), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert (output - dense(*leaves, left, None)).abs().max() > 0.1
 
 
 # ---- chunks, and queries that grow (Llama 4)

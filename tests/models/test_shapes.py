@@ -131,7 +131,7 @@ def test_experts_without_gates_or_shared_ones() -> None:
 def test_every_shape_field_can_be_set_in_the_model_section() -> None:
     model = {field.name for field in dataclasses.fields(ModelConfig)}
     shape = {field.name for field in dataclasses.fields(GPTShape)}
-    assert model - shape == {"shape", "seq_length", "megatron"}
+    assert model - shape == {"name", "shape", "seq_length", "megatron"}
     assert shape <= model
 
 

@@ -6,6 +6,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -14,12 +15,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors = dict[str, torch.Tensor]
 
 
-def of_deepspeed(module: str, name: str, *bases: type) -> Any:
-    """An object of a class that only DeepSpeed has: its pickle names it."""
-    sys.modules.setdefault(module, types.ModuleType(module))
-    kind = type(name, bases, {"__module__": module})
-    setattr(sys.modules[module], name, kind)
-    return kind
+LossScaler = type("LossScaler", (), {"__module__": "deepspeed.runtime.fp16.loss_scaler"})
+
+
+def save_with_classes(content: Any, path: Path) -> None:
+    """torch.save of objects of classes that only DeepSpeed has: the pickle names them."""
+    module = LossScaler.__module__
+    names = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)]
+    with patch.dict(sys.modules, {name: types.ModuleType(name) for name in names}):
+        vars(sys.modules[module])["LossScaler"] = LossScaler
+        torch.save(content, path)
 
 
 def groups_of(weights: Tensors) -> list[Tensors]:
@@ -80,8 +85,8 @@ def save(folder: Path, weights: Tensors, moments: dict[str, Tensors], stage: int
             found = [flat_parts(group, ranks, padding) for group in groups]
             parts[state] = [[group[0][rank].clone() for group in found] for rank in range(ranks)]
             paddings = [group[1] for group in found]
-    scaler = of_deepspeed("deepspeed.runtime.fp16.loss_scaler", "LossScaler", object)()
-    scaler.cur_scale = 1.0
+    scaler = LossScaler()
+    vars(scaler)["cur_scale"] = 1.0
     for rank in range(ranks):
         inner = {
             number: {"step": torch.tensor(float(STEP)), **{each: parts[each][rank][number] for each in MOMENTS}}
@@ -96,7 +101,7 @@ def save(folder: Path, weights: Tensors, moments: dict[str, Tensors], stage: int
         else:
             state |= {"single_partition_of_fp32_groups": parts["param"][rank], "base_optimizer_state": base}
             state |= {"param_alignment_paddings": paddings, "partition_count": [ranks, ranks]}
-        torch.save(
+        save_with_classes(
             {"optimizer_state_dict": state, "ds_version": "0.19.8"},
             tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
         )

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from models.families import TINY
-from tests.tools.deepspeed_folders import MOMENTS, STEP, Tensors, of_deepspeed, save
+from tests.tools.deepspeed_folders import MOMENTS, STEP, LossScaler, Tensors, save, save_with_classes
 from tests.tools.hf_folders import write_folder
 from tests.tools.test_reshard_untrusted import Touch
 from tools.convert.__main__ import main as convert
@@ -139,9 +139,9 @@ def pipeline(folder: Path, _: Path) -> None:
 
 
 def code(folder: Path, witness: Path) -> None:
-    scaler = of_deepspeed("deepspeed.runtime.fp16.loss_scaler", "LossScaler", object)()
-    scaler.attack = Touch(witness)
-    torch.save({"module": {}, "loss_scaler": scaler}, folder / "mp_rank_00_model_states.pt")
+    scaler = LossScaler()
+    vars(scaler)["attack"] = Touch(witness)
+    save_with_classes({"module": {}, "loss_scaler": scaler}, folder / "mp_rank_00_model_states.pt")
 
 
 def nonsense(folder: Path, _: Path) -> None:

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from training.config.run_config import RunConfig
 ROOT = Path(__file__).parents[2]
 READERS = {"parallel/flags.py", "training/cli/flags.py", "training/cli/help.py", "tools/versions.py"}
 """What reads command lines itself; the last one takes no flags."""
+NEGATIONS = ("--{section}no-{last}", "--{section}no_{last}")
 TRUE, FALSE = ("--{}", "--{} true", "--{} True", "--{}=TRUE"), ("--{} false", "--{} False", "--{}=false")
 
 
@@ -91,38 +93,37 @@ def test_every_parser_takes_every_form() -> None:
     tried = 0
     for place, kind in kinds().items():
         for words, member in members(kind):
-            base = [*words, *required(member)]
-            for flag in switches.switches(member):
-                section, dot, last = flag.rpartition(".")
-                negations = (f"--{section}{dot}no-{last}", f"--{section}{dot}no_{last}")
-                true, false = (
-                    [parse_flags(kind, [*base, *form.format(flag).split()], place) for form in forms]
-                    for forms in (TRUE, (*FALSE, *negations))
-                )
-                assert all(one == true[0] for one in true), (place, flag)
-                assert all(one == false[0] for one in false), (place, flag)
-                assert difference(true[0], false[0]) == [(True, False)], (place, flag)
-                later = parse_flags(kind, [*base, f"--{flag}", f"--{flag}", "false"], place)
-                assert later == false[0], (place, flag)
-                tried += 1
+            base, flags = [*words, *required(member)], list(switches.switches(member))
+            true, false = (
+                [parse_flags(kind, [*base, *_all(form, flags)], place) for form in forms]
+                for forms in (TRUE, (*FALSE, *NEGATIONS, "--{} --{} false"))
+            )
+            assert all(one == true[0] for one in true), (place, flags)
+            assert all(one == false[0] for one in false), (place, flags)
+            assert difference(true[0], false[0]) == [(True, False)] * len(flags), (place, flags)
+            tried += len(flags)
     assert tried > 30
+
+
+def _all(form: str, flags: Sequence[str]) -> list[str]:
+    """A command line with every flag in one form."""
+    parts = [(flag, *flag.rpartition(".")) for flag in flags]
+    return [
+        word
+        for flag, section, dot, last in parts
+        for word in form.replace("{}", flag).format(section=f"{section}{dot}", last=last, name=flag).split()
+    ]
 
 
 def test_training_takes_every_form() -> None:
     booleans = [name for name, kind in names().items() if bool in (kind, *typing.get_args(kind))]
     assert len(booleans) > 30
-    negations = ("--{section}no-{last}", "--no-{name}", "--{section}no_{last}", "--{section}{last} false")
-    for value, forms in ((True, TRUE), (False, (*FALSE, *negations))):
+    for value, forms in ((True, TRUE), (False, (*FALSE, *NEGATIONS, "--no-{name}"))):
         for form in forms:
-            arguments = [word for name in booleans for word in _form(form, name).split()]
+            arguments = _all(form, booleans)
             found = leaves(override(RunConfig(), arguments, "x"))
             assert [name for name in booleans if found[f".{name}"] is not value] == [], form
             assert given(arguments) == set(booleans)
-
-
-def _form(form: str, name: str) -> str:
-    section, dot, last = name.rpartition(".")
-    return form.replace("{}", name).format(section=f"{section}{dot}", last=last, name=name)
 
 
 def test_nothing_else_reads_command_lines() -> None:

@@ -71,8 +71,11 @@ class Cut:
 def cut_of(model_type: str, shape: GPTShape) -> Cut:
     """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
     moe, windowed, no_rope, letters = kinds = (
-        shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks, shape.hybrid_layer_pattern or "*" * shape.num_layers
-    )  # fmt: skip
+        shape.moe_blocks,
+        shape.window_blocks,
+        shape.no_rope_blocks,
+        shape.hybrid_layer_pattern or "*" * shape.num_layers,
+    )
     of_blocks = list(zip(*kinds, strict=True))
     blocks = tuple(sorted({of_blocks.index(kind) for kind in of_blocks}))
     experts: tuple[int, ...] = ()

@@ -51,7 +51,7 @@ class Checkpoint:
     @property
     def model(self) -> str:
         """What its configuration calls the model; empty where it does not say."""
-        section = _within(self.config, "model")
+        section = _within(dict(self.config), "model")
         return next((one for one in (section.get("name"), section.get("shape")) if isinstance(one, str)), "")
 
     def to_json(self) -> dict[str, Any]:

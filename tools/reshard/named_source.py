@@ -44,6 +44,8 @@ def matched(tensors: Mapping[str, Info], shape: GPTShape, folder: Path) -> Named
         fits = sum(_fits(tensors[key].shape, name, naming) for name, key in found.weights.items())
         if best is None or fits > best[0]:
             best = fits, found
+        if fits == len(naming.shapes):
+            break
     if best is None or not best[0]:
         names = sorted(tensors)[:5]
         raise UserError(
@@ -154,16 +156,16 @@ def _origin(
     first = next(iter(sources.values()))
     runs, shape = weight.runs, weight.shape
     if weight.padded and len(runs) == 1:  # all rows that they have
-        axis = 1 if weight.transposed else 0
+        axis = 1 if weight.geometry.transposed else 0
         runs = (RowRun(runs[0].name, 0, 0, first.shape[axis]),)
         shape = (first.shape[axis], *shape[1:])
     dtypes = {source.origin.dtype for source in sources.values()}
     own = dtype or (dtypes.pop() if len(dtypes) == 1 else "float32")
-    return MappedOrigin(own, shape, runs, sources, weight.transposed)
+    return MappedOrigin(own, shape, runs, sources, weight.geometry)
 
 
 def check_numbers(tensors: Mapping[str, Info], found: NamedTensors, folder: Path) -> None:
-    """Raises UserError for weights that are no numbers of a dtype that is trained in, as quantised ones are."""
+    """Raises UserError for weights of a dtype that is not trained in, as quantised ones are."""
     known = ("float64", "float32", "bfloat16", "float16")
     wrong = [key for key in found.weights.values() if tensors[key].dtype not in known]
     if wrong:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from models.hf.shapes import write_config
 from models.hf.tables import TABLES, Entry, copies, entries
 from models.shapes import GPTShape
 from parallel.errors import UserError
@@ -36,6 +37,23 @@ class RowRun:
 
 
 @dataclass(slots=True, frozen=True)
+class Geometry:
+    """How rows lie in their tensors: the last dim's opposite, unless this says otherwise."""
+
+    transposed: bool = False
+    """They are columns: [columns, rows], or [experts, columns, rows]."""
+    vectors: bool = False
+    """Ours is [experts, rows]: each element is a row."""
+    lead: int = 0
+    """Dims of 1 before the others."""
+    middle: tuple[int, ...] = ()
+    """Dims of 1 behind the rows."""
+
+
+PLAIN = Geometry()
+
+
+@dataclass(slots=True, frozen=True)
 class NamedWeight:
     """One of our weights, by their names."""
 
@@ -44,9 +62,9 @@ class NamedWeight:
     shape: tuple[int, ...]
     runs: tuple[RowRun, ...]
     """By our rows."""
-    transposed: bool
     padded: bool
     """Ours ends with rows of padding."""
+    geometry: "Geometry"
 
 
 @dataclass(frozen=True)
@@ -67,16 +85,24 @@ class Naming:
 def namings(shape: GPTShape) -> Iterator[Naming]:
     """Those that such a model may have."""
     seen: set[tuple[str, ...]] = set()
-    for model_type in TABLES:
+    for model_type in (*_own_type(shape), *TABLES):
         try:
             found = list(namings_of(model_type, shape))
-        except (UserError, KeyError):
+        except (UserError, KeyError, NotImplementedError):
             continue  # no model of this type has such parameters
         for each in found:
             names = tuple(sorted(each.shapes))
             if names not in seen:
                 seen.add(names)
                 yield each
+
+
+def _own_type(shape: GPTShape) -> list[str]:
+    """The model_type that such a model is exported as: of equal names, its rows count."""
+    try:
+        return [write_config(shape)[0]]
+    except (UserError, KeyError, ValueError):
+        return []
 
 
 def namings_of(model_type: str, shape: GPTShape) -> Iterator[Naming]:
@@ -86,13 +112,20 @@ def namings_of(model_type: str, shape: GPTShape) -> Iterator[Naming]:
     yield from _variants(naming, model_type, shape)
 
 
+_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed middle padded keeps_dtype vectors fused lead".split())
+"""What a table may say of a weight. Whoever adds to it, has to say here what it means for rows."""
+
+
 def _of_transformers(model_type: str, shape: GPTShape, found: list[Entry]) -> Naming:
     weights: list[NamedWeight] = []
     shapes: dict[str, tuple[int, ...]] = {}
     padded: set[str] = set()
     for entry in found:
-        runs = tuple(RowRun(strip.name, strip.start, strip.row, strip.rows) for strip in entry.strips)
-        weights.append(NamedWeight(entry.key, entry.shape, runs, entry.transposed, entry.padded))
+        if unknown := [each.name for each in dataclasses.fields(entry) if each.name not in _KNOWN_OF_ENTRIES]:
+            raise NotImplementedError(f"{entry.name}: {unknown[0]}: not known here")
+        runs = tuple(RowRun(strip.name, strip.start, strip.row, strip.rows, strip.step) for strip in entry.strips)
+        geometry = Geometry(entry.transposed, entry.vectors, entry.lead, entry.middle)
+        weights.append(NamedWeight(entry.key, entry.shape, runs, entry.padded, geometry))
         shapes |= entry.their_shapes()
         padded |= {strip.name for strip in entry.strips if entry.padded}
     label = f"transformers' {model_type}"
@@ -251,4 +284,14 @@ def _interleaved(naming: Naming, shape: GPTShape) -> Naming:
     return dataclasses.replace(naming, weights=tuple(weights))
 
 
-__all__ = ["NamedWeight", "Naming", "RowRun", "known_name", "namings", "namings_of", "newest_torchtitan"]
+__all__ = [
+    "PLAIN",
+    "Geometry",
+    "NamedWeight",
+    "Naming",
+    "RowRun",
+    "known_name",
+    "namings",
+    "namings_of",
+    "newest_torchtitan",
+]

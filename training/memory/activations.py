@@ -120,7 +120,7 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
     left = np.where(piece > rows, element_bytes(columns), 0.0)
-    more = 6 * model.attention_dropout + 8 * model.capped_scores + 10 * model.softmax_offset
+    more = 6 * model.attention_dropout + 20 * model.capped_scores + 10 * model.softmax_offset
     found = (12 + more) * scores + (8.5 + left) * both
     always = (model.capped_scores > 0) | (model.softmax_offset > 0)
     return np.where((_makes_scores(columns) & (layout.cp > 1)) | always, found, 0.0)
@@ -324,9 +324,9 @@ def loss_bytes(columns: MemoryColumns) -> Column:
 
 def _piece_bytes(columns: MemoryColumns) -> Column:
     """Of logits that are there piece by piece (models/layers/chunked_losses.py), of all TP ranks, beside the fp32 sum
-    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the weight
-    is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their gradients
-    wait for each other, and small pieces hold more than this."""
+    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the
+    weight is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their
+    gradients wait for each other, and small pieces hold more than this."""
     model, width = columns.model, element_bytes(columns)
     logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
     vocabulary = model.hidden * model.vocab

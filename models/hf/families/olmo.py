@@ -39,7 +39,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         parts=(
             LLAMA_HEADS,
             layer_windows(4096, pattern=4),
-            rotary_by_window(500_000.0),
+            rotary_by_window(500_000.0, local=500_000.0, local_key=False),
             tied(False),
             ATTENTION_BIAS,
         ),

@@ -12,7 +12,7 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.naming import Naming, RowRun, namings_of, newest_torchtitan
+from tools.reshard.naming import PLAIN, Geometry, Naming, RowRun, namings_of, newest_torchtitan
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan, repadded
 from tools.reshard.tensors import Rectangle, RowRange, SourceRows, TargetTensor, Tensors
@@ -109,7 +109,7 @@ def _target(
     origins: Mapping[str, SourceRows],
     dtype: str | None,
 ) -> TargetTensor:
-    """One of their tensors, of the rows of ours."""
+    """One of their tensors, made of our rows."""
     runs: list[RowRun] = []
     sources: dict[str, SourceTensor] = {}
     transposed = False
@@ -118,7 +118,10 @@ def _target(
             if run.name == name:
                 sources.setdefault(weight.key, SourceTensor(weight.shape, origins[weight.key]))
                 runs.append(RowRun(weight.key, run.row, run.start, run.rows, run.step))
-                transposed = weight.transposed
+                transposed = weight.geometry.transposed
+                matrix = weight.geometry == Geometry(transposed=True) and len(size) == 2
+                if weight.geometry != PLAIN and not matrix:
+                    raise UserError(f"--format dcp: {name}: a tensor of this form is read and not written.")
     own = next(iter(sources.values())).origin.dtype
     runs.sort(key=lambda run: run.row)
     shape = (size[1], size[0]) if transposed else size

@@ -165,8 +165,8 @@ def _tensors(
         pieces = _weights(files, shapes, folder)
         if not weights_alone and files.optimizers:
             for moment in MOMENTS:
-                found = _merged(files, shapes, [_moments(state, moment) for state in files.optimizers], folder)
-                pieces |= {f"{name}.{moment}": each for name, each in found.items()}
+                merged = _merged(files, shapes, [_moments(state, moment) for state in files.optimizers], folder)
+                pieces |= {f"{name}.{moment}": each for name, each in merged.items()}
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"{folder}: not what DeepSpeed writes ({type(error).__name__}: {error}).") from None
     size_of = {name: size for group in shapes for name, size in group.items()}
@@ -199,8 +199,9 @@ def _weights(files: RankFiles, shapes: Sequence[Shapes], folder: Path) -> dict[s
         pieces |= of_ranks(_shapes(frozen), [[_flat(view) for view in part] for part in parts], folder)
     trained = {name for group in shapes for name in group}
     for name, view in files.models[0].get("module", {}).items():
-        held = isinstance(view, StridedView) and math.prod(view.shape)  # of ZeRO-3 they are empty
-        if held and name not in pieces and not (name in trained and files.optimizers):
+        if not isinstance(view, StridedView) or not math.prod(view.shape):  # of ZeRO-3 they are empty
+            continue
+        if name not in pieces and not (name in trained and files.optimizers):
             pieces[name] = [((0,) * len(view.shape), view)]
     return pieces
 
@@ -241,11 +242,11 @@ def _step(files: RankFiles, folder: Path) -> int:
     """Steps that Adam has taken."""
     state = files.optimizers[0]
     inner = state.get("optimizer_state_dict") or state.get("base_optimizer_state")
-    said = list(_steps(inner, folder)) or [state.get("base_optimizer_state_step"), files.models[0].get("global_steps")]
-    steps = sorted({int(step) for step in said if isinstance(step, int | float)})
-    if len(steps) > 1 and list(_steps(inner, folder)):
+    steps = sorted({int(step) for step in _steps(inner, folder)})
+    if len(steps) > 1:
         raise UserError(f"{folder}: its parameter groups have taken different numbers of steps: {steps}.")
-    return steps[0] if steps else 0
+    others = (state.get("base_optimizer_state_step"), files.models[0].get("global_steps"))
+    return next(iter([*steps, *(step for step in others if isinstance(step, int))]), 0)
 
 
 def _steps(value: Any, folder: Path) -> Iterator[float]:
