@@ -24,7 +24,8 @@ class BlockAttention(SelfAttention):
             self.q_layernorm = AllHeadsNorm(config, self.num_attention_heads_per_partition, self.tp_group)
             self.k_layernorm = AllHeadsNorm(config, self.num_query_groups_per_partition, self.tp_group)
         if shape.qk_l2_norm and not goes_without_rope(config, self.layer_number):
-            self.q_layernorm = self.k_layernorm = L2Norm(config.layernorm_epsilon)  # type: ignore[assignment]
+            norm: Any = L2Norm(config.layernorm_epsilon)  # turning changes no length
+            self.q_layernorm = self.k_layernorm = norm
         self._yarn_concentration_factor = attention_factor(shape)
         self.rotary_part: int | None = None
         """Which half of the rotary embedding this block's is (models/rope.py); None: all of it."""
