@@ -38,6 +38,7 @@ DEPENDENT = (
     "moe_layer_interval",
     "num_nextn_predict_layers",
     "layer_types",
+    "moe_layers",
     "no_rope_layers",
     "moe_layers",
     "max_window_layers",
