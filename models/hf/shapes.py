@@ -133,7 +133,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
 
 def _model_type(shape: GPTShape) -> str:
     if shape.hybrid_layer_pattern:
-        return "mamba2"
+        return "mamba2" if set(shape.hybrid_layer_pattern) == {"M"} else "nemotron_h"
     if shape.position_embedding_type == "learned_absolute":
         return "gpt2"
     if shape.multi_latent_attention:

@@ -133,6 +133,8 @@ SIBLINGS = {
     "deepseek_v2_tiny": "deepseek_v2",
     "deepseek_v3_tiny": "deepseek_v3",
     "mamba2_tiny": "mamba_codestral_7b",
+    "nemotron_h_tiny": "nemotron_h_8b",
+    "nemotron3_tiny": "nemotron3_nano_30b_a3b",
 }
 
 
@@ -146,7 +148,7 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind |= {name: fields[name] for name in ("rotary_base", "norm_epsilon", "rope_scaling_factor", "mscale")}
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
-    kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
+    kind["dense first, then experts"] = not shape.hybrid_layer_pattern and (shape.moe_blocks[0], shape.moe_blocks[-1])
     kind["letters"] = set(shape.hybrid_layer_pattern)
     del kind["moe_layer_freq"], kind["hybrid_layer_pattern"]
     return kind

@@ -57,6 +57,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 60, "mamba_num_heads": 15, "mamba_head_dim": 8, "mamba_num_groups": 5, "mamba_state_dim": 13},
     ),
     "mamba2 tied, one group": ("mamba2_tiny", {"mamba_num_groups": 1, "untie_embeddings_and_output_weights": False}),
+    "nemotron_h": ("nemotron_h_tiny", {}),
+    "nemotron_h of odd sizes": (
+        "nemotron_h_tiny",
+        {
+            "hybrid_layer_pattern": "*M--MM-",
+            "hidden_size": 60,
+            "ffn_hidden_size": 99,
+            "num_attention_heads": 6,
+            "num_query_groups": 3,
+            "kv_channels": 14,
+            "mamba_num_heads": 9,
+            "mamba_head_dim": 7,
+            "mamba_num_groups": 3,
+            "mamba_state_dim": 11,
+        },
+    ),
+    "nemotron_3": ("nemotron3_tiny", {}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
 }
@@ -151,7 +168,7 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
      "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "mamba2_130m",
-     "mamba_codestral_7b", *TINY],
+     "mamba_codestral_7b", "nemotron_h_47b", "nemotron3_nano_30b_a3b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

@@ -92,6 +92,18 @@ MODELS = [
         num_layers=6,
         hybrid_layer_pattern="M-M*-M",
     ),
+    model(
+        "Nemotron-H: Mamba-2, attention without positions, squared ReLU",
+        "tp2sp pp2 cp2 tp2sppp2dp2",
+        shape="nemotron_h_tiny",
+        num_layers=4,
+    ),
+    model(
+        "Nemotron 3: Mamba-2, attention, experts beside a shared one, a sigmoid router with bias",
+        "ep2 tp2spep2etp1 cp2ep2 ep2pp2 dp2ep2zero3",
+        shape="nemotron3_tiny",
+        num_layers=4,
+    ),
     model("packed documents", "tp2sp pp2 cp2 dp2zero3", documents_apart=True),
     model("packed documents and a window", "cp2tp2", documents_apart=True, window_size=(10, 0)),
     model("no RoPE in every other block", "pp2", no_rope_freq="2"),

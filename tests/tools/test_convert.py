@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "mamba2": ("mamba2_tiny", {}),
+    "nemotron_h": ("nemotron_h_tiny", {}),
+    "nemotron3": ("nemotron3_tiny", {}),
 }
 
 

@@ -34,6 +34,9 @@ DEPENDENT = (
     "decoder_sparse_step",
     "num_experts",
     "num_nextn_predict_layers",
+    "hybrid_override_pattern",
+    "num_hidden_layers",
+    "n_routed_experts",
 )
 """Keys of several architectures that go by the number of blocks or experts."""
 
@@ -63,8 +66,7 @@ class Cut:
 
 def cut_of(model_type: str, shape: GPTShape) -> Cut:
     """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
-    moe = shape.moe_blocks
-    blocks = tuple(sorted({moe.index(kind) for kind in (False, True) if kind in moe}))
+    blocks = tuple(shape.blocks.index(kind) for kind in dict.fromkeys(shape.blocks))
     experts: tuple[int, ...] = ()
     if shape.num_moe_experts:
         groups, chosen = shape.moe_router_num_groups or 1, shape.moe_router_group_topk or 1
@@ -74,9 +76,10 @@ def cut_of(model_type: str, shape: GPTShape) -> Cut:
     small = dataclasses.replace(
         shape,
         num_layers=len(blocks),
+        hybrid_layer_pattern="".join(shape.hybrid_layer_pattern[block : block + 1] for block in blocks),
         vocab_size=min(IDS, shape.vocab_size),
         num_moe_experts=len(experts),
-        moe_layer_freq=freq([moe[block] for block in blocks]) if experts else shape.moe_layer_freq,
+        moe_layer_freq=freq([shape.moe_blocks[block] for block in blocks]) if experts else shape.moe_layer_freq,
         mtp_num_layers=0,
     )
     return Cut(model_type, small, blocks, experts)
@@ -109,6 +112,10 @@ def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
         changed["num_local_experts"] = cut.shape.num_moe_experts
     if isinstance(config.get("layer_types"), list):
         changed["layer_types"] = config["layer_types"][: len(cut.blocks)]
+    if "layers_block_type" in config:
+        changed["layers_block_type"] = [config["layers_block_type"][block] for block in cut.blocks]
+        changed.pop("hybrid_override_pattern", None)
+        changed.pop("num_hidden_layers", None)
     gone = {"quantization_config", "auto_map", *TOKEN_IDS}
     return {key: value for key, value in (config | changed).items() if key not in gone} | dict.fromkeys(TOKEN_IDS)
 

@@ -156,7 +156,7 @@ def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
 
 
 def _mamba_context_problems(shape: GPTShape, tp: int, cp: int) -> list[str]:
-    """Whether every context rank gets Mamba heads of its own, for the whole sequence, and whole groups or part of one."""
+    """Whether every context rank gets Mamba heads of its own, and whole groups or a part of one."""
     heads, groups = shape.mamba_heads, shape.mamba_num_groups // tp
     if cp == 1 or "M" not in shape.hybrid_layer_pattern or (heads % tp == 0 and shape.mamba_num_groups % tp):
         return []
