@@ -16,8 +16,8 @@ class DataConfig:
     """Which text to train on, and how it becomes tokens."""
 
     paths: tuple[str, ...] = ()
-    """Prefixes of .bin/.idx files, or raw files (JSON lines, parquet, text; also as .gz, .zst, .bz2 or .xz), which are
-    tokenised once. Empty: the built-in corpus, which is the Python standard library's own sources."""
+    """Prefixes of .bin/.idx files, or raw files (JSON lines, parquet, csv, text; also as .gz, .zst, .bz2 or .xz), which
+    are tokenised once. Empty: the built-in corpus, which is the Python standard library's own sources."""
 
     blend: Mapping[str, float] = field(default_factory=dict)
     """Weights of several sources, in place of data.paths: a table of prefix, file or glob = weight. All that one
@@ -59,8 +59,9 @@ class DataConfig:
     """Continue a run although its data is not what it was: other samples, or in another order."""
 
     tokenizer: str = "builtin"
-    """Path of a SentencePiece .model, a Hugging Face tokenizer.json or a .tiktoken file; or "byte": one id a byte;
-    or "builtin": a SentencePiece model trained on the built-in corpus."""
+    """Path of a SentencePiece or Llama .model, a Hugging Face tokenizer.json, GPT-2's vocab.json beside its merges.txt
+    (or both, with a comma between) or a .tiktoken file, or of a folder with one of these; or "byte": one id a byte; or
+    "builtin": a SentencePiece model trained on the built-in corpus."""
 
     eod_token: str | None = None
     """What ends a document, where a tokenizer.json does not say: the text of a control token, as "<|endoftext|>"."""
@@ -75,7 +76,12 @@ class DataConfig:
     """Where tokenised files are kept. None: the user's cache folder. Need not be shared between nodes."""
 
     jsonl_key: str = "text"
-    """The field of a .jsonl line that holds its document (Megatron's --json-keys)."""
+    """The field of a .jsonl line, or column, that holds its document (Megatron's --json-keys); doc.text is the field
+    text of doc."""
+
+    csv_column: str | None = None
+    """The column of .csv and .tsv files that holds the document, by its name in the header. None: data.jsonl_key, and
+    folders of data.stream are read without such files."""
 
     reset_attention_mask: bool = False
     """Documents packed into one sample do not attend to one another. Needs reset_position_ids."""
@@ -94,8 +100,8 @@ class DataConfig:
                 f"data.builtin_vocab_size = {self.builtin_vocab_size}: expected 512 to 32768 "
                 "(256 bytes, 3 control pieces and the alphabet come first; the corpus is small)."
             )
-        for name in ("tokenizer", "jsonl_key"):
-            if not getattr(self, name):
+        for name in ("tokenizer", "jsonl_key", "csv_column"):
+            if getattr(self, name) == "":
                 found.append(f"data.{name} is empty; leave it out to use its default.")
         found += blend_problems(self)
         found += stream_problems(self)

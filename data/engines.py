@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from data.tokenizer_json import JsonTokenizer
+from data.tokenizer_pair import PairTokenizer
 from data.tokenizer_tiktoken import TiktokenTokenizer
 from data.tokenizers import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from parallel.errors import UserError
@@ -77,7 +78,7 @@ class GigatokenEngine:
             import gigatoken
         except ImportError:
             raise UserError("engine gigatoken needs `pip install gigatoken`.") from None
-        if not isinstance(tokenizer, JsonTokenizer):
+        if not isinstance(tokenizer, JsonTokenizer) or isinstance(tokenizer, PairTokenizer):
             raise UserError(
                 "engine gigatoken: only for a tokenizer.json; what it makes of a SentencePiece model differs where a "
                 'text holds "<s>" or "<0x41>".'

@@ -13,6 +13,7 @@ from data import blend, cache, corpus, inputs, shard_writer, tokenizers
 from data.config import DataConfig
 from data.prepared import Prepared, PreparedSource
 from data.raw import pieces
+from data.raw.csv_records import DELIMITERS
 from data.raw.identity import identity
 from data.raw.inputs import InputSource, Places, file_source
 from data.raw.pieces import DocumentPiece
@@ -173,7 +174,8 @@ def _tokenised(
     if raw_files:
         sources = [file_source(path) for path in raw_files]
         read_as = [f"{one.kind}{one.compression}" for one in sources]
-        name, known_by = "raw", [config.jsonl_key, *read_as, *map(identity, raw_files)]
+        columns = [config.csv_column or config.jsonl_key] if any(one.kind in DELIMITERS for one in sources) else []
+        name, known_by = "raw", [config.jsonl_key, *columns, *read_as, *map(identity, raw_files)]
     else:
         name, known_by = "builtin", [sys.version]
     target = folder / "tokens" / f"{name}-{_digest([RECIPE, tokenizer.fingerprint, *known_by])}"
@@ -218,7 +220,7 @@ def _write_piece(piece: DocumentPiece, tokenizer: Tokenizer, writer: shard_write
 
 def _pieces(sources: Iterable[InputSource], config: DataConfig) -> Iterator[DocumentPiece]:
     for source in sources:
-        yield from pieces.read(source, config.jsonl_key, config.max_expansion)
+        yield from pieces.read(source, config.jsonl_key, config.max_expansion, config.csv_column)
 
 
 def _progress(size_bytes: int) -> "tqdm":

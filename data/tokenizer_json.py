@@ -18,6 +18,7 @@ from parallel.untrusted import InputError, json_value, read_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 USUAL_EODS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<|begin▁of▁sentence|>", "<eos>", "<|eot|>")
 
 
@@ -30,7 +31,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """What is read of tokenizer_config.json."""
+    """What is read of tokenizer_config.json and special_tokens_map.json."""
 
     eos_token: str | Token | None = None
     bos_token: str | Token | None = None
@@ -44,15 +45,21 @@ class JsonTokenizer:
     the file is missing or unusable, where `tokenizers` is not installed, and where nothing ends a document.
     """
 
-    def __init__(self, path: Path, eod_token: str | None = None, flags: str = "data.") -> None:
-        """flags: what stands before `tokenizer` and `eod_token` where a user sets them, for messages."""
+    what = "a tokenizer.json"
+
+    def __init__(
+        self, path: Path, eod_token: str | None = None, flags: str = "data.", raw: bytes | None = None
+    ) -> None:
+        """flags: what stands before `tokenizer` and `eod_token` where a user sets them, for messages. raw: a
+        tokenizer.json that other files stand for; None: the file's content.
+        """
         # One text at a time: threads of theirs would not survive a fork, and processes already share the work.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if not path.exists():
             raise UserError(f"{flags}tokenizer: no file {path}.")
         self._flags = flags
         self.path: Path | None = path
-        self.raw = model_bytes(path, flags)
+        self.raw = model_bytes(path, flags) if raw is None else raw
         plain = self._load()
         plain.encode_special_tokens = True  # what stands in a text stays text
         self._plain = plain
@@ -92,9 +99,7 @@ class JsonTokenizer:
         try:
             return Tokenizer.from_buffer(self.raw)
         except Exception as error:  # the library raises nothing more precise
-            raise UserError(
-                f"{self._flags}tokenizer: {self.path} is not a tokenizer.json ({str(error)[:200]})."
-            ) from None
+            raise UserError(f"{self._flags}tokenizer: {self.path} is not {self.what} ({str(error)[:200]}).") from None
 
     @property
     def _added(self) -> list[Any]:
@@ -108,7 +113,7 @@ class JsonTokenizer:
             token = usual[0] if len(usual) == 1 else None
         index = None if token is None else self._plain.token_to_id(token)
         if index is None:
-            source = f"{self._flags}eod_token" if eod_token else "tokenizer_config.json"
+            source = f"{self._flags}eod_token" if eod_token else " or ".join(BESIDE)
             said = "nothing says what ends a document"
             if token is not None:
                 said = f"it has no token {shown(token)}, which ends a document by {source}"
@@ -120,13 +125,16 @@ class JsonTokenizer:
         return int(index)
 
     def _configured_eod(self) -> str | None:
-        beside = self.path.with_name("tokenizer_config.json") if self.path else None
-        if beside is None or not beside.exists():
-            return None
-        try:
-            token = read_json(beside, TokenizerConfig).eos_token
-        except InputError as error:
-            raise UserError(f"{self._flags}tokenizer: {error} Mend it, or remove it.") from None
-        except OSError as error:
-            raise UserError(f"{self._flags}tokenizer: {beside}: {error.strerror}.") from None
-        return token.content if isinstance(token, Token) else token
+        """What tokenizer_config.json beside the file says, else special_tokens_map.json."""
+        for beside in (self.path.with_name(name) for name in BESIDE) if self.path else ():
+            try:
+                token = read_json(beside, TokenizerConfig).eos_token
+            except FileNotFoundError:
+                continue
+            except InputError as error:
+                raise UserError(f"{self._flags}tokenizer: {error} Mend it, or remove it.") from None
+            except OSError as error:
+                raise UserError(f"{self._flags}tokenizer: {beside}: {error.strerror}.") from None
+            if token is not None:
+                return token.content if isinstance(token, Token) else token
+        return None

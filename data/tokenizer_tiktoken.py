@@ -9,6 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
+from data.tiktoken_meta import encoding_of
 from data.tokenizer_files import MOST_IDS, model_bytes, vocabulary_size
 from parallel.errors import UserError
 from parallel.schema import Range, shown
@@ -24,13 +25,21 @@ class _About:
     eod: str
 
 
+META_NAME = "tokenizer.model"
+"""What Meta names the ranks of Llama 3 and 4."""
+
+
 class TiktokenTokenizer:
     """tiktoken's own format: `X.tiktoken` has a line "base64 of the bytes, blank, rank" an id, and beside it
     `X.json` says {"pat_str": regular expression, "special_tokens": {text: id}, "eod": text}, which are in tiktoken's
-    source for the encodings that OpenAI publishes.
+    source for the encodings that OpenAI publishes. Meta's `tokenizer.model` is the same, and what it needs beside the
+    ranks is known here.
 
     Raises UserError where a file is missing or unusable, or where tiktoken is not installed.
     """
+
+    about: Path | None
+    """The description beside it."""
 
     def __init__(self, path: Path, eod_token: str | None = None, flags: str = "data.") -> None:
         """flags: what stands before `tokenizer` where a user sets it, for messages."""
@@ -38,18 +47,18 @@ class TiktokenTokenizer:
             import tiktoken
         except ImportError:
             raise UserError(f"{flags}tokenizer: {path} needs `pip install tiktoken`.") from None
-        about = path.with_suffix(".json")
-        for file in (path, about):
-            if not file.exists():
-                raise UserError(f"{flags}tokenizer: no file {file}; {path.name} needs its ranks and {about.name}.")
+        if not path.exists():
+            raise UserError(f"{flags}tokenizer: no file {path}.")
+        beside = path.with_suffix(".json")  # of tokenizer.model, that is another tokenizer's name
+        self.about = about = beside if path not in (beside, path.with_name(META_NAME)) and beside.exists() else None
         self.path: Path | None = path
-        raw = model_bytes(path, flags), model_bytes(about, flags)
+        raw = [model_bytes(path, flags)] if about is None else [model_bytes(path, flags), model_bytes(about, flags)]
         try:
-            said: _About = parse_json(raw[1], _About, about)
             known = _ranks(raw[0], path)
+            said = _metas(path, len(known)) if about is None else parse_json(raw[1], _About, about)
             eod = said.eod if eod_token is None else eod_token
             if eod not in said.special_tokens:
-                raise InputError(about, f"special_tokens has no {shown(eod)}, which should end documents.")
+                raise InputError(about or path, f"special_tokens has no {shown(eod)}, which should end documents.")
             # Without control tokens: what stands in a text stays text.
             self._encoding = tiktoken.Encoding(
                 path.stem, pat_str=said.pat_str, mergeable_ranks=known, special_tokens={}
@@ -75,6 +84,19 @@ class TiktokenTokenizer:
         """Text of the ids; control ids have none."""
         known = self._encoding.n_vocab
         return self._encoding.decode([int(index) for index in ids if index < known])
+
+
+def _metas(path: Path, ranks: int) -> _About:
+    """Raises InputError where Meta published no file of so many ranks."""
+    found = encoding_of(ranks)
+    if found is None:
+        raise InputError(
+            path,
+            f"{ranks:,} of tiktoken's ranks and no description beside; expected 128,000 (Llama 3) or 200,000 (Llama "
+            "4), whose control tokens are known. Give the model's tokenizer.json; or name this one X.tiktoken, and say "
+            'in X.json beside it {"pat_str": regular expression, "special_tokens": {text: id}, "eod": text}.',
+        )
+    return _About(pat_str=found.pattern, special_tokens=found.special_tokens, eod=found.eod)
 
 
 def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:

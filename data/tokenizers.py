@@ -1,18 +1,25 @@
-"""Text to ids and back: bytes, a SentencePiece model, a tokenizer.json, or tiktoken's ranks."""
+"""Text to ids and back: bytes, a SentencePiece model, a tokenizer.json, GPT-2's two files, or tiktoken's ranks."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from data import cache, sentencepiece_training
+from data import cache, sentencepiece_training, tokenizer_kinds
 from data.config import DataConfig, path_of
 from data.tokenizer_files import model_bytes
 from data.tokenizer_json import JsonTokenizer
+from data.tokenizer_pair import PairTokenizer, pair_of
 from data.tokenizer_tiktoken import TiktokenTokenizer
 from parallel.errors import UserError
+
+EXPECTED = (
+    '"builtin", "byte", a tokenizer.json, a SentencePiece or Llama tokenizer.model, a vocab.json beside its '
+    "merges.txt, a .tiktoken, or a folder with one of these"
+)
 
 
 def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer":
@@ -25,23 +32,73 @@ def load(config: DataConfig, folder: Path, console: cache.Console) -> "Tokenizer
     if config.tokenizer == "builtin":
         model = sentencepiece_training.builtin_model(config.builtin_vocab_size, folder, console)
         return SentencePieceTokenizer(model)
-    return open_tokenizer(path_of(config.tokenizer).absolute(), config.eod_token)
+    return open_named(config.tokenizer, config.eod_token)
+
+
+def exists(name: str) -> bool:
+    """Whether a file or folder is there that a tokenizer may be in; of a pair, both."""
+    return all(path_of(one).exists() for one in _named(name))
+
+
+def open_named(name: str, eod_token: str | None, flags: str = "data.") -> "Tokenizer":
+    """The tokenizer of a file, a folder, or of GPT-2's two files by both names, with a comma between.
+
+    Raises UserError as `open_tokenizer`.
+    """
+    paths = [path_of(one).absolute() for one in _named(name)]
+    if len(paths) == 1:
+        return open_tokenizer(paths[0], eod_token, flags)
+    return PairTokenizer(paths[0], paths[1], eod_token, flags)
+
+
+def _named(name: str) -> list[str]:
+    first, comma, second = name.partition(",")
+    is_pair = comma and first and second and not path_of(name).exists()
+    return [first, second] if is_pair else [name]
 
 
 def open_tokenizer(path: Path, eod_token: str | None, flags: str = "data.") -> "Tokenizer":
-    """The tokenizer in a file, known by its ending: .json, .tiktoken, else a SentencePiece model; or the
-    tokenizer.json in a folder. eod_token: what ends a document, where the file does not say. flags: what stands before
-    `tokenizer` and `eod_token` where a user sets them, for messages.
+    """The tokenizer in a file, known by its content, or in a folder as the Hub has them. eod_token: what ends a
+    document, where the file does not say. flags: what stands before `tokenizer` and `eod_token` where a user sets
+    them, for messages.
 
     Raises UserError where it is missing or unusable.
     """
     if path.is_dir():
-        path = path / "tokenizer.json"
-    if path.suffix == ".json":
-        return JsonTokenizer(path, eod_token, flags)
-    if path.suffix == ".tiktoken":
-        return TiktokenTokenizer(path, eod_token, flags)
-    return SentencePieceTokenizer(path, flags)
+        path = tokenizer_kinds.file_in(path, flags)
+    if not path.exists():
+        raise UserError(f"{flags}tokenizer: no file {path}; expected {EXPECTED}.")
+    kind = tokenizer_kinds.kind_of(path, flags)
+    if kind in ("vocabulary", "merges"):
+        return PairTokenizer(*pair_of(path), eod_token, flags)
+    if kind in ("tiktoken", "description"):
+        return TiktokenTokenizer(path.with_suffix(".tiktoken") if kind == "description" else path, eod_token, flags)
+    return JsonTokenizer(path, eod_token, flags) if kind == "json" else SentencePieceTokenizer(path, flags)
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedTokenizer:
+    """What a checkpoint keeps, so that it opens as the same tokenizer."""
+
+    name: str
+    """What `data.tokenizer` names there."""
+    copies: dict[str, Path]
+    """Files by the names that they have there."""
+    texts: dict[str, str]
+    """What is written there, by name."""
+
+
+def carried(tokenizer: "Tokenizer") -> CarriedTokenizer:
+    """Of a tokenizer."""
+    if tokenizer.path is None:
+        return CarriedTokenizer("byte", {}, {})
+    if isinstance(tokenizer, PairTokenizer):
+        return CarriedTokenizer("tokenizer.json", {}, {"tokenizer.json": tokenizer.raw.decode()})
+    if isinstance(tokenizer, TiktokenTokenizer) and tokenizer.about is not None:
+        copies = {"tokenizer.tiktoken": tokenizer.path, "tokenizer.json": tokenizer.about}
+        return CarriedTokenizer("tokenizer.tiktoken", copies, {})
+    name = "tokenizer.json" if isinstance(tokenizer, JsonTokenizer) else "tokenizer.model"
+    return CarriedTokenizer(name, {name: tokenizer.path}, {})
 
 
 class Tokenizer(Protocol):
@@ -103,9 +160,7 @@ class SentencePieceTokenizer:
         from sentencepiece import SentencePieceProcessor
 
         if not path.exists():
-            raise UserError(
-                f'{flags}tokenizer: no file {path}; expected "builtin", "byte", a .model, .json or .tiktoken.'
-            )
+            raise UserError(f"{flags}tokenizer: no file {path}; expected {EXPECTED}.")
         self.path: Path | None = path
         model = model_bytes(path, flags)
         try:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/ that come from elsewhere: fields of a recipe, flags of Megatron-LM, keys of metrics, axes.
+"""Write the tables of docs/ that come from elsewhere: fields of a recipe, flags of Megatron-LM, metrics, recipes.
 
     python -m docs.generate          write them into their pages
     python -m docs.generate --check  exit code 1 where a page is not what would be written
@@ -147,8 +147,8 @@ def flags_by_reason(fate: str) -> Iterator[str]:
     """Flags that are not translated, by the reason that a recipe's head gives."""
     reasons: dict[str, list[str]] = {}
     for flag in known().values():
-        if flag.fate == fate:
-            harmless = f" (but for `{flag.harmless}`)" if fate == "unsupported" and flag.harmless else ""
+        if ("another model" if flag.other_model else flag.fate) == fate:
+            harmless = f" (but for `{flag.harmless}`)" if fate != "irrelevant" and flag.harmless else ""
             reasons.setdefault(flag.reason, []).append(f"`--{flag.name}`{harmless}")
     yield from head("Why", "Flags")
     for reason, flags in reasons.items():
@@ -196,12 +196,29 @@ def axes() -> Iterator[str]:
     yield text[text.index("| axis |") :].partition("\n\n")[0]
 
 
+def recipes() -> Iterator[str]:
+    """What the heads of the planned recipes say."""
+    yield from head("Recipe", "GPUs", "Layout", "Step (4 of 5 runs)", "Fullest rank")
+    line = re.compile(
+        r"# \w+ on ([\d,]+ x .*?) \(\w+\): (.*)\. Planned, not run\.\n"
+        r"# Expected: (.*) a step \((.*)\), (\d+ GiB) on the fullest rank"
+    )
+    for path in sorted((DOCS.parent / "slurm/recipes").glob("*.toml")):
+        if found := line.match(path.read_text()):
+            gpus, layout, step, spread, memory = found.groups()
+            yield row(
+                f"[{path.stem}](../slurm/recipes/{path.name})", gpus, f"`{layout}`", f"{step} ({spread} s)", memory
+            )
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "axes": axes,
     "configuration": configuration,
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),
+    "recipes": recipes,
+    "flags-of-another-model": lambda: flags_by_reason("another model"),
     "flags-unsupported": lambda: flags_by_reason("unsupported"),
     "metrics": metrics,
     "monitoring": monitoring,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-ActivationName = Literal["swiglu", "geglu", "gelu", "squared_relu"]
+ActivationName = Literal["swiglu", "geglu", "quick_geglu", "gelu", "squared_relu"]
 ActivationFunction = Callable[["Tensor"], "Tensor"]
 
 
@@ -43,6 +43,16 @@ def _any_gelu() -> ActivationFunction:
     return functional.gelu  # mcore's fused kernels have the tanh approximation all the same
 
 
+def _quick_gelu() -> ActivationFunction:
+    return lambda x: x * (1.702 * x).sigmoid()
+
+
+def _any_quick_gelu() -> ActivationFunction:
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+
+    return quick_gelu  # type: ignore[no-any-return]
+
+
 def _squared_relu() -> ActivationFunction:
     from torch.nn import functional
 
@@ -52,6 +62,7 @@ def _squared_relu() -> ActivationFunction:
 ACTIVATIONS: dict[str, Activation] = {
     "swiglu": Activation(function=_silu, gated=True),
     "geglu": Activation(function=_gelu, gated=True, fused=_any_gelu),
+    "quick_geglu": Activation(function=_quick_gelu, gated=True, fused=_any_quick_gelu),
     "gelu": Activation(function=_gelu, fused=_any_gelu),
     "squared_relu": Activation(function=_squared_relu),
 }

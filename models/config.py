@@ -7,7 +7,7 @@ from typing import Literal
 from models.activations import ActivationName
 from models.families import named, unknown_shape
 from models.norms import Normalization
-from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling
+from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling, SoftmaxType
 from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
@@ -49,6 +49,9 @@ OWNED = frozenset(
         "add_bias_linear",
         "add_qkv_bias",
         "qk_layernorm",
+        "softmax_type",
+        "activation_func_clamp_value",
+        "glu_linear_offset",
         "hidden_dropout",
         "attention_dropout",
         "init_method_std",
@@ -104,6 +107,7 @@ OWNED = frozenset(
         "multi_latent_attention",
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
         "moe_router_topk",
         "moe_router_score_function",
         "moe_router_pre_softmax",
@@ -184,6 +188,8 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "num_moe_experts",
     "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size",
+    "latent_norm_epsilon",
+    "activation_func_clamp_value",
     "moe_router_num_groups",
     "moe_router_group_topk",
     "moe_router_bias_update_rate",
@@ -249,16 +255,27 @@ class ModelConfig:
     """Added to the variance (LayerNorm) or the mean square (RMSNorm)."""
 
     activation: ActivationName | None = None
-    """Of the MLP. swiglu and geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation."""
+    """Of the MLP. swiglu, geglu and quick_geglu are gated (arXiv:2002.05202); gelu is GPT-2's tanh approximation,
+    quick_geglu's is x sigmoid(1.702 x)."""
+
+    activation_func_clamp_value: float | None = None
+    """Of a gated MLP: the gate is at most this, the other projection within plus and minus this (gpt-oss: 7). 0: no."""
+
+    glu_linear_offset: float | None = None
+    """Of a gated MLP: added to the projection that its gate multiplies (gpt-oss: 1)."""
 
     add_bias_linear: bool | None = None
-    """Biases in every linear layer of the blocks."""
+    """Biases in every linear layer of the blocks, routers and experts included."""
 
     add_qkv_bias: bool | None = None
     """A bias in the query-key-value projection, whatever add_bias_linear says."""
 
     qk_layernorm: bool | None = None
     """Normalise each head's queries and keys."""
+
+    softmax_type: SoftmaxType | None = None
+    """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
+    off-by-one: that logit is 0."""
 
     position_embedding_type: PositionEmbedding | None = None
     """rope: rotate queries and keys (arXiv:2104.09864); learned_absolute: a trained vector per position."""
@@ -293,6 +310,9 @@ class ModelConfig:
     yarn_beta_slow: float | None = None
     """yarn: channels with fewer turns than this over the original context get the whole factor."""
 
+    yarn_correction_range_round_to_int: bool | None = None
+    """yarn: round the numbers of the channels between which it changes to whole ones. Off: gpt-oss."""
+
     mscale: float | None = None
     """yarn with latent attention: scale of rotated channels, over that of mscale_all_dim."""
 
@@ -326,6 +346,9 @@ class ModelConfig:
     v_head_dim: int | None = None
     """MLA: channels of a head's values."""
 
+    latent_norm_epsilon: float | None = None
+    """MLA: norm_epsilon of the norms of latents. 0: norm_epsilon."""
+
     num_moe_experts: int | None = None
     """Experts of each mixture layer. 0: no mixture, a dense MLP everywhere."""
 
@@ -337,6 +360,9 @@ class ModelConfig:
 
     moe_shared_expert_intermediate_size: int | None = None
     """Inner width of all shared experts together, which every token passes through. 0: none."""
+
+    moe_shared_expert_gate: bool | None = None
+    """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
     moe_router_topk: int | None = None
     """Experts that each token is sent to."""

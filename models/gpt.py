@@ -21,7 +21,7 @@ from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
 from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
-from models.layers.attention import SDPAttention, check_supported
+from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec
@@ -100,6 +100,7 @@ def build(
         recompute_no_empty_mlp(chunk)
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
+        mark_softmax_offsets(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
@@ -177,6 +178,7 @@ def transformer_config(
     if attention_factor(shape) != 1.0 and not shape.multi_latent_attention:
         # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
         config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
+    config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon  # LatentAttention reads it
     return config
 
 
@@ -198,6 +200,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "add_bias_linear": shape.add_bias_linear,
         "add_qkv_bias": shape.add_qkv_bias,
         "qk_layernorm": shape.qk_layernorm,
+        "softmax_type": shape.softmax_type,
+        "activation_func_clamp_value": shape.activation_func_clamp_value or None,
+        "glu_linear_offset": shape.glu_linear_offset,
         "hidden_dropout": shape.hidden_dropout,
         "attention_dropout": shape.attention_dropout,
         "init_method_std": shape.init_method_std,
@@ -261,6 +266,7 @@ def _expert_settings(
         "moe_layer_freq": [int(symbol == "E") for symbols in shape.blocks for symbol in symbols],
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
+        "moe_shared_expert_gate": shape.moe_shared_expert_gate,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,

@@ -69,7 +69,7 @@ def std_of(name: str, shape: GPTShape) -> float | None:
     Projections that write into the residual stream get init_method_std / sqrt(their number), as in GPT-2 and Megatron:
     2 num_layers, or the letters of a pattern.
     """
-    if not name.endswith(".weight") or "norm" in name.rsplit(".", 2)[-2]:
+    if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
     if name.endswith(("linear_proj.weight", "linear_fc2.weight", "mixer.out_proj.weight")):
         return shape.init_method_std / math.sqrt(num_sublayers(shape))

@@ -103,6 +103,10 @@ def _no_fused_activation(setting: KernelSetting) -> str | None:
     shape = setting.shape
     if others := sorted(UNFUSED_ACTIVATIONS & setting.megatron):
         return f"model.megatron sets {others[0]}"
+    if shape.activation == "quick_geglu":
+        return None if shape.num_moe_experts and all(shape.moe_blocks) else "Megatron fuses quick_geglu in experts only"
+    if shape.activation_func_clamp_value or shape.glu_linear_offset:
+        return "Megatron's fused kernels clamp and add an offset with quick_geglu only"
     if shape.num_moe_experts:
         fits = shape.activation == "swiglu" and not shape.add_bias_linear
     else:

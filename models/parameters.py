@@ -133,7 +133,14 @@ def _attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     if shape.qk_layernorm:
         yield from _norm(shape, f"{attention}q_layernorm.", shape.kv_channels)
         yield from _norm(shape, f"{attention}k_layernorm.", shape.kv_channels)
+    yield from _softmax_offset(shape, attention)
     yield from _linear(f"{attention}linear_proj", h, shape.query_size, bias=shape.add_bias_linear)
+
+
+def _softmax_offset(shape: GPTShape, attention: str) -> Iterator[Parameter]:
+    """Of each head, the logit of what its softmax gives no token."""
+    if shape.softmax_type == "learnable":
+        yield Parameter(f"{attention}core_attention.softmax_offset", (shape.num_attention_heads,))
 
 
 def _latent_attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
@@ -151,6 +158,7 @@ def _latent_attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     yield from _up(
         shape, f"{attention}linear_kv_up_proj", n * (shape.qk_head_dim + shape.v_head_dim), shape.kv_lora_rank
     )
+    yield from _softmax_offset(shape, attention)
     yield from _linear(f"{attention}linear_proj", h, n * shape.v_head_dim, bias=shape.add_bias_linear)
 
 
@@ -188,12 +196,17 @@ def _experts(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     """Its norm stands alone: the router and all experts read it."""
     h, experts, f = shape.hidden_size, shape.num_moe_experts, shape.expert_ffn_hidden_size
     yield from _norm(shape, f"{prefix}pre_mlp_layernorm.", h)
-    yield Parameter(f"{prefix}mlp.router.weight", (experts, h))
-    yield Parameter(f"{prefix}mlp.experts.linear_fc1.weight", (experts, _fc1_rows(shape, f), h))
-    yield Parameter(f"{prefix}mlp.experts.linear_fc2.weight", (experts, h, f))
+    bias = shape.add_bias_linear
+    yield from _linear(f"{prefix}mlp.router", experts, h, bias=bias)
+    for name, rows, columns in (("linear_fc1", _fc1_rows(shape, f), h), ("linear_fc2", h, f)):
+        yield Parameter(f"{prefix}mlp.experts.{name}.weight", (experts, rows, columns))
+        if bias:
+            yield Parameter(f"{prefix}mlp.experts.{name}.bias", (experts, rows))
     if shared := shape.moe_shared_expert_intermediate_size:
         yield from _linear(f"{prefix}mlp.shared_experts.linear_fc1", _fc1_rows(shape, shared), h, bias=False)
         yield from _linear(f"{prefix}mlp.shared_experts.linear_fc2", h, shared, bias=False)
+        if shape.moe_shared_expert_gate:
+            yield Parameter(f"{prefix}mlp.shared_experts.gate_weight", (1, h))
 
 
 _SUBLAYERS = {"M": _mamba, "*": _attention, "+": _latent_attention, "-": _mlp, "E": _experts}

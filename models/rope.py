@@ -45,10 +45,10 @@ def _yarn(plain: Tensor, shape: GPTShape, dim: int) -> Tensor:
             / (2 * math.log(shape.rotary_base))
         )
 
-    low, high = (
-        max(math.floor(channel(shape.yarn_beta_fast)), 0),
-        min(math.ceil(channel(shape.yarn_beta_slow)), dim - 1),
-    )
-    ramp = (torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / max(high - low, 0.001)
+    low, high = channel(shape.yarn_beta_fast), channel(shape.yarn_beta_slow)
+    if shape.yarn_correction_range_round_to_int:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device=plain.device) - low) / (high - low or 0.001)
     keep = 1 - ramp.clamp(0, 1)
     return plain * (keep + (1 - keep) / shape.rope_scaling_factor)

@@ -14,7 +14,7 @@ def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
     if problems := [*pattern_problems(shape), *mamba_problems(shape)]:
         return problems
-    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window]
+    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window, _gate]
     if shape.multi_latent_attention:
         parts += [_latent_attention]
     if shape.num_moe_experts:
@@ -55,10 +55,9 @@ def _rope_scaling(shape: GPTShape) -> Iterator[str]:
             f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
             f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
         )
-    if shape.rope_scaling == "yarn" and shape.yarn_beta_slow >= shape.yarn_beta_fast:
-        yield (
-            f"model.yarn_beta_slow {shape.yarn_beta_slow} must be below model.yarn_beta_fast {shape.yarn_beta_fast}."
-        )
+    if shape.rope_scaling == "yarn" and shape.yarn_beta_slow > shape.yarn_beta_fast:
+        slow, fast = shape.yarn_beta_slow, shape.yarn_beta_fast
+        yield f"model.yarn_beta_slow {slow} must not exceed model.yarn_beta_fast {fast}."
 
 
 def _frequencies(shape: GPTShape) -> Iterator[str]:
@@ -94,6 +93,15 @@ def _window(shape: GPTShape) -> Iterator[str]:
         )
 
 
+def _gate(shape: GPTShape) -> Iterator[str]:
+    for name in ("activation_func_clamp_value", "glu_linear_offset"):
+        if getattr(shape, name) and not shape.gated:
+            yield (
+                f'model.{name} {getattr(shape, name)} is of gated MLPs, and model.activation "{shape.activation}" is '
+                f"none. Set model.{name} = 0, or swiglu, geglu or quick_geglu."
+            )
+
+
 def _latent_attention(shape: GPTShape) -> Iterator[str]:
     where = "model.multi_latent_attention"
     if shape.position_embedding_type != "rope" or shape.rotary_percent != 1.0:
@@ -105,6 +113,8 @@ def _latent_attention(shape: GPTShape) -> Iterator[str]:
         yield f"model.qk_pos_emb_head_dim {shape.qk_pos_emb_head_dim} must be even: RoPE turns pairs of channels."
     if shape.rope_scaling not in ("none", "yarn"):
         yield f'{where}: model.rope_scaling "{shape.rope_scaling}" is not supported with it. Use "none" or "yarn".'
+    if not shape.yarn_correction_range_round_to_int:
+        yield f"{where}: model.yarn_correction_range_round_to_int = false is not supported with it. Set it to true."
     if shape.window_size[0] >= 0:
         yield f"{where}: model.window_size {shape.window_size} is not supported with it. Use (-1, 0)."
     if shape.num_query_groups != shape.num_attention_heads:
@@ -118,6 +128,11 @@ def _latent_attention(shape: GPTShape) -> Iterator[str]:
 
 def _experts(shape: GPTShape) -> Iterator[str]:
     experts, topk = shape.num_moe_experts, shape.moe_router_topk
+    if shape.moe_shared_expert_gate and not shape.moe_shared_expert_intermediate_size:
+        yield (
+            "model.moe_shared_expert_gate weighs shared experts, but model.moe_shared_expert_intermediate_size is 0: "
+            "there are none. Set it, or model.moe_shared_expert_gate = false."
+        )
     if topk > experts:
         yield f"model.moe_router_topk {topk} exceeds model.num_moe_experts {experts}. Use {experts} or less."
     if topk == 1 and shape.moe_router_score_function == "softmax" and not shape.moe_router_pre_softmax:
@@ -125,10 +140,11 @@ def _experts(shape: GPTShape) -> Iterator[str]:
             "model.moe_router_topk 1 with a softmax over the chosen expert alone is always 1, so the router would "
             "never learn. Set model.moe_router_pre_softmax = true."
         )
-    if shape.add_bias_linear:
+    if shape.add_bias_linear and shape.moe_shared_expert_intermediate_size:
         yield (
-            "model.add_bias_linear is not supported with model.num_moe_experts: megatron-core has no biases for shared "
-            "experts nor for experts whose matrices are split. Set model.add_bias_linear = false."
+            "model.add_bias_linear is not supported with model.moe_shared_expert_intermediate_size "
+            f"{shape.moe_shared_expert_intermediate_size}: megatron-core has no biases for shared experts. Set "
+            "model.add_bias_linear = false."
         )
 
 

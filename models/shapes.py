@@ -14,6 +14,7 @@ from models.norms import Normalization
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 
 
@@ -39,6 +40,9 @@ class GPTShape:
     norm_epsilon: float = 1e-5
     add_qkv_bias: bool = False
     qk_layernorm: bool = False
+    softmax_type: SoftmaxType = "vanilla"
+    activation_func_clamp_value: float = 0.0
+    glu_linear_offset: float = 0.0
     rotary_base: int = 10_000
     rotary_percent: float = 1.0
     rope_scaling: RopeScaling = "none"
@@ -48,6 +52,7 @@ class GPTShape:
     rope_original_max_position_embeddings: int = 8192
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    yarn_correction_range_round_to_int: bool = True
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
     no_rope_freq: str = "0"
@@ -59,10 +64,12 @@ class GPTShape:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+    latent_norm_epsilon: float = 0.0
     num_moe_experts: int = 0
     moe_layer_freq: str = "1"
     moe_ffn_hidden_size: int = 0
     moe_shared_expert_intermediate_size: int = 0
+    moe_shared_expert_gate: bool = False
     moe_router_topk: int = 2
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
     moe_router_pre_softmax: bool = False

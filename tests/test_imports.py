@@ -127,7 +127,8 @@ def test_what_a_package_lists_is_there() -> None:
 def listed(path: Path) -> Iterator[tuple[str, bool]]:
     """Each name, and whether it is there. Other tables, of files that a program writes, have capitals or dots."""
     tree = ast.parse(path.read_text())
-    rows = re.findall(r"^ *((?:[a-z_]+(?:\.py|/)?(?:, )?)+)  +\S", ast.get_docstring(tree) or "", flags=re.MULTILINE)
+    name = r"[a-z_]+(?:\.py|/)?"
+    rows = re.findall(rf"^ *({name}(?:, {name})*)  +\S", ast.get_docstring(tree) or "", flags=re.MULTILINE)
     exported = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     for name in filter(None, ", ".join(rows).split(", ")):
         yield name, name in exported or any(path.parent.glob(f"{name.removesuffix('.py').rstrip('/')}*"))

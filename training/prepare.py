@@ -48,14 +48,9 @@ def prepare(config: RunConfig, identity: Identity | None) -> Prepared:
 
 def prepare_eval_tasks(config: RunConfig, identity: Identity | None) -> PreparedTasks | None:
     """Those of ``eval.tasks``, on the process that is or will fork rank 0. Raises UserError as ``prepare_tasks``."""
-    given = config.eval
-    if not given.tasks or (identity is not None and identity.rank != 0):
+    if not config.eval.tasks or (identity is not None and identity.rank != 0):
         return None
-    request = TaskRequest(
-        names=given.tasks, folder=given.task_folder, limit=given.limit, num_fewshot=given.num_fewshot,
-        seq_length=config.model.seq_length,
-    )  # fmt: skip
-    return prepare_tasks(request, partial(print, flush=True))
+    return prepare_tasks(TaskRequest.of(config.eval, config.model.seq_length), partial(print, flush=True))
 
 
 def _tell_what_trains(train: Samples, prepared: Prepared, config: RunConfig, say: Console) -> None:

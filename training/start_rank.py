@@ -29,10 +29,12 @@ def prepared_run(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch loads: what was asked to run on the CPU sees no GPU
     check(config, device, run_dir / "logs")
+    from training.checkpoint.converting import with_converted
     from training.prepare import prepare, prepare_eval_tasks  # numpy loads now, torch and Megatron after the data
 
     if heartbeat is not None:
         heartbeat.enter("data")
+    config = with_converted(config, run_dir, identity)
     tasks = prepare_eval_tasks(config, identity)
     prepared = prepare(config, identity)
     with (

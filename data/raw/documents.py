@@ -1,17 +1,30 @@
 """The documents of a unit, in batches, and what becomes of those that are not as they should be."""
 
 import codecs
-import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO
 
 from data.raw.compressed import Unpacked
+from data.raw.csv_documents import read_csv
+from data.raw.fields import arrow_leaf, arrow_names, arrow_path, names_in, value_at
 from data.raw.files import check_is_same, decoded, opened
+from data.raw.reading import (
+    BATCH_ROWS,
+    BEGIN,
+    DocumentBatch,
+    DocumentOffset,
+    ReadOptions,
+    Rejects,
+    checked,
+    go_to,
+    line_place,
+    skip_line,
+    too_long,
+)
 from data.raw.units import SourcePart, Unit
-from parallel.errors import UserError, printable
+from parallel.errors import UserError
 from parallel.untrusted import open_regular
 
 try:
@@ -23,75 +36,15 @@ except ImportError:
         raise ValueError
 
 
-BATCH_BYTES, BATCH_ROWS = 4 << 20, 1000
-SHOWN = 3
-"""Rejected documents that a unit describes; the others are counted."""
-
-
-class DocumentOffset(NamedTuple):
-    """Where in a unit a batch begins."""
-
-    part: int = 0
-    at: int = 0
-    """Byte of the file, byte of what it unpacks to, or row."""
-
-
-BEGIN = DocumentOffset()
-
-
-class DocumentBatch(NamedTuple):
-    """Some documents, and how far reading went on by them."""
-
-    texts: list[str]
-    source_bytes: int
-    """On disk; of a dataset, which does not say how large it is, the bytes of these texts."""
-    place: DocumentOffset = BEGIN
-    positions: Sequence[int] = ()
-    """Of each text: byte where its line begins, or row; see `where`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """How documents are read."""
-
-    jsonl_key: str
-    """The field or column that holds a document."""
-    on_bad_document: Literal["stop", "skip"]
-    max_document_bytes: int
-    max_expansion: float
-    batch_bytes: int = BATCH_BYTES
-    """Of a file of lines, taken at a time."""
-    flags: str = "--"
-    """What stands before these names where a user sets them, for messages."""
-
-
-@dataclass(slots=True)
-class Rejects:
-    """Documents that cannot be used: the first is an error, or they are counted."""
-
-    policy: Literal["stop", "skip"]
-    flags: str = "--"
-    """What stands before on_bad_document where a user sets it; nothing where it cannot be set."""
-    count: int = 0
-    shown: list[str] = field(default_factory=list)
-
-    def reject(self, describe: Callable[[], str]) -> None:
-        """Raises UserError where one bad document is to stop the work. describe: place and reason."""
-        self.count += 1
-        if self.policy == "stop":
-            way = f" {self.flags}on_bad_document skip leaves such documents out and counts them." if self.flags else ""
-            raise UserError(f"{printable(describe())}{way}")
-        if len(self.shown) < SHOWN:
-            self.shown.append(printable(describe()))
-
-
 def read(unit: Unit, reading: ReadOptions, rejects: Rejects, start: DocumentOffset = BEGIN) -> Iterator[DocumentBatch]:
     """A unit's documents, all of them or those from the batch on that began at `start`: it and those after it are
     the same then. What lies before is found by seeking in a plain file, and unpacked, but not parsed, in another.
 
     Raises UserError for files that cannot be read or unpacked, and as `rejects` says.
     """
-    readers = {"jsonl": _jsonl, "text": _text, "parquet": _parquet, "dataset": _dataset}
+    readers = {
+        "jsonl": _jsonl, "text": _text, "csv": read_csv, "tsv": read_csv, "parquet": _parquet, "dataset": _dataset,
+    }  # fmt: skip
     for number, part in enumerate(unit.parts[start.part :], start.part):
         at = start.at if number == start.part else 0
         try:
@@ -104,8 +57,8 @@ def read(unit: Unit, reading: ReadOptions, rejects: Rejects, start: DocumentOffs
 def where(unit: Unit, batch: DocumentBatch, number: int, reading: ReadOptions) -> str:
     """The place of a batch's text, for messages. It may be read up to there."""
     part, position = unit.parts[batch.place.part], batch.positions[number]
-    if part.source.kind == "jsonl":
-        return _line(part, position, reading)
+    if part.source.kind in ("jsonl", "csv", "tsv"):
+        return line_place(part, position, reading)
     return part.source.path if part.source.kind == "text" else _row(part, position)
 
 
@@ -114,25 +67,12 @@ def _jsonl(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) ->
     with opened(part.source, reading.max_expansion, reading.flags) as file:
         packed = file.raw if isinstance(file.raw, Unpacked) else None
         end = None if packed else part.stop
-        begin, before = _go_to(file, max(part.start, at)), 0
+        begin, before = go_to(file, max(part.start, at)), 0
         for offset, block in _blocks(file, begin, end, part, reading, rejects):
             texts, positions = _parse(block, offset, part, reading, rejects)
             size = packed.packed_bytes - before if packed else len(block)
             before += size
             yield DocumentBatch(texts, size, DocumentOffset(0, offset), positions)
-
-
-def _go_to(file: io.BufferedReader, start: int) -> int:
-    """Go to the first line that begins at `start` or later: where that is."""
-    if not start:
-        return 0
-    if not isinstance(file.raw, Unpacked):
-        file.seek(start - 1)
-        return start - 1 + _skip_line(file)
-    left = start  # only ever the beginning of a line
-    while left and (block := file.read(min(left, 1 << 20))):
-        left -= len(block)
-    return start
 
 
 def _blocks(
@@ -150,20 +90,10 @@ def _blocks(
             if len(rest) == reading.max_document_bytes and not rest.endswith(b"\n"):
                 line_start = block.rfind(b"\n") + 1
                 place, block = start + line_start, block[:line_start]
-                rejects.reject(lambda: f"{_line(part, place, reading)}: {_too_long(reading)}")  # noqa: B023
-                size += _skip_line(file)
+                rejects.reject(lambda: f"{line_place(part, place, reading)}: {too_long(reading)}")  # noqa: B023
+                size += skip_line(file)
         yield start, block
         start += size
-
-
-def _skip_line(file: BinaryIO) -> int:
-    """Read to the end of the line: the bytes that were left of it."""
-    skipped = 0
-    while piece := file.readline(1 << 20):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
 
 
 def _parse(
@@ -171,6 +101,7 @@ def _parse(
 ) -> tuple[list[str], list[int]]:
     """The documents of a stretch of lines, and where their lines begin."""
     key, limit, position = reading.jsonl_key, reading.max_document_bytes, offset
+    is_nested = "." in key
     texts: list[str] = []
     positions: list[int] = []
     if not offset and block.startswith(codecs.BOM_UTF8):  # a file's, which some programs begin text with
@@ -178,7 +109,8 @@ def _parse(
     for line in block.split(b"\n"):
         if line and not line.isspace():
             try:
-                text = fast_loads(line)[key]
+                value = fast_loads(line)
+                text = value_at(value, key) if is_nested else value[key]
                 is_good = type(text) is str and len(line) <= limit
             except (ValueError, KeyError, TypeError, IndexError):
                 is_good = False
@@ -195,7 +127,7 @@ def _parse_again(line: bytes, position: int, part: SourcePart, reading: ReadOpti
     """What the fast way does not take: a document that is right all the same; None where it is not, for a reason."""
     text, reason = field_of(line, reading)
     if text is None:
-        rejects.reject(lambda: f"{_line(part, position, reading)}: {reason}")
+        rejects.reject(lambda: f"{line_place(part, position, reading)}: {reason}")
     return text
 
 
@@ -203,43 +135,18 @@ def field_of(line: bytes, reading: ReadOptions) -> tuple[str | None, str]:
     """The document on a line; or None, and what is wrong with it."""
     key = reading.jsonl_key
     if len(line) > reading.max_document_bytes:
-        return None, _too_long(reading)
+        return None, too_long(reading)
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
         return None, f"byte {error.start} of the line is not UTF-8 text."
     except (ValueError, RecursionError) as error:
         return None, f"not JSON: {error}."
-    if not isinstance(value, dict) or key not in value:
-        found = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-        return None, f'no field "{key}"; found: {found or "none"}. Set {reading.flags}jsonl_key.'
-    return _checked(value[key], f'field "{key}"', reading)
-
-
-def _checked(value: Any, name: str, reading: ReadOptions) -> tuple[str | None, str]:
-    if not isinstance(value, str):
-        return None, f"{name} is a {type(value).__name__}, expected text."
     try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError as error:
-        return None, f"character {error.start} of {name} is half a surrogate pair, which is no text."
-    return (None, _too_long(reading)) if size > reading.max_document_bytes else (value, "")
-
-
-def _too_long(reading: ReadOptions) -> str:
-    limit = f"{reading.max_document_bytes / 1e6:g} MB"
-    return f"a document of more than {limit}; raise {reading.flags}max_document_mb if it is right."
-
-
-def _line(part: SourcePart, offset: int, reading: ReadOptions) -> str:
-    """`FILE:LINE (byte OFFSET)`; of a compressed file, in what it unpacks to. Reads the file up to there."""
-    number, left = 1, offset
-    with opened(part.source, reading.max_expansion, reading.flags) as file:
-        while left and (block := file.read(min(left, 1 << 20))):
-            number += block.count(b"\n")
-            left -= len(block)
-    unpacked = " unpacked" if part.source.compression else ""
-    return f"{part.source.path}:{number} (byte {offset}{unpacked})"
+        return checked(value_at(value, key), f'field "{key}"', reading)
+    except KeyError:
+        found = names_in(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        return None, f'no field "{key}"; found: {found}. Set {reading.flags}jsonl_key.'
 
 
 def _row(part: SourcePart, number: int) -> str:
@@ -253,7 +160,7 @@ def _text(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> 
         raw = file.read(reading.max_document_bytes + 1)
     texts = []
     if len(raw) > reading.max_document_bytes:
-        rejects.reject(lambda: f"{part.source.path}: {_too_long(reading)}")
+        rejects.reject(lambda: f"{part.source.path}: {too_long(reading)}")
     else:
         try:
             texts.append(decoded(raw, 0, part.source.path))
@@ -272,8 +179,8 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
         check_is_same(raw, part.source)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if key not in file.schema_arrow.names:
-                found = ", ".join(file.schema_arrow.names)
+            if arrow_path(file.schema_arrow, key) is None:
+                found = arrow_names(file.schema_arrow)
                 raise UserError(f'{path}: no column "{key}"; found: {found}. Set {reading.flags}jsonl_key.')
             batches = file.iter_batches(
                 BATCH_ROWS, row_groups=range(part.start, part.stop), columns=[key], use_threads=False
@@ -285,8 +192,8 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
                 if row < at:
                     row += len(batch)
                     continue
-                for value in _values(batch.column(0)):
-                    text, reason = _checked(value, f'column "{key}"', reading)
+                for value in _values(_leaf(batch, key)):
+                    text, reason = checked(value, f'column "{key}"', reading)
                     if text is None:
                         rejects.reject(lambda: f"{_row(part, row)}: {reason}")  # noqa: B023
                     else:
@@ -297,6 +204,12 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
                 yield DocumentBatch(texts, size, DocumentOffset(0, before), positions)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
+
+
+def _leaf(batch: Any, key: str) -> Any:
+    """The column of a batch, which has no others, or only those that a name with dots may mean as well."""
+    top, *fields = arrow_path(batch.schema, key) or (0,)
+    return arrow_leaf(batch.column(top), fields)
 
 
 def _values(column: Any) -> list[Any]:
@@ -322,12 +235,14 @@ def _dataset(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
     positions: list[int] = []
     size, begin, number = 0, at, at
     for row in hub.rows(part.source.path, part.source.revision, part.start, part.stop, at):
-        if reading.jsonl_key not in row:
-            found = ", ".join(row)
+        try:
+            value = value_at(row, reading.jsonl_key)
+        except KeyError:
+            found = names_in(row)
             raise UserError(
                 f'{part.source.path}: no column "{reading.jsonl_key}"; found: {found}. Set {reading.flags}jsonl_key.'
-            )
-        text, reason = _checked(row[reading.jsonl_key], f'column "{reading.jsonl_key}"', reading)
+            ) from None
+        text, reason = checked(value, f'column "{reading.jsonl_key}"', reading)
         if text is None:
             rejects.reject(lambda: f"{_row(part, number)}: {reason}")  # noqa: B023
         else:

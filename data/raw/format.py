@@ -7,12 +7,14 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from data.raw import compressed
 
-Kind = Literal["jsonl", "text", "parquet", "json", "csv", "binary"]
-"""The first three can be read."""
+Kind = Literal["jsonl", "text", "parquet", "csv", "tsv", "json", "binary"]
+"""All but the last two can be read."""
+READABLE = ("jsonl", "text", "parquet", "csv", "tsv")
 ENDINGS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
-    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
 }
 HEAD_BYTES = 64 << 10
@@ -102,15 +104,11 @@ def _text(head: bytes, is_whole: bool, path: Path, named: Kind | None, ending: s
         return Format("binary", what=problem)
     if document := _json_document(head, lines, named == "jsonl" or not ending):
         return Format("json", what=document)
-    if named == "csv" or ((named == "jsonl" or not ending) and _is_csv(lines, is_whole)):
-        return Format("csv", what=f"columns of comma- or tab-separated values, which are not read. {_CSV_WAY}")
+    if named in ("csv", "tsv"):
+        return Format(named)
+    if (named == "jsonl" or not ending) and (columns := _columns(lines, is_whole)):
+        return Format(columns)
     return Format("jsonl" if named == "jsonl" else "text")
-
-
-_CSV_WAY = (
-    "Convert it: `python -c \"import pyarrow.csv as c, pyarrow.parquet as p; p.write_table(c.read_csv('IN.csv'), "
-    "'OUT.parquet')\"`, and name its column as jsonl_key; name it .txt if its text is one document."
-)
 
 
 def _is_jsonl(lines: list[bytes], is_whole: bool, named: Kind | None) -> bool:
@@ -154,7 +152,7 @@ def _binary(head: bytes) -> str:
     if not known and nul < 0:
         return ""  # another encoding: reading names the byte
     found = known or f"a NUL byte at byte {nul}: binary, or UTF-16 or UTF-32 text"
-    return f"{found}; expected UTF-8 text, JSON lines or parquet."
+    return f"{found}; expected UTF-8 text, JSON lines, csv or parquet."
 
 
 def _is_utf8(head: bytes) -> bool:
@@ -165,12 +163,15 @@ def _is_utf8(head: bytes) -> bool:
     return True
 
 
-def _is_csv(lines: list[bytes], is_whole: bool) -> bool:
-    """Whether all lines have as many columns as the first has names. Prose has blanks behind its commas."""
+def _columns(lines: list[bytes], is_whole: bool) -> Literal["csv", "tsv"] | None:
+    """By what columns are separated, where all lines have as many as the first has names; None for other text. Prose
+    has blanks behind its commas.
+    """
     import csv
 
     complete = [line.decode(errors="replace") for line in (lines if is_whole else lines[:-1])]
-    for separator in ",\t":
+    kinds: tuple[tuple[Literal["csv", "tsv"], str], ...] = (("csv", ","), ("tsv", "\t"))
+    for kind, separator in kinds:
         try:
             rows = list(csv.reader(complete, delimiter=separator))
         except csv.Error:
@@ -180,5 +181,5 @@ def _is_csv(lines: list[bytes], is_whole: bool) -> bool:
             continue
         is_header = all(map(CSV_NAME.fullmatch, rows[0])) and len(set(rows[0])) == len(rows[0])
         if is_header and not any(cell.startswith(" ") for row in rows for cell in row):
-            return True
-    return False
+            return kind
+    return None

@@ -11,15 +11,16 @@ from typing import Literal
 
 from data.config import path_of
 from data.raw import compressed, hub
-from data.raw.format import ENDINGS, format_in
+from data.raw.format import ENDINGS, READABLE, format_in
 from data.raw.identity import ends_digest
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from parallel.errors import UserError
 from parallel.untrusted import open_regular
 
-Kind = Literal["jsonl", "text", "parquet", "dataset"]
-KNOWN = tuple(ending for ending, kind in ENDINGS.items() if kind in ("jsonl", "text", "parquet"))
-"""Endings of the files that are taken of a folder."""
+Kind = Literal["jsonl", "text", "parquet", "csv", "tsv", "dataset"]
+KNOWN = tuple(ENDINGS)
+COLUMNS = tuple(ending for ending, kind in ENDINGS.items() if kind in ("csv", "tsv"))
+"""Endings of files that are taken of a folder only where csv_column says what is a document in them."""
 SAVED_MARKS = ("dataset_info.json", "state.json", "dataset_dict.json")
 """What `save_to_disk` leaves beside its data: no documents, whatever their ending."""
 HUB = "hf://"
@@ -45,24 +46,33 @@ class InputSource:
     """Of a dataset; what is read stays that one."""
 
 
-def find(inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None) -> list[InputSource]:
+def find(
+    inputs: tuple[str, ...],
+    field: str = "INPUT",
+    say: Callable[[str], None] | None = None,
+    csv_column: str | None = None,
+) -> list[InputSource]:
     """Everything that `inputs` name, in the order given; folders and globs sorted by name.
 
-    field: what the user gave them as, for messages. say: gets what is skipped, as lines. Raises UserError for what is
-    missing, is empty, or is given twice.
+    field: what the user gave them as, for messages. say: gets what is skipped, as lines. csv_column: without it, the
+    csv and tsv files of folders are skipped. Raises UserError for what is missing, is empty, or is given twice.
     """
-    return [source for sources in find_each(inputs, field, say).values() for source in sources]
+    return [source for sources in find_each(inputs, field, say, csv_column).values() for source in sources]
 
 
 def find_each(
-    inputs: tuple[str, ...], field: str = "INPUT", say: Callable[[str], None] | None = None
+    inputs: tuple[str, ...],
+    field: str = "INPUT",
+    say: Callable[[str], None] | None = None,
+    csv_column: str | None = None,
 ) -> dict[str, list[InputSource]]:
     """The same, input by input, by their names."""
     left_out: Counter[str] = Counter()
+    taken = KNOWN if csv_column else tuple(ending for ending in KNOWN if ending not in COLUMNS)
     places = Places()
     try:
         documents = _without_shards(inputs, say)
-        by_input = {one: _once(_find(one, left_out), places) for one in documents}
+        by_input = {one: _once(_find(one, left_out, taken), places) for one in documents}
         _check(documents, [source for sources in by_input.values() for source in sources], places)
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
@@ -72,9 +82,14 @@ def find_each(
         counts = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in left_out.most_common())
         say(
             f"{field}: {left_out.total()} file(s) in folders are left out, of endings that are not known: {counts}. "
-            "Unpack what is packed; what a glob names is read as text"
+            f"Unpack what is packed; what a glob names is read as text{_columns_way(left_out)}"
         )
     return by_input
+
+
+def _columns_way(left_out: Iterable[str]) -> str:
+    has_columns = any(_inner_suffix(Path(f"x{ending}")) in COLUMNS for ending in left_out)
+    return f"; {' and '.join(COLUMNS)} files are read where csv_column names a column" if has_columns else ""
 
 
 def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) -> tuple[str, ...]:
@@ -138,15 +153,17 @@ def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
         names[place] = name
 
 
-def _find(name: str, left_out: Counter[str]) -> Iterator[InputSource]:
-    """left_out: gets the endings of the files that a folder holds beside those that are found."""
+def _find(name: str, left_out: Counter[str], taken: tuple[str, ...]) -> Iterator[InputSource]:
+    """left_out: gets the endings of the files that a folder holds beside those that are found. taken: endings of these
+    in a folder.
+    """
     path = path_of(name)
     if not name:
         raise UserError("an empty name, as of a variable that is not set; expected a file, folder, glob or dataset.")
     if path.is_file():
         yield file_source(path)
     elif path.is_dir():
-        yield from _saved(name, path) or _folder(path, left_out)
+        yield from _saved(name, path) or _folder(path, left_out, taken)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
@@ -189,8 +206,12 @@ def _check_leads_somewhere(path: Path) -> None:
 
 def _is_known(path: Path) -> bool:
     """Whether a name ends like a document's."""
-    inner = path.stem if path.suffix in compressed.ENDINGS else path.name
-    return Path(inner).suffix.lower() in KNOWN
+    return _inner_suffix(path) in KNOWN
+
+
+def _inner_suffix(path: Path) -> str:
+    """Without what says how the file is packed."""
+    return Path(path.stem if path.suffix in compressed.ENDINGS else path.name).suffix.lower()
 
 
 def file_source(path: Path) -> InputSource:
@@ -202,7 +223,7 @@ def file_source(path: Path) -> InputSource:
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
     with open_regular(path) as file:
         found, status = format_in(file, path), os.fstat(file.fileno())
-        if found.kind not in ("jsonl", "text", "parquet"):
+        if found.kind not in READABLE:
             raise UserError(f"{path}: found {found.what}")
         if found.kind == "parquet" and found.compression:
             raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")
@@ -210,23 +231,24 @@ def file_source(path: Path) -> InputSource:
     return InputSource(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
 
 
-def _folder(folder: Path, left_out: Counter[str]) -> Iterator[InputSource]:
-    """The files of known endings and the saved datasets below a folder; where other programs hide theirs (names with
-    a dot) are none, nor are token shards, as those of a preprocessing that writes there.
+def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...]) -> Iterator[InputSource]:
+    """The files of the endings `taken` and the saved datasets below a folder; where other programs hide theirs (names
+    with a dot) are none, nor are token shards, as those of a preprocessing that writes there.
     """
     found = list(_walk(folder))
     files = [one for one in found if isinstance(one, Path)]
-    known = [one for one in found if isinstance(one, InputSource) or _is_known(one)]
-    others = [path for path in files if not _is_known(path)]
+    known = [one for one in found if isinstance(one, InputSource) or _inner_suffix(one) in taken]
+    others = [path for path in files if _inner_suffix(path) not in taken]
     for path in others:
         _check_leads_somewhere(path)
     if not known:
         endings = Counter(path.suffix for path in files).most_common(3)
         held = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in endings) or "none"
         raise UserError(
-            f"folder {folder} holds no {', '.join(KNOWN)} files (also with {', '.join(compressed.ENDINGS)}); "
-            f"files "
-            f"there: {held}. Other endings are read as text where a glob names them: '{folder}/**/*.py'."
+            f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
+            f"files there: {held}"
+            f"{_columns_way(_ending(path) for path in others)}. Other endings are read as text where a glob names "
+            f"them: '{folder}/**/*.py'."
         )
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:

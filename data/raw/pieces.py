@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data.raw import documents, units
-from data.raw.documents import ReadOptions, Rejects
 from data.raw.files import decoded, opened
 from data.raw.inputs import InputSource
+from data.raw.reading import ReadOptions, Rejects
 
 READ_BYTES = 1 << 20
 WHOLE = 1 << 62
@@ -24,13 +24,16 @@ class DocumentPiece:
     """Bytes of the file that this piece used up; for progress."""
 
 
-def read(source: InputSource, jsonl_key: str, max_expansion: float) -> Iterator[DocumentPiece]:
+def read(
+    source: InputSource, jsonl_key: str, max_expansion: float, csv_column: str | None = None
+) -> Iterator[DocumentPiece]:
     """Documents of a file: a line, a row, or the whole file of text.
 
     Raises UserError for what is not as expected, with its place.
     """
     reading = ReadOptions(
         jsonl_key=jsonl_key,
+        csv_column=csv_column,
         on_bad_document="stop",
         max_document_bytes=sys.maxsize,
         max_expansion=max_expansion,

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+from data.raw.csv_records import DELIMITERS, cuts
 from data.raw.inputs import InputSource
 from parallel.errors import UserError
 
@@ -35,7 +37,9 @@ class Unit:
 
 
 def divide(sources: list[InputSource], unit_bytes: int) -> list[Unit]:
-    """Units of about `unit_bytes`: large files are cut, small ones put together. What is compressed stays whole."""
+    """Units of about `unit_bytes`: large files are cut, small ones put together. What is compressed stays whole; plain
+    csv files are read once for where their records begin.
+    """
     units: list[Unit] = []
     gathered: list[SourcePart] = []
     size = 0
@@ -57,6 +61,10 @@ def _parts(source: InputSource, unit_bytes: int) -> Iterator[SourcePart]:
             yield SourcePart(source, step, step + 1, unit_bytes)
     elif source.kind == "parquet":
         yield from _row_groups(source)
+    elif source.kind in DELIMITERS and not source.compression:
+        at = [0, *cuts(source, unit_bytes), source.size]
+        for start, stop in pairwise(at) if source.size else ():
+            yield SourcePart(source, start, stop, stop - start)
     elif source.kind == "jsonl" and not source.compression:
         for start in range(0, source.size, unit_bytes):
             stop = min(start + unit_bytes, source.size)

@@ -9,8 +9,10 @@ from data import engines
 from data.config import DataConfig
 from data.engines import Engine
 from data.raw import hub, inputs, units
-from data.raw.documents import ReadOptions, Rejects, read
+from data.raw.csv_records import DELIMITERS
+from data.raw.documents import read
 from data.raw.inputs import InputSource
+from data.raw.reading import ReadOptions, Rejects
 from data.raw.units import Unit
 from data.streaming import shares
 from data.tokenizers import Tokenizer
@@ -45,13 +47,14 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
     """
     reading = ReadOptions(
         jsonl_key=config.jsonl_key,
+        csv_column=config.csv_column,
         on_bad_document=config.on_bad_document,
         max_document_bytes=int(config.max_document_mb * 1e6),
         max_expansion=config.max_expansion,
         batch_bytes=BATCH_BYTES,
         flags="data.",
     )
-    by_input = inputs.find_each(config.stream, "data.stream", console)
+    by_input = inputs.find_each(config.stream, "data.stream", console, config.csv_column)
     sources = [source for found in by_input.values() for source in found]
     total_bytes = sum(one.size for one in sources if one.kind != "dataset")
     divided = units.divide(sources, shares.unit_bytes(total_bytes, config.stream_count))
@@ -74,9 +77,13 @@ def open_streams(config: DataConfig, tokenizer: Tokenizer, console: Callable[[st
         engine=engine,
         eod=tokenizer.eod,
         fingerprints={name: fingerprint(found) for name, found in by_input.items()},
-        plan={name: getattr(config, name) for name in names},
+        plan={name: getattr(config, name) for name in names} | _csv_plan(sources, reading),
         console=console,
     )
+
+
+def _csv_plan(sources: Sequence[InputSource], reading: ReadOptions) -> dict[str, str | int | float]:
+    return {"csv_column": reading.column} if any(one.kind in DELIMITERS for one in sources) else {}
 
 
 def fingerprint(sources: Sequence[InputSource]) -> str:

@@ -6,7 +6,7 @@ from threading import Lock
 import numpy as np
 
 from data.prepared import SourceProgress
-from data.raw.documents import Rejects
+from data.raw.reading import Rejects
 from data.split import SplitName
 from data.streaming.opening import Streams
 from data.streaming.shares import deal, held_out_count

@@ -11,7 +11,8 @@ import xxhash
 
 from data.config import split_weights
 from data.engines import Engine
-from data.raw.documents import DocumentOffset, ReadOptions, Rejects, read
+from data.raw.documents import read
+from data.raw.reading import DocumentOffset, ReadOptions, Rejects
 from data.split import SPLITS, SplitName
 from data.streaming.shares import Share, UnitShare
 from parallel.errors import UserError

@@ -3,12 +3,32 @@
 import dataclasses
 import difflib
 
-from models.families import deepseek, gpt, llama, mamba, mistral, nemotron_h, qwen
+from models.families import (
+    deepseek,
+    gpt,
+    gpt_oss,
+    kimi,
+    llama,
+    mamba,
+    mistral,
+    nemotron_h,
+    qwen,
+)
 from models.families.base import llama as llama_like
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
-_FAMILIES = (gpt, llama, mistral, qwen, deepseek, mamba, nemotron_h)
+_FAMILIES = (
+    gpt,
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    kimi,
+    gpt_oss,
+    mamba,
+    nemotron_h,
+)
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}
 """Architectures of models that exist."""

@@ -42,8 +42,28 @@ def _deepseek(
     return dataclasses.replace(shape, **changes)
 
 
-def _tiny_deepseek(shape: GPTShape, **changes: Any) -> GPTShape:
+def deepseek_v3_like(
+    num_layers: int, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, **changes: Any
+) -> GPTShape:
+    """DeepSeek-V3's family: sigmoid scores, balanced by a bias; the loss over a sequence only guards against extremes.
+
+    Source: "DeepSeek-V3 Technical Report" (arXiv:2412.19437), sections 2 and 4.2.
+    """
+    settings: dict[str, Any] = {
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "moe_router_topk": 8,
+        "moe_router_pre_softmax": False,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 1e-3,
+    }
+    return _deepseek(num_layers, hidden_size, ffn_hidden_size, num_attention_heads, **settings | changes)
+
+
+def tiny_deepseek(shape: GPTShape, **changes: Any) -> GPTShape:
     """One dense block and three of eight small experts; an original context that a short sequence exceeds."""
+    groups = shape.moe_router_num_groups > 0
     return tiny(
         shape,
         q_lora_rank=32 if shape.q_lora_rank else 0,
@@ -57,8 +77,8 @@ def _tiny_deepseek(shape: GPTShape, **changes: Any) -> GPTShape:
         moe_ffn_hidden_size=32,
         moe_shared_expert_intermediate_size=32,
         moe_router_topk=2,
-        moe_router_num_groups=2,
-        moe_router_group_topk=1,
+        moe_router_num_groups=2 if groups else 0,
+        moe_router_group_topk=1 if groups else 0,
         **changes,
     )
 
@@ -90,26 +110,18 @@ PUBLISHED: dict[str, GPTShape] = {
         moe_router_topk_scaling_factor=16.0,
         moe_aux_loss_coeff=0.003,
     ),
-    # https://huggingface.co/deepseek-ai/DeepSeek-V3; "DeepSeek-V3 Technical Report" (arXiv:2412.19437), sections 2 and
-    # 4.2: sigmoid scores, balanced by a bias; the loss over a sequence only guards against extremes. The weight of
-    # multi-token prediction is that of its first 10 of 14.8 T tokens (then 0.1).
-    "deepseek_v3": _deepseek(
+    # https://huggingface.co/deepseek-ai/DeepSeek-V3. The weight of multi-token prediction is that of its first 10 of
+    # 14.8 T tokens (then 0.1).
+    "deepseek_v3": deepseek_v3_like(
         61,
         7168,
         18432,
         128,
         vocab_size=129280,
-        mscale=1.0,
-        mscale_all_dim=1.0,
         num_moe_experts=256,
         moe_layer_freq="[0]*3+[1]*58",
         moe_ffn_hidden_size=2048,
         moe_shared_expert_intermediate_size=2048,
-        moe_router_topk=8,
-        moe_router_pre_softmax=False,
-        moe_router_score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        moe_router_bias_update_rate=1e-3,
         moe_router_num_groups=8,
         moe_router_group_topk=4,
         moe_router_topk_scaling_factor=2.5,
@@ -120,6 +132,6 @@ PUBLISHED: dict[str, GPTShape] = {
 }
 
 TINY: dict[str, GPTShape] = {
-    "deepseek_v2_tiny": _tiny_deepseek(PUBLISHED["deepseek_v2"]),
-    "deepseek_v3_tiny": _tiny_deepseek(PUBLISHED["deepseek_v3"]),
+    "deepseek_v2_tiny": tiny_deepseek(PUBLISHED["deepseek_v2"]),
+    "deepseek_v3_tiny": tiny_deepseek(PUBLISHED["deepseek_v3"]),
 }

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3, dense and of experts."""
+"""Qwen1.5-MoE, Qwen2, Qwen2.5 and Qwen3, dense and of experts."""
 
 import dataclasses
 from typing import Any
@@ -62,6 +62,22 @@ def _qwen3_moe(shape: GPTShape, moe_ffn_hidden_size: int) -> GPTShape:
     )
 
 
+def _qwen2_moe(shape: GPTShape, **changes: Any) -> GPTShape:
+    """Qwen2's mixtures: shared experts beside them, as wide as four or eight and weighed by a gate of their own; the
+    weights of chosen experts do not sum to 1.
+
+    Source: "Qwen2 Technical Report" (arXiv:2407.10671), section 2.2.2, and the config.json of each model card.
+    """
+    settings: dict[str, Any] = {
+        "vocab_size": 151936,
+        "moe_shared_expert_gate": True,
+        "moe_router_pre_softmax": True,
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 1e-3,
+    }
+    return dataclasses.replace(shape, **settings | changes)
+
+
 PUBLISHED: dict[str, GPTShape] = {
     # https://huggingface.co/Qwen/Qwen2-0.5B, -1.5B, -7B, -72B
     "qwen2_0_5b": _qwen2(24, 896, 4864, (14, 2), tied=True),
@@ -83,6 +99,21 @@ PUBLISHED: dict[str, GPTShape] = {
     "qwen3_8b": _qwen3(36, 4096, 12288, (32, 8)),
     "qwen3_14b": _qwen3(40, 5120, 17408, (40, 8)),
     "qwen3_32b": _qwen3(64, 5120, 25600, (64, 8)),
+    # https://huggingface.co/Qwen/Qwen1.5-MoE-A2.7B and Qwen2-57B-A14B
+    "qwen15_moe_a2_7b": _qwen2_moe(
+        _qwen2(24, 2048, 5632, (16, 16), max_position_embeddings=8192),
+        num_moe_experts=60,
+        moe_router_topk=4,
+        moe_ffn_hidden_size=1408,
+        moe_shared_expert_intermediate_size=5632,
+    ),
+    "qwen2_57b_a14b": _qwen2_moe(
+        _qwen2(28, 3584, 18944, (28, 4)),
+        num_moe_experts=64,
+        moe_router_topk=8,
+        moe_ffn_hidden_size=2560,
+        moe_shared_expert_intermediate_size=20480,
+    ),
     # https://huggingface.co/Qwen/Qwen3-30B-A3B and Qwen3-235B-A22B
     "qwen3_30b_a3b": _qwen3_moe(_qwen3(48, 2048, 6144, (32, 4)), moe_ffn_hidden_size=768),
     "qwen3_235b_a22b": _qwen3_moe(_qwen3(94, 4096, 12288, (64, 4)), moe_ffn_hidden_size=1536),
@@ -90,6 +121,13 @@ PUBLISHED: dict[str, GPTShape] = {
 
 TINY: dict[str, GPTShape] = {
     "qwen2_tiny": tiny(PUBLISHED["qwen2_7b"]),
+    "qwen2_moe_tiny": tiny(
+        PUBLISHED["qwen2_57b_a14b"],
+        num_moe_experts=4,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=64,
+        moe_shared_expert_intermediate_size=96,
+    ),
     "qwen3_tiny": tiny(PUBLISHED["qwen3_8b"]),
     "qwen3_moe_tiny": tiny(PUBLISHED["qwen3_30b_a3b"], num_moe_experts=4, moe_ffn_hidden_size=64, moe_router_topk=2),
 }

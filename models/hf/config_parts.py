@@ -79,6 +79,35 @@ def window(default: int | None) -> tuple[Read, Write]:
     return read, lambda shape: {"sliding_window": shape.window_size[0] + 1 if any(shape.window_blocks) else None}
 
 
+WINDOWED, WHOLE = "sliding_attention", "full_attention"
+
+
+def window_types(kinds: list[Any], blocks: int, window: int) -> dict[str, Any]:
+    """Our fields for ``layer_types``, one for each block, and a window of so many tokens, a token's own among them.
+
+    Raises Unsupported.
+    """
+    if len(kinds) != blocks or any(kind not in (WINDOWED, WHOLE) for kind in kinds):
+        raise Unsupported("layer_types", kinds, f'"{WINDOWED}" or "{WHOLE}" for each of {blocks} blocks')
+    windowed = [kind == WINDOWED for kind in kinds]
+    if not any(windowed):
+        return {"window_size": (-1, 0)}
+    return {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
+
+
+def write_window_types(shape: GPTShape) -> list[str]:
+    """``layer_types``."""
+    return [WINDOWED if windowed else WHOLE for windowed in shape.window_blocks]
+
+
+def skip_freq(windowed: list[bool]) -> str:
+    """window_attn_skip_freq of these blocks; the shortest way to say it."""
+    for n in range(len(windowed) + 1):
+        if windowed == [n == 0 or (block + 1) % n != 0 for block in range(len(windowed))]:
+            return str(n)
+    return str([int(each) for each in windowed]).replace(" ", "")
+
+
 def read_no_window(left: Config, fields: dict[str, Any]) -> None:
     """Qwen's: off by a switch of its own, whatever the other keys say; on, it holds from some block on."""
     if take_bool(left, "use_sliding_window", False):
@@ -105,13 +134,18 @@ def write_mixtral(shape: GPTShape) -> Config:
     return {"intermediate_size": shape.expert_ffn_hidden_size}
 
 
-def read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
+def qwen_moe(default: int) -> tuple[Read, Write]:
+    """default: experts where no key says how many."""
+    return lambda left, fields: _read_qwen_moe(left, fields, default), write_qwen_moe
+
+
+def _read_qwen_moe(left: Config, fields: dict[str, Any], default: int) -> None:
     """transformers 5 writes num_experts as num_local_experts."""
     experts = pop_number(left, "num_experts", 0, EXPERTS)
     also = pop_number(left, "num_local_experts", 0, EXPERTS)
     if experts and also and experts != also:
         raise Unsupported("num_local_experts", also, f"{experts}, which num_experts says")
-    fields["num_moe_experts"] = experts or also or 128
+    fields["num_moe_experts"] = experts or also or default
     fields["moe_router_pre_softmax"] = not take_bool(left, "norm_topk_prob", False)
     dense, step = take_list(left, "mlp_only_layers"), pop_number(left, "decoder_sparse_step", 1, TOKENS)
     blocks = range(fields["num_layers"])
@@ -120,8 +154,8 @@ def read_qwen3_moe(left: Config, fields: dict[str, Any]) -> None:
     fields["moe_layer_freq"] = freq([block not in dense and (block + 1) % step == 0 for block in blocks])
 
 
-def write_qwen3_moe(shape: GPTShape) -> Config:
-    """As ``read_qwen3_moe``."""
+def write_qwen_moe(shape: GPTShape) -> Config:
+    """As ``qwen_moe``."""
     return {
         "num_experts": shape.num_moe_experts,
         "norm_topk_prob": not shape.moe_router_pre_softmax,

@@ -13,8 +13,7 @@ LATENT_EPSILON = 1e-6
 def read_latent(left: Config, fields: dict[str, Any]) -> None:
     """Latent attention, whose keys and values are as many as its queries."""
     if fields["norm_epsilon"] != LATENT_EPSILON:
-        what = "transformers norms latents with that, whatever rms_norm_eps is, megatron-core with rms_norm_eps"
-        raise Unsupported("rms_norm_eps", fields["norm_epsilon"], f"{LATENT_EPSILON}: {what}")
+        fields["latent_norm_epsilon"] = LATENT_EPSILON
     heads = fields["num_query_groups"] = fields["num_attention_heads"]
     groups = left.pop("num_key_value_heads", heads)
     if not is_one_of(groups, (heads, None)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parallel.untrusted import open_regular
 
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken", "vocab.json")
 """What a tokenizer is opened from here."""
 
 BESIDE = (

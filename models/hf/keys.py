@@ -83,6 +83,8 @@ SPANS: Mapping[str, Span] = {
     "hidden_size": WIDTH,
     "ffn_hidden_size": WIDTH,
     "moe_ffn_hidden_size": WIDTH,
+    "moe_shared_expert_intermediate_size": WIDTH,
+    "activation_func_clamp_value": Span(0, 1e6, above=True),
     "kv_lora_rank": WIDTH,
     "num_attention_heads": HEADS,
     "mamba_state_dim": HEADS,

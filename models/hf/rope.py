@@ -45,7 +45,8 @@ SPANS: dict[str, Span] = {
 }
 """What parameters may be, by our field; the others: FACTORS."""
 
-FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()}
+ROUNDED = "yarn_correction_range_round_to_int"
+FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED}
 
 WHOLE = {"rope_original_max_position_embeddings"}
 """Fields that are whole numbers."""
@@ -71,6 +72,8 @@ def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
     fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=True)
     if not is_one_of(share := values.pop("partial_rotary_factor", 1.0), (1.0, None)):
         raise RopeError(f"{where}.partial_rotary_factor", share, "1.0")
+    if kind == "yarn":
+        fields[ROUNDED] = _truth(f"{where}.truncate", values.pop("truncate", True))
     given = {name for name, value in values.items() if value}
     for name, (ours, default) in _known(kind, latent).items():
         value = values.pop(name, default)
@@ -90,6 +93,8 @@ def write(shape: GPTShape) -> dict[str, Any]:
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
     known = _known(kind, shape.multi_latent_attention)
     scaling = {"rope_type": kind} | {name: getattr(shape, ours) for name, (ours, _) in known.items()}
+    if kind == "yarn" and not shape.yarn_correction_range_round_to_int:
+        scaling["truncate"] = False
     theta = float(shape.rotary_base)
     return {
         "rope_parameters": {"rope_theta": theta, **scaling},
@@ -101,7 +106,8 @@ def write(shape: GPTShape) -> dict[str, Any]:
 def fields_of(shape: GPTShape) -> set[str]:
     """The fields that this shape's rope type reads."""
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
-    return {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
+    found = {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
+    return found | {ROUNDED} if kind == "yarn" else found
 
 
 def _known(kind: str, latent: bool) -> Known:
@@ -135,6 +141,12 @@ def _parameters(config: dict[str, Any], key: str) -> dict[str, Any] | None:
     if found is not None and not isinstance(found, dict):
         raise RopeError(key, found, "parameters by name, an object in braces")
     return found
+
+
+def _truth(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RopeError(key, value, "true or false")
+    return value
 
 
 def _number(key: str, value: Any, span: Span, *, whole: bool) -> float | int:

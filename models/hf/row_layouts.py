@@ -25,6 +25,13 @@ class Strip:
     row: int
     """First row in ours."""
     rows: int
+    step: int = 1
+    """Ours are every so manieth of theirs: gates and other projections that take turns."""
+
+    @property
+    def theirs(self) -> slice:
+        """Rows in theirs."""
+        return slice(self.start, self.start + (self.rows - 1) * self.step + 1, self.step)
 
 
 Strips = Callable[[tuple[str, ...], tuple[int, ...], GPTShape], Iterator[Strip]]
@@ -44,11 +51,44 @@ class Rule:
     """Dims of theirs between the first and the last."""
     padded: bool = False
     """Ours ends with rows that they do not have, which are zeros: the vocabulary, rounded up."""
+    vectors: bool = False
+    """Ours are vectors of experts, [E, out]: each element is a row."""
+    lead: int = 0
+    """Dims of 1 that theirs has before ours."""
 
 
 def row_count(shape: tuple[int, ...]) -> int:
     """Rows of a tensor, as this module counts them."""
     return math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+
+
+def lifted(name: str) -> Rule:
+    """A vector that is [1, n] there."""
+    return Rule((name,), _whole, lead=1)
+
+
+def fused_experts(name: str, *, parts: int = 1, interleaved: bool = False, transposed: bool = True) -> Rule:
+    """Of all experts one tensor there, too: [E, in, out], or where not transposed [E, out, in].
+
+    parts: projections that lie in it, interleaved or one after the other.
+    """
+    return Rule((name,), _fused(parts if interleaved else 1), transposed=transposed)
+
+
+def fused_expert_biases(name: str, *, parts: int = 1, interleaved: bool = False) -> Rule:
+    """Vectors [E, out], likewise."""
+    return Rule((name,), _fused(parts if interleaved else 1), vectors=True)
+
+
+def _fused(step: int) -> Strips:
+    def strips(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+        rows = shape[1] // step
+        for expert in range(shape[0]):
+            for part in range(step):
+                first = expert * shape[1]
+                yield Strip(names[0], first + part, first + part * rows, rows, step)
+
+    return strips
 
 
 def same(name: str) -> Rule:

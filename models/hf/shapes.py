@@ -103,6 +103,8 @@ def _meaning(shape: GPTShape, name: str) -> object:
         return getattr(shape, per_block[name])
     if _is_unused(shape, name):
         return None
+    if name == "latent_norm_epsilon":
+        return shape.latent_norm_epsilon or shape.norm_epsilon
     if name == "mamba_num_heads":
         return shape.mamba_heads
     if name == "moe_ffn_hidden_size":
@@ -116,7 +118,14 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     """Whether a field stands for something that this architecture is without."""
     if name.startswith("moe_") and not shape.num_moe_experts:
         return True
-    if name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+    if name in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_head_dim",
+        "qk_pos_emb_head_dim",
+        "v_head_dim",
+        "latent_norm_epsilon",
+    ):
         return not shape.multi_latent_attention
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern
@@ -139,6 +148,10 @@ def _model_type(shape: GPTShape) -> str:
     if shape.multi_latent_attention:
         return "deepseek_v3" if shape.moe_router_score_function == "sigmoid" else "deepseek_v2"
     if shape.num_moe_experts:
+        if shape.softmax_type == "learnable":
+            return "gpt_oss"
+        if shape.moe_shared_expert_gate:
+            return "qwen2_moe"
         return "qwen3_moe" if shape.qk_layernorm else "mixtral"
     if shape.qk_layernorm:
         return "qwen3"

@@ -1,6 +1,7 @@
 """For each architecture, the tensors of theirs that each of our parameters is made of."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,16 +31,45 @@ class Entry:
     padded: bool
     keeps_dtype: bool
     """A state that is never rounded: the router's bias, which moves by steps that bf16 would lose."""
+    vectors: bool = False
+    """[E, out], each element a row."""
+    fused: bool = False
+    """Theirs holds all experts, too."""
+    lead: int = 0
+    """Dims of 1 that theirs has before ours."""
 
     @property
     def rows(self) -> int:
         """Our rows."""
-        return row_count(self.shape)
+        return math.prod(self.shape) if self.vectors else row_count(self.shape)
 
     @property
     def columns(self) -> int:
         """Elements of a row."""
-        return self.shape[-1] if len(self.shape) > 1 else 1
+        return self.shape[-1] if len(self.shape) > 1 and not self.vectors else 1
+
+    @property
+    def unit(self) -> int:
+        """Rows that lie together: of one expert, or all."""
+        if self.vectors:
+            return self.shape[1]
+        return self.shape[1] if len(self.shape) == 3 else self.rows
+
+    @property
+    def turned(self) -> bool:
+        """Whether rows of theirs are not ours in the same order in memory: columns, or rows that take turns."""
+        return self.transposed or any(strip.step > 1 for strip in self.strips[:1])
+
+    def rectangle(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Offset and shape of rows of ours within one unit, in the tensor."""
+        if len(self.shape) == 1:
+            return (first,), (count,)
+        if self.vectors:
+            return divmod(first, self.shape[1]), (1, count)
+        if len(self.shape) == 2:
+            return (first, 0), (count, self.shape[1])
+        expert, row = divmod(first, self.shape[1])
+        return (expert, row, 0), (1, count, self.shape[2])
 
     def by_their_name(self) -> dict[str, list[Strip]]:
         """The strips of each of their tensors, by its rows."""
@@ -55,8 +85,14 @@ class Entry:
         rows: dict[str, int] = {}
         for strip in self.strips:
             rows[strip.name] = rows.get(strip.name, 0) + strip.rows
+        ones = (1,) * self.lead
+        if self.vectors:
+            return {name: (count // self.unit, self.unit) for name, count in rows.items()}
         if len(self.shape) == 1:
-            return {name: (count,) for name, count in rows.items()}
+            return {name: (*ones, count) for name, count in rows.items()}
+        if self.fused:
+            experts, out, columns = self.shape
+            return dict.fromkeys(rows, (experts, columns, out) if self.transposed else self.shape)
         return {
             name: (self.columns, count) if self.transposed else (count, *self.middle, self.columns)
             for name, count in rows.items()
@@ -129,8 +165,11 @@ def _entry(table: Table, parameter: Parameter, shape: GPTShape, model_type: str)
         key=checkpoint_key(parameter.name),
         shape=parameter.shape,
         strips=tuple(strips),
-        transposed=rule.transposed and len(parameter.shape) == 2,
+        transposed=rule.transposed and len(parameter.shape) > 1,
         middle=rule.middle,
         padded=rule.padded,
         keeps_dtype=rest.endswith("router.expert_bias"),
+        vectors=rule.vectors,
+        fused=len(parameter.shape) == 3 and "{expert}" not in rule.names[0],
+        lead=rule.lead,
     )

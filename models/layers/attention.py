@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import is_layer_window_attention
-from torch import Tensor
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
 
 from models.layers import packed
 from models.layers.blockwise_attention import AttentionMask, attend, attend_in_blocks
@@ -23,7 +24,6 @@ from parallel.errors import SharedMistake
 def check_supported(config: TransformerConfig) -> None:
     """Raises SharedMistake for what only Transformer Engine's attention does: ignoring it would be silently wrong."""
     found = {
-        "softmax_type": config.softmax_type != "vanilla",
         "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
     }
     for name in (name for name, used in found.items() if used):
@@ -35,8 +35,11 @@ class SDPAttention(MegatronModule):
 
     A layer that is windowed sees ``config.window_size[0]`` tokens before each query's own, and documents see only
     themselves (models/layers/documents.py). Context parallelism gathers keys and values of the whole sequence: simple,
-    exact, and cheap with few KV groups.
+    exact, and cheap with few KV groups. With ``config.softmax_type`` "learnable" or "off-by-one" each head's softmax
+    has one more logit (mcore's ``softmax_offset``), which takes weight from all tokens.
     """
+
+    softmax_offset: Tensor | None
 
     def __init__(
         self,
@@ -56,6 +59,13 @@ class SDPAttention(MegatronModule):
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
+        self.tp_group = pg_collection.tp if pg_collection else None
+        self.softmax_offset = None
+        if config.softmax_type != "vanilla":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            device = None if config.use_cpu_initialization else torch.cuda.current_device()
+            zeros = torch.zeros(heads, dtype=config.params_dtype, device=device)
+            self.softmax_offset = nn.Parameter(zeros) if config.softmax_type == "learnable" else zeros
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: object, **kwargs: Any) -> Tensor:
         """query [s/cp, b, n, d], key and value [s/cp, b, g, d] -> [s/cp, b, n * d], in the input's dtype.
@@ -73,24 +83,41 @@ class SDPAttention(MegatronModule):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, dropout: float) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
-        s = query.shape[0]
+        s, sink = query.shape[0], self.softmax_offset
         if self.cp_group is not None:
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
-            return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, pieces=pieces)
-        if sight.documents is not None and not packed.why_not(
+            return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink)
+        if sink is None and sight.documents is not None and not packed.why_not(
             query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
             dropout,
         ):  # fmt: skip
             return packed.attend_packed(query, key, value, sight.documents, sight.left, self.softmax_scale)
-        if sight.documents is None and (sight.left is None or sight.left >= s - 1):
+        if sink is None and sight.documents is None and (sight.left is None or sight.left >= s - 1):
             return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
-        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale)
+        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, sink=sink)
 
-    def sharded_state_dict(self, *_: object, **__: object) -> dict[str, object]:
-        """It has no parameters; nor does it leave an ``_extra_state`` entry, unlike Transformer Engine's."""
-        return {}
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, as Transformer Engine's has."""
+        return make_sharded_tensors_for_checkpoint(  # type: ignore[no-any-return]
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"softmax_offset": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=(metadata or {}).get("dp_cp_group"),
+        )
+
+
+def mark_softmax_offsets(chunk: nn.Module) -> None:
+    """Each TP rank has its own heads' logits: unmarked, as mcore leaves them, norms of gradients would count those of
+    one rank only."""
+    for name, param in chunk.named_parameters():
+        if name.endswith("core_attention.softmax_offset"):
+            set_tensor_model_parallel_attributes(param, is_parallel=True, dim=0, stride=1)
 
 
 class GatherZigzag(torch.autograd.Function):

@@ -74,10 +74,22 @@ class AttentionMask:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float | None, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    scale: float | None,
+    mask: Tensor | None = None,
+    sink: Tensor | None = None,
 ) -> Tensor:
-    """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more."""
+    """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
+
+    sink: one more logit of each head's softmax, [n], which no value belongs to; needs a mask.
+    """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    if sink is not None:
+        assert mask is not None
+        return _attend_with_sink(q, k, v, dropout, scale, mask, sink)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -90,6 +102,18 @@ def attend(
     )
 
 
+def _attend_with_sink(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None, mask: Tensor, sink: Tensor
+) -> Tensor:
+    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; the softmax in fp32."""
+    times = q.shape[1] // k.shape[1]
+    k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
+    scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
+    return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
+
+
 def attend_in_blocks(
     query: Tensor,
     key: Tensor,
@@ -100,13 +124,15 @@ def attend_in_blocks(
     *,
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
 
-    pieces: where in the sample each of the pieces starts that ``query`` is made of, all of one length.
+    pieces: where in the sample each of the pieces starts that ``query`` is made of, all of one length. sink: as in
+    ``attend``.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale)
+    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink)
 
 
 class _Blocks(torch.autograd.Function):
@@ -125,37 +151,47 @@ class _Blocks(torch.autograd.Function):
         blocks: list[QueryBlock],
         dropout: float,
         scale: float | None,
+        sink: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query, key, value, sink)
         ctx.sight, ctx.blocks, ctx.dropout, ctx.scale = sight, blocks, dropout, scale
         ctx.rng_state = _rng_state(query.device) if dropout else None
-        return torch.cat([_attend_block(ctx, block, *_cut(block, query, key, value)) for block in blocks], dim=2)
+        return torch.cat([_attend_block(ctx, block, sink, *_cut(block, query, key, value)) for block in blocks], dim=2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        query, key, value, sink = ctx.saved_tensors
         query_grad = torch.empty_like(query)
         # Many blocks add to a key's gradient: rounding each sum to bf16 would lose what later blocks add.
         dtype = torch.promote_types(key.dtype, torch.float32)
         key_grad, value_grad = torch.zeros_like(key, dtype=dtype), torch.zeros_like(value, dtype=dtype)
+        sink_grad = None if sink is None else torch.zeros_like(sink, dtype=dtype)
         with torch.enable_grad(), _same_draws(query.device, ctx.rng_state):
             for block in ctx.blocks:
                 inputs = [part.detach().requires_grad_() for part in _cut(block, query, key, value)]
-                output = _attend_block(ctx, block, *inputs)
-                parts = torch.autograd.grad(output, inputs, grad[:, :, block.rows])
+                own_sink = None if sink is None else sink.detach().requires_grad_()
+                output = _attend_block(ctx, block, own_sink, *inputs)
+                leaves = inputs if own_sink is None else [*inputs, own_sink]
+                parts = torch.autograd.grad(output, leaves, grad[:, :, block.rows])
                 query_grad[block.rows] = parts[0]
                 key_grad[block.keys] += parts[1]
                 value_grad[block.keys] += parts[2]
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None
+                if sink_grad is not None:
+                    sink_grad += parts[3]
+        if sink is not None and sink_grad is not None:
+            sink_grad = sink_grad.to(sink.dtype)
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return query[block.rows], key[block.keys], value[block.keys]
 
 
-def _attend_block(ctx: Any, block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query, key, value, ctx.dropout, ctx.scale, ctx.sight.mask(block, query.device))
+def _attend_block(
+    ctx: Any, block: QueryBlock, sink: Tensor | None, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    return attend(query, key, value, ctx.dropout, ctx.scale, ctx.sight.mask(block, query.device), sink)
 
 
 def _rng_state(device: torch.device) -> Tensor:

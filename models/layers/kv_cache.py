@@ -53,11 +53,18 @@ class KVCache:
         return sum(tensor.nbytes for pair in self.held.values() for tensor in pair)
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, left: int | None, scale: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        left: int | None,
+        scale: float | None,
+        sink: Tensor | None = None,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
-        left: tokens before its own that a query sees; None: all.
+        left: tokens before its own that a query sees; None: all. sink: one more logit of each head's softmax.
         """
         assert self.call is not None
         n, b = query.shape[:2]
@@ -70,7 +77,7 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None])
+        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], sink)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -111,7 +118,8 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
-        return cache.attend(layer, query, key, value, left, scale)
+        sink = getattr(attention.core_attention, "softmax_offset", None)
+        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1))
 
     attention.core_attention.forward = forward
 

@@ -24,6 +24,15 @@ class LatentAttention(MLASelfAttention):
         if self.config.q_lora_rank is not None and not self.config.sequence_parallel:
             for param in self.q_layernorm.parameters():
                 param.average_gradients_across_tp_domain = True
+        self._set_norm_epsilon(self.config.latent_norm_epsilon)
+
+    def _set_norm_epsilon(self, epsilon: float) -> None:
+        """Of the norms of latents, alone or fused into the projections behind them, which mcore builds with the
+        layers' own: DeepSeek's code has 1e-6 there, whatever rms_norm_eps is."""
+        norms = ("q_layernorm", "kv_layernorm", "linear_q_up_proj", "linear_kv_up_proj")
+        for norm in (module for name in norms if (module := getattr(self, name, None)) is not None):
+            if hasattr(norm, "eps"):
+                norm.eps = epsilon
 
     def _resolve_qk_norm_config(self, submodules: MLASelfAttentionSubmodules) -> dict[str, Any]:
         """Queries that come straight from the hidden state have no norm of their own (DeepSeek-V2-Lite).

@@ -37,6 +37,7 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor
 
 from models.layers.attention import SDPAttention
+from models.layers.experts import sequential_experts
 from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
@@ -61,6 +62,9 @@ class PortableProvider(LocalSpecProvider):
 
     def core_attention(self) -> type:
         return SDPAttention
+
+    def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
+        return sequential_experts()
 
 
 def has_transformer_engine(device: torch.device) -> bool:

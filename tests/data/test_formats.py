@@ -12,7 +12,7 @@ import pytest
 from data.config import DataConfig
 from data.prepare import prepare
 from data.raw import documents, format, inputs, pieces, units
-from data.raw.documents import ReadOptions, Rejects
+from data.raw.reading import ReadOptions, Rejects
 from data.shards import Shard
 from parallel.errors import UserError
 from tools.preprocess.__main__ import main
@@ -130,11 +130,6 @@ def test_text_is_one_document(tmp_path, capsys, name, content):
 @pytest.mark.parametrize(
     "name, content, said",
     [
-        ("a.csv", CSV, "columns of comma- or tab-separated values"),
-        ("a.tsv", CSV.replace(b",", b"\t"), "columns of comma- or tab-separated values"),
-        ("a", CSV, "columns of comma- or tab-separated values"),
-        ("a.gz", packed(CSV), "columns of comma- or tab-separated values"),
-        ("a.jsonl", CSV, "columns of comma- or tab-separated values"),
         ("a.jsonl", ARRAY, "one JSON array"),
         ("a.json", b"[\n  " + ARRAY[1:], "one JSON array"),
         ("a.txt", ARRAY, "one JSON array"),

@@ -1,5 +1,6 @@
 """Logical streams: the same samples for any layout and after any resume, whatever kind of input they come from."""
 
+import csv
 import gzip
 import json
 import os
@@ -23,7 +24,7 @@ from training.batches import DEPTH
 
 draw = random.Random(5)
 TEXTS = [f"{number} " + "x" * draw.randrange(400) + "é" for number in range(300)]
-KINDS = ("jsonl", "gz", "zst", "parquet", "texts", "saved", "hub", "mixed")
+KINDS = ("jsonl", "gz", "zst", "parquet", "texts", "saved", "hub", "csv", "mixed")
 SEQ_LENGTH = 32
 
 
@@ -59,6 +60,10 @@ def made(kind, folder):
         for number, text in enumerate(TEXTS):
             (folder / "in" / f"{number:03}.txt").write_text(text)
         return (str(folder / "in"),)
+    if kind == "csv":
+        with (folder / "a.csv").open("w") as file:
+            csv.writer(file).writerows([["text", "n"], *([text, "\n"] for text in TEXTS)])
+        return (str(folder / "a.csv"),)
     if kind == "saved":
         import datasets
 

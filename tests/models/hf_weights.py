@@ -106,8 +106,8 @@ def arranged(theirs: State, shape: GPTShape, prefix: str = "") -> State:
         whole = torch.zeros(entry.rows, entry.columns)
         for strip in entry.strips:
             unused.discard(strip.name)
-            source = theirs[strip.name].t() if entry.transposed else theirs[strip.name]
-            part = source.reshape(-1, entry.columns)[strip.start : strip.start + strip.rows]
+            source = theirs[strip.name].mT if entry.transposed else theirs[strip.name]
+            part = source.reshape(-1, entry.columns)[strip.theirs]
             whole[strip.row : strip.row + strip.rows] = part
         weights[entry.name] = whole[: shape.vocab_size] if entry.padded else whole.reshape(entry.shape)
     assert not unused, f"ours has no place for {', '.join(sorted(unused))}"

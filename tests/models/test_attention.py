@@ -95,6 +95,41 @@ def test_a_scale_of_ones_own() -> None:
     assert_same([output], [dense(query * 0.7 * 8**0.5, key, value, 5, None)])
 
 
+# ---- one more logit in each head's softmax
+
+
+def dense_with_sink(
+    query: Tensor, key: Tensor, value: Tensor, sink: Tensor, left: int | None, starts: Tensor | None
+) -> Tensor:
+    """As ``dense``, with one more key, which scores ``sink`` with every query and whose value is 0."""
+    t, heads = query.shape[0], query.shape[2]
+    key, value = (tensor.repeat_interleave(heads // key.shape[2], dim=2) for tensor in (key, value))
+    scores = torch.einsum("sbnd,tbnd->bnst", query, key) / query.shape[-1] ** 0.5
+    row, column = torch.arange(t)[:, None], torch.arange(t)
+    hidden = (column > row) | (column < row - (t if left is None else left))
+    hidden = hidden.expand(2, 1, t, t) if starts is None else hidden | (column < starts[:, None, :, None])
+    more = sink.view(1, -1, 1, 1).expand(2, -1, t, 1)
+    weights = torch.cat([scores.masked_fill(hidden, -torch.inf), more], dim=-1).softmax(-1)[..., :-1]
+    return torch.einsum("bnst,tbnd->bnsd", weights, value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("left", [None, 5])
+def test_a_sink_takes_weight_from_all_tokens(left: int | None, packed: bool) -> None:
+    """Output and all gradients, the sink's among them; scores are in fp32 here."""
+    *leaves, grad = inputs(37)
+    leaves.append(torch.tensor([-1.0, 0.0, 0.5, 3.0], dtype=torch.float64))
+    for leaf in leaves:
+        leaf.requires_grad_()
+    starts = starts_of(37) if packed else None
+    sight = AttentionMask(left=left, documents=Documents(starts) if starts is not None else None)
+    query, key, value, sink = leaves
+    ours = with_gradients(attend_in_blocks(query, key, value, sight, sink=sink, block_rows=8), leaves, grad)
+    expected = with_gradients(dense_with_sink(*leaves, left, starts), leaves, grad)
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 # ---- which keys a block needs
 
 

@@ -61,6 +61,8 @@ ACTIVE = {
     "deepseek_v2_lite": 2.4,  # arXiv:2405.04434, appendix B
     "deepseek_v2": 21,
     "deepseek_v3": 37,
+    "qwen15_moe_a2_7b": 2.7,  # the model card: 14.3B in total
+    "qwen2_57b_a14b": 14,  # arXiv:2407.10671, table 1
 }
 
 
@@ -79,6 +81,33 @@ def test_deepseek_v3_has_the_published_numbers_of_parameters() -> None:
     whole, mtp = num_parameters(named("deepseek_v3")), mtp_only_parameters(named("deepseek_v3"))
     assert whole - mtp + 58 * 256 == 671_026_419_200
     assert mtp / 1e9 == pytest.approx(11.5, abs=0.2)
+
+
+# Billions of parameters and of those that a token meets, as model cards round them.
+ROUNDED = {"kimi_k2": (1_000, 32), "qwen15_moe_a2_7b": (14.3, 2.7), "qwen2_57b_a14b": (57.4, 14.2)}
+
+
+@pytest.mark.parametrize("name, billions", ROUNDED.items())
+def test_sizes_are_those_that_model_cards_round(name: str, billions: tuple[float, float]) -> None:
+    shape = named(name)
+    assert (num_parameters(shape) / 1e9, active_parameters(shape) / 1e9) == pytest.approx(billions, rel=0.03)
+
+
+@pytest.mark.parametrize("name, total, active", [("gpt_oss_20b", 20.91, 3.61), ("gpt_oss_120b", 116.83, 5.13)])
+def test_gpt_oss_has_the_model_card_s_numbers_of_parameters(name: str, total: float, active: float) -> None:
+    """arXiv:2508.10925, table 1: of the two tables the output layer alone is active."""
+    shape = named(name)
+    looked_up = shape.vocab_size * shape.hidden_size
+    assert num_parameters(shape) / 1e9 == pytest.approx(total, abs=0.006)
+    assert (active_parameters(shape) - looked_up) / 1e9 == pytest.approx(active, abs=0.006)
+
+
+def test_moonlight_has_the_paper_s_numbers_of_parameters() -> None:
+    """arXiv:2502.16982, table 1, without embedding and output layer."""
+    shape = named("moonlight_16b_a3b")
+    tables = 2 * shape.vocab_size * shape.hidden_size
+    assert (num_parameters(shape) - tables) / 1e9 == pytest.approx(15.29, abs=0.006)
+    assert (active_parameters(shape) - tables) / 1e9 == pytest.approx(2.24, abs=0.006)
 
 
 @pytest.mark.parametrize("name, billions", ACTIVE.items())
@@ -128,10 +157,14 @@ SIBLINGS = {
     "mistral_tiny": "mistral_7b",
     "mixtral_tiny": "mixtral_8x7b",
     "qwen2_tiny": "qwen2_7b",
+    "qwen2_moe_tiny": "qwen2_57b_a14b",
     "qwen3_tiny": "qwen3_8b",
     "qwen3_moe_tiny": "qwen3_30b_a3b",
     "deepseek_v2_tiny": "deepseek_v2",
     "deepseek_v3_tiny": "deepseek_v3",
+    "moonlight_tiny": "moonlight_16b_a3b",
+    "kimi_k2_tiny": "kimi_k2",
+    "gpt_oss_tiny": "gpt_oss_20b",
     "mamba2_tiny": "mamba_codestral_7b",
     "nemotron_h_tiny": "nemotron_h_8b",
     "nemotron3_tiny": "nemotron3_nano_30b_a3b",
@@ -146,6 +179,8 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind |= {name: fields[name] > 0 for name in sizes}
     kind |= {name: fields[name] for name in ("mtp_num_layers", "moe_aux_loss_coeff", "moe_router_topk_scaling_factor")}
     kind |= {name: fields[name] for name in ("rotary_base", "norm_epsilon", "rope_scaling_factor", "mscale")}
+    kind |= {name: fields[name] for name in ("latent_norm_epsilon", "yarn_beta_fast", "yarn_beta_slow")}
+    kind |= {name: fields[name] for name in ("activation_func_clamp_value", "glu_linear_offset")}
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
     kind["dense first, then experts"] = not shape.hybrid_layer_pattern and (shape.moe_blocks[0], shape.moe_blocks[-1])

@@ -42,8 +42,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral_tiny", {}),
     "qwen2": ("qwen2_tiny", {}),
     "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
+    "qwen2_moe": ("qwen2_moe_tiny", {}),
+    "qwen2_moe dense blocks between": ("qwen2_moe_tiny", {"moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3}),
     "qwen3": ("qwen3_tiny", {}),
     "qwen3_moe": ("qwen3_moe_tiny", {}),
+    "qwen3_moe weights that do not sum to 1, dense blocks": (
+        "qwen3_moe_tiny",
+        {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
+    ),
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2 three of two groups": (
         "deepseek_v2_tiny",
@@ -76,6 +82,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_3": ("nemotron3_tiny", {}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
+    "moonlight": ("moonlight_tiny", {}),
+    "moonlight with a large epsilon": ("moonlight_tiny", {"norm_epsilon": 0.1, "q_lora_rank": 32}),
+    "kimi_k2": ("kimi_k2_tiny", {}),
+    "gpt_oss": ("gpt_oss_tiny", {}),
+    "gpt_oss other windows, clamp and topk": (
+        "gpt_oss_tiny",
+        {"window_attn_skip_freq": "[0,1,1,0]", "activation_func_clamp_value": 0.5, "moe_router_topk": 3},
+    ),
 }
 
 
@@ -167,7 +181,8 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
-     "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "mamba2_130m",
+     "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
+     "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
      "mamba_codestral_7b", "nemotron_h_47b", "nemotron3_nano_30b_a3b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:

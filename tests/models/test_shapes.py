@@ -212,7 +212,7 @@ def test_section_reports_bad_values(config: ModelConfig, expected: str) -> None:
             {"rope_scaling": "llama3", "rope_low_freq_factor": 4.0},
             "must be below model.rope_high_freq_factor",
         ),
-        ({"rope_scaling": "yarn", "yarn_beta_slow": 32.0}, "must be below model.yarn_beta_fast"),
+        ({"rope_scaling": "yarn", "yarn_beta_slow": 33.0}, "must not exceed model.yarn_beta_fast"),
     ],
 )
 def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], expected: str) -> None:

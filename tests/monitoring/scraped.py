@@ -93,8 +93,10 @@ def _rules(prometheus: Prometheus) -> Iterator[tuple[str, str]]:
     groups: list[dict[str, Any]] = prometheus.ask("rules")["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
         yield f"{rule['name']} is evaluated", "" if rule["health"] == "ok" else f"{rule['health']}: {rule['lastError']}"
-    alerts = {
-        (one["labels"]["alertname"], one["labels"]["run"], one["state"]) for one in prometheus.ask("alerts")["alerts"]
+    firing = {  # a run of a minute has mostly started: its goodput is low, and waits for its hour
+        (one["labels"]["alertname"], one["labels"]["run"])
+        for one in prometheus.ask("alerts")["alerts"]
+        if one["state"] == "firing"
     }
-    only = {("TriplaneLossNotFinite", BROKEN, "firing")}
-    yield "of all alerts, the one of the run with NaN fires", "" if alerts == only else f"found {sorted(alerts)}"
+    only = {("TriplaneLossNotFinite", BROKEN)}
+    yield "of all alerts, the one of the run with NaN fires", "" if firing == only else f"found {sorted(firing)}"

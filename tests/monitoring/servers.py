@@ -114,6 +114,8 @@ class Prometheus:
         try:
             answer = fetch(f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}")
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it is starting, and says so without JSON
+                raise
             raise ValueError(json.loads(error.read())["error"]) from None
         return json.loads(answer)["data"]
 

@@ -19,7 +19,7 @@ GPT3_175B = """
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --micro-batch-size 1 --global-batch-size 1536
     --rampup-batch-size 16 16 5859375 --train-samples 146484375 --lr-warmup-samples 183105 --lr-decay-samples 126953125
     --lr 6e-5 --min-lr 6e-6 --lr-decay-style cosine --weight-decay 0.1 --adam-beta2 0.95 --init-method-std 0.006
-    --fp16 --data-path /data/pile --split 949,50,1 --vocab-file vocab.json --merge-file merges.txt
+    --fp16 --data-path /data/pile --split 949,50,1 --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
 """
 LLAMA3_8B = """
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention

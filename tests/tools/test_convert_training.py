@@ -153,11 +153,17 @@ CHOICES: dict[str, tuple[dict[str, str | None], dict[str, Any], str | None]] = {
     "tokenizer_config.json": ({}, {}, EOS),
     "generation_config.json": ({"tokenizer_config.json": None}, {}, EOS),
     "config.json": ({"tokenizer_config.json": None, "generation_config.json": None}, {"eos_token_id": 2}, EOT),
-    "nothing": ({"tokenizer_config.json": None, "generation_config.json": None}, {"eos_token_id": None}, None),
+    "special_tokens_map.json": (
+        {"tokenizer_config.json": None, "generation_config.json": None}, {"eos_token_id": None}, EOS,
+    ),
+    "nothing": (
+        {"tokenizer_config.json": None, "generation_config.json": None, "special_tokens_map.json": None},
+        {"eos_token_id": None}, None,
+    ),
     "an end that it lacks": ({"tokenizer_config.json": '{"eos_token": "<|no|>"}'}, {}, EOS),
     "no tokenizer.json": ({"tokenizer.json": "{}"}, {}, None),
     "no file": ({"tokenizer.json": None}, {}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CHOICES)

@@ -25,6 +25,7 @@ from tests.tools.megatron_scripts import (
 from tools.from_megatron.__main__ import main
 from tools.from_megatron.convert import check, read_back
 from tools.from_megatron.draft import Draft
+from tools.from_megatron.recipe_text import toml
 from tools.from_megatron.translate import translate
 from training.cli.dry_run import describe
 from training.config.run_config import RunConfig
@@ -237,8 +238,6 @@ def test_windows_and_blocks_without_rope() -> None:
 
 
 def read_back_of(draft: Draft) -> RunConfig:
-    from tools.from_megatron.draft import toml
-
     return read_back(toml(draft, "", []))
 
 
@@ -322,7 +321,8 @@ def test_flags_of_experts_change_nothing_without_experts() -> None:
 
 def test_a_value_that_is_the_default_anyway_is_not_a_problem() -> None:
     assert drafted(f"{SMALLEST} --optimizer adam --lr-warmup-init 0.0").unsupported == []
-    assert len(drafted(f"{SMALLEST} --optimizer sgd --lr-warmup-init 0.1").unsupported) == 2
+    other = drafted(f"{SMALLEST} --optimizer sgd --lr-warmup-init 0.1")
+    assert len(other.unsupported) == len(other.other_model) == 1
 
 
 def test_an_unknown_flag_is_named_with_the_nearest_and_its_values() -> None:
@@ -353,7 +353,7 @@ def test_what_megatron_would_not_start_with_is_an_error(change: tuple[str, str],
 
 def test_a_word_that_we_do_not_know_is_listed_with_those_that_we_do() -> None:
     draft = drafted(f"{SMALLEST} {EXPERTS} --moe-router-score-function sqrtsoftplus")
-    assert any("sqrtsoftplus" in line and '"sigmoid"' in line for line in draft.unsupported)
+    assert any("sqrtsoftplus" in line and '"sigmoid"' in line for line in draft.other_model)
 
 
 def test_what_a_run_would_refuse_is_said() -> None:
@@ -407,3 +407,8 @@ def test_going_on_in_megatrons_order_is_explained_where_a_run_is_loaded() -> Non
     notes = [next((line for line in drafted(flags).notes if "data.order" in line), "") for flags in (short, long)]
     assert 'data.order = "megatron".' in notes[0] and "data.megatron_train_samples = 146484375" in notes[1]
     assert not any("data.order" in line for line in drafted(short.replace("--load", "--save")).notes)
+
+
+def test_words_in_another_case_are_the_same_words() -> None:
+    recipe = recipe_of(f"{SMALLEST} --normalization rmsnorm --lr-decay-style COSINE")
+    assert (recipe.model.normalization, recipe.optimizer.lr_decay_style) == ("RMSNorm", "cosine")

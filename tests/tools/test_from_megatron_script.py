@@ -8,8 +8,9 @@ import pytest
 
 from parallel.errors import UserError
 from tools.from_megatron.__main__ import main
-from tools.from_megatron.convert import convert, find, ranks, read_back
-from tools.from_megatron.gaps import readable
+from tools.from_megatron.convert import convert, find, read_back
+from tools.from_megatron.ranks import ranks
+from tools.from_megatron.unknown import ScriptWord
 
 RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
 RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer"
@@ -77,15 +78,19 @@ torchrun "${DISTRIBUTED[@]}" \
 """
 
 
-def flags(script: str, **given: str) -> list[str]:
+def flags(script: str, **given: str) -> list[ScriptWord]:
     return find(script, given)[0].flags
+
+
+def readable(words: list[ScriptWord]) -> list[str]:
+    return [str(word) for word in words]
 
 
 def launched(command: str, **given: str) -> int | None:
     return ranks(find(f"{command} pretrain_gpt.py {RUN}", given)[0])
 
 
-def value(words: list[str], flag: str) -> str:
+def value(words: list[ScriptWord], flag: str) -> ScriptWord:
     return words[words.index(flag) + 1]
 
 
@@ -120,7 +125,8 @@ def test_a_recipe_of_a_cluster_script_names_ranks_open_paths_and_strays() -> Non
     assert "Launched on 32 ranks" in recipe
     assert not summary.complete
     text = "\n".join(line for block in summary.blocks for line in block)
-    assert "run_dir: --save $1, but $1 is not set" in text and "--set 1=VALUE" in text
+    line = CLUSTER.splitlines().index("CHECKPOINTS=$1") + 1
+    assert f"run_dir: --save $1, and $1 is not set (line {line})" in text and "--set 1=VALUE" in text
     assert "--no-such-thing two words is no flag" in text
 
 
@@ -203,12 +209,14 @@ def test_ways_to_write_the_same_command(script: str) -> None:
         ("${NEXT:=${SET}1}", "31"),
         ("${ABSENT}", "$ABSENT"),
         ("$(nproc --all 'x y')", "$(nproc --all 'x y')"),
-        ("${SET%x}", "${SET%x}"),
+        ("${SET%3}4", "4"),
+        ("${ABSENT%x}", "${ABSENT%x}"),
+        ("${ABSENT}/a.b", "$ABSENT/a.b"),
     ],
 )
 def test_expansions(expression: str, expected: str) -> None:
     words = flags(f"SET=3 EMPTY= \nexport EMPTY= SET=3\nLIST=(a b)\nx.py --num-layers {expression} --swiglu --bf16")
-    assert [readable(word) for word in words] == ["--num-layers", expected, "--swiglu", "--bf16"]
+    assert readable(words) == ["--num-layers", expected, "--swiglu", "--bf16"]
 
 
 @pytest.mark.parametrize(
@@ -234,26 +242,83 @@ def test_conditions(condition: str, taken: bool) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("if [ -f x ]; then\n  A=1\nfi", "line 1: an if that cannot be decided"),
-        ("nvidia-smi && A=1", "line 1: depends on what a command answers"),
-        ("for A in 1 2; do\n  B=$A\ndone", "line 1: a for is not followed"),
-        ("case $X in\n  a) A=1;;\n  *) A=2;;\nesac", "line 1: a case is not followed"),
         ("source other.sh", "line 1: another file, other.sh, is not read"),
-        ("f() {\n  A=1\n}", "line 1: a f is not followed"),
-        ("shift", "line 1: arguments are shifted"),
-        ("bash <<EOF\ntorchrun pretrain_gpt.py\nEOF", "a here-document is not read"),
+        ("bash other.sh a b", "line 1: it starts another script, other.sh, which is not read"),
+        ("sbatch <<EOF\n$(cat job.sh)\nEOF", ""),
+        ("select A in 1 2; do\n  B=$A\ndone", "line 1: a select"),
+        ("f() {\n  A=1\n}", ""),
+        ("shift", ""),
+        ("for A in 1 2; do\n  B=$A\ndone", ""),
+        ("case $X in\n  a) A=1;;\n  *) A=2;;\nesac", ""),
     ],
 )
 def test_what_is_not_followed_is_said(lines: str, said: str) -> None:
     launch, others = find(f"{lines}\ntorchrun x.py {RUN}", {})
     assert launch.flags == RUN.split()
-    assert len(others) == 1 and said in others[0]
+    assert [said in line for line in others] == [True] * bool(said)
 
 
 def test_what_is_not_followed_makes_a_recipe_incomplete() -> None:
-    _, summary = convert(f"for A in 1 2; do\n  B=$A\ndone\ntorchrun x.py {RUN} --save a", "", {})
+    _, summary = convert(f"source env.sh\ntorchrun x.py {RUN} --save a", "", {})
     assert not summary.complete
-    assert any("a for is not followed" in line for block in summary.blocks for line in block)
+    assert any("env.sh, is not read" in line for block in summary.blocks for line in block)
+
+
+def said_of(script: str, heading: str, **given: str) -> list[str]:
+    """The lines of one block."""
+    blocks = {block[0].partition(":")[0]: block[1:] for block in convert(script, "", given)[1].blocks}
+    return blocks.get(heading, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "taken", "other"),
+    [
+        ("if [ -f x ]; then A+=' --seed 5'; fi", "not to hold", "add --seed 5"),
+        ("[ -d data ] || A+=' --seed 5'", "not to hold", "leave out --seed"),
+        (
+            "if nvidia-smi | grep -q H100; then A+=' --seed 5'; else A+=' --seed 6'; fi",
+            "to hold",
+            "change --seed from 5 to 6",
+        ),
+        ('case "$(uname)" in Linux) A+=" --seed 5";; esac', "not to hold", "add --seed 5"),
+        ("for f in *.json; do A+=' --seed 5'; done", "to hold", "leave out --seed"),
+    ],
+)
+def test_a_branch_that_cannot_be_decided_is_said_with_what_hangs_on_it(line: str, taken: str, other: str) -> None:
+    found = said_of(f"A='{RUN}'\n{line}\nx.py $A", "Left open")
+    assert len(found) == 1 and "line 2" in found[0] and taken in found[0] and other in found[0], found
+
+
+def test_a_branch_that_changes_no_flag_is_not_worth_a_word() -> None:
+    script = f"if [ -f x ]; then rm x; fi\nmkdir -p a && cd a || exit 1\n[ -n $DEBUG ] && set -x\nx.py {RUN} --save a"
+    assert convert(script, "", {})[1].complete
+
+
+def test_what_a_variable_from_outside_would_change_is_worth_knowing() -> None:
+    script = f'A="{RUN} --data-path d --save s"\nif [[ "$MOE" == yes ]]; then A+=" --num-experts 4"; fi\nx.py $A'
+    assert "--set MOE=VALUE may change that" in said_of(script, "Worth knowing")[0]
+    assert "add --num-experts 4" in said_of(script, "Worth knowing")[0]
+    assert flags(script, MOE="yes")[-2:] == ["--num-experts", "4"]
+
+
+def test_a_script_that_ends_early_without_files_is_read_as_if_they_were_there() -> None:
+    script = f"[ -f a ] || exit 1\nif [ ! -d b ]; then echo no; exit 1; fi\n[ $# -eq 2 ] || exit 2\nx.py {RUN}"
+    assert flags(script) == RUN.split()
+
+
+@pytest.mark.parametrize(
+    "branch", ["if false; then X=7; fi", "false && X=7", "case a in b) X=7;; esac", "for i in; do X=7; done"]
+)
+def test_a_variable_that_is_set_only_in_a_branch_not_taken_is_empty(branch: str) -> None:
+    assert flags(f"{branch}\nx.py {RUN} $X --save [$X]")[-2:] == ["--save", "[]"]
+
+
+def test_what_set_gives_to_no_effect_is_said() -> None:
+    assert (
+        "line 1 of the script sets N itself"
+        in said_of(f"N=1\nx.py {RUN} --data-path d --save s --seed $N", "Worth knowing", N="2")[0]
+    )
+    assert not said_of(f"N=${{N:-1}}\nx.py {RUN} --data-path d --save s --seed $N", "Worth knowing", N="2")
 
 
 def test_eval_reads_quotes_once_more() -> None:
@@ -279,8 +344,23 @@ def test_a_further_command_is_said() -> None:
     [
         ("x.py --num-layers 'a", "line 1: a ' is never closed"),
         ("A=(1 2\nx.py", "line 1: the array's ( is never closed"),
-        ("\nif true; then\nA=1", "an if has no fi"),
-        ("for a in b; do\nA=1", "line 1: what begins here has no done"),
+        ("\nif true; then\nA=1", "line 2: the if that begins here has no fi"),
+        ("for a in b; do\nA=1", "line 1: the loop that begins here has no done"),
+        ("while :; do A+=x; done", "a loop that does not end"),
+        ("A=xxxxxxxxxxxxxxxx; while :; do A=$A$A; done", "of more than 1,048,576 characters"),
+        ("f() { f; }; f", "more than 40 deep"),
+        ("echo {1..100000}", "braces that make more than"),
+        ("DATA=<path to data>\nx.py --bf16 --swiglu", "line 1: a value that is to be filled in: DATA=<path to data>"),
+        ("declare -n R=A", "line 1: declare -n is not followed"),
+        ("coproc cat", "line 1: coproc is not followed"),
+        ("echo ${!1}", "line 1: ${!1} means the variable that $1 names"),
+        ("echo $((1/0))", "line 1: (( 1/0 )) divides by 0"),
+        ("tools/preprocess_data.py --vocab-size 3 --tokenizer-type X", "trains nothing"),
+        ("MODEL_ARGS='--num-layers 2 --bf16'", "$MODEL_ARGS holds such flags"),
+        (
+            "x.py --seed 1 --bf16 $MORE",
+            "--hidden-size is missing: Megatron-LM does not start without it either. $MORE may hold it",
+        ),
         ("x.py --num-layers 1 \\ \n --swiglu", "line 2: a command begins with --swiglu"),
         ("echo --hello", "no command was found"),
         ("eval eval eval 'eval \"$A\"'\n", "no command was found"),
@@ -288,32 +368,56 @@ def test_a_further_command_is_said() -> None:
 )
 def test_what_cannot_be_read_is_an_error(script: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        find(script, {})
+        convert(script, "", {})
     assert message in str(caught.value)
 
 
-def test_a_number_that_is_not_known_is_an_error_with_the_way_out() -> None:
-    script = f"\ntorchrun pretrain_gpt.py {RUN} --seed $SEED --clip-grad $(clip)"
-    with pytest.raises(UserError) as caught:
-        convert(script, "", {})
-    assert "line 2: --seed needs $SEED" in str(caught.value) or "$(clip)" in str(caught.value)
-    with pytest.raises(UserError) as caught:
-        convert(script.replace(" --clip-grad $(clip)", ""), "", {})
-    assert "--set SEED=VALUE" in str(caught.value)
-    recipe, _ = convert(script.replace(" --clip-grad $(clip)", ""), "", {"SEED": "5"})
-    assert read_back(recipe).train.seed == 5
+def test_all_that_is_missing_is_said_at_once_with_the_command_to_type(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = "seed lr min-lr clip-grad weight-decay".split()
+    words = " ".join(f"--{name} ${{{number}}}" for number, name in enumerate(names, 23))
+    script = tmp_path / "a b.sh"
+    script.write_text(
+        f"SAVE=$1\nX=$(whoami)\nx.py {RUN} {words} --adam-eps $X --adam-beta1 $(cat f) --save $SAVE/$JOB\n"
+    )
+    assert main([str(script), "--set", "24=1e-3"]) == 2
+    said = capsys.readouterr().err
+    assert "6 values are not known" in said and "$27 (line 3): --weight-decay" in said and "$24" not in said
+    assert "and 2 values that may stay open:\n  $1 (line 1): --save\n  $JOB (line 3): --save" in said
+    assert "$(cat f) (line 3): --adam-beta1" in said and "write into the script in its place: $(cat f)" in said
+    command = f"  python -m tools.from_megatron '{script}' --set 24=1e-3 --set 1=VALUE --set 23=VALUE --set 25=VALUE"
+    assert f"{command} --set 26=VALUE --set 27=VALUE --set X=VALUE --set JOB=VALUE > recipe.toml" in said
+    script.write_text(script.read_text().replace("$(cat f)", "0.5"))
+    given = [f"{name}=0.25" for name in (1, 23, 25, 26, 27, "X", "JOB")]
+    assert main([str(script), *(word for one in given for word in ("--set", one.replace("23=0.25", "23=7")))]) == 2
+    assert "$24 (line 3): --lr" in capsys.readouterr().err
+    assert (
+        main(
+            [
+                str(script),
+                "--set",
+                "24=1",
+                *(word for one in given for word in ("--set", one.replace("23=0.25", "23=7"))),
+            ]
+        )
+        == 0
+    )
+    assert 'run_dir = "0.25/0.25"' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "flag", ["position-embedding-type", "rope-type", "cp-comm-type", "tokenizer-type", "window-size", "split", "spec"]
-)
-def test_a_word_that_is_not_known_is_an_error_or_listed(flag: str) -> None:
-    try:
-        _, summary = convert(f"x.py {RUN} --{flag} $WORD", "", {})
-    except UserError as error:
-        assert f"--{flag} needs $WORD" in str(error)
-    else:
-        assert any(f"--{flag} $WORD" in line for block in summary.blocks for line in block)
+def test_ranks_that_are_not_known_are_asked_for_where_the_batch_depends_on_them() -> None:
+    script = f"torchrun --nproc_per_node $GPUS x.py {RUN}"
+    assert read_back(convert(script, "", {})[0]).train.global_batch_size == 8
+    with pytest.raises(UserError) as caught:
+        convert(script.replace("--global-batch-size 8", ""), "", {})
+    assert "$GPUS (line 1): --global-batch-size" in str(caught.value)
+
+
+def test_further_flags_from_outside_are_left_open() -> None:
+    script = f"x.py {RUN} --save a $EXTRA"
+    assert "further flags: $EXTRA is not set" in said_of(script, "Left open")[0]
+    assert flags(script, EXTRA="--seed 5 --bf16")[-3:] == ["--seed", "5", "--bf16"]
 
 
 def test_an_unknown_variable_in_a_flag_that_changes_nothing_does_no_harm() -> None:
@@ -323,13 +427,13 @@ def test_an_unknown_variable_in_a_flag_that_changes_nothing_does_no_harm() -> No
 
 def test_what_is_not_known_survives_eval() -> None:
     script = f"CMD=\"x.py {RUN} --save $SAVE --load $(find . -name 'a b')\"\neval $CMD"
-    words = [readable(word) for word in flags(script)]
+    words = readable(flags(script))
     assert words[-4:] == ["--save", "$SAVE", "--load", "$(find . -name 'a b')"]
 
 
 def test_nothing_in_a_script_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    script = f"touch {mark}\nA=$(touch {mark})\nB=`touch {mark}`\neval touch {mark}\nx.py {RUN} --save $A$B"
+    script = f"touch {mark}\nA=$(touch {mark})\nB=`touch {mark}`\neval touch {mark}\nx.py {RUN} --save x$A$B"
     convert(script, "", {})
     assert not mark.exists()
 

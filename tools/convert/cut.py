@@ -129,13 +129,15 @@ def whole_name(name: str, cut: Cut) -> str:
     before, found, behind = rest.partition(".experts.")
     if found and not before.endswith("shared"):
         expert, _, last = behind.partition(".")
+        if not expert.isdigit():  # of all experts one tensor
+            return f"{prefix}{cut.blocks[int(block)]}.{rest}"
         rest = f"{before}.experts.{cut.experts[int(expert)]}.{last}"
     return f"{prefix}{cut.blocks[int(block)]}.{rest}"
 
 
 def _rows(entry: Entry, shape: tuple[int, ...], cut: Cut) -> Iterator[range]:
-    """Rows of a tensor that stay, in runs; the first ones of all but routers."""
-    if ".mlp.router." in entry.name:
+    """Rows of a tensor that stay, in runs; the first ones of all but routers and experts that are one tensor."""
+    if ".mlp.router." in entry.name or entry.fused or entry.vectors:
         yield from (range(expert, expert + 1) for expert in cut.experts)
         return
     step = max(1, BLOCK_BYTES // (8 * math.prod(shape[1:])))

@@ -1,6 +1,7 @@
 """A checkpoint becomes a Hugging Face folder: our rows into sharded safetensors."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -90,17 +91,17 @@ class Weights:
 
         They lie within one expert, or are whole experts.
         """
-        key, shape = self.stored(entry), entry.shape
+        key = self.stored(entry)
         stored = self.reader.tensors[key].dtype
         words = np.empty((count, entry.columns), dtype=WORDS[ITEM_BYTES[stored]])
-        offset, rectangle = _rectangle(shape, first, count)
+        offset, rectangle = entry.rectangle(first, count)
         self.reader.read(key, offset, words.reshape(rectangle))
         return cast(words, stored, dtype)
 
     def ask_for(self, target: ExportedTensor) -> None:
         """Have the disk fetch what ``rows`` will be asked for."""
         for strip in target.strips:
-            rectangle = _rectangle(target.entry.shape, strip.row, strip.rows)
+            rectangle = target.entry.rectangle(strip.row, strip.rows)
             self.reader.ask_for(self.stored(target.entry), *rectangle)
 
     def __enter__(self) -> "Weights":
@@ -108,16 +109,6 @@ class Weights:
 
     def __exit__(self, *_: object) -> None:
         self.reader.close()
-
-
-def _rectangle(shape: tuple[int, ...], first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offset and shape of rows of a parameter, as ``Weights.rows`` counts them."""
-    if len(shape) == 1:
-        return (first,), (count,)
-    if len(shape) == 2:
-        return (first, 0), (count, shape[1])
-    expert, row = divmod(first, shape[1])
-    return (expert, row, 0), (1, count, shape[2])
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -309,14 +300,31 @@ def one_ahead[T](items: Iterator[T]) -> Iterator[T]:
 
 def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
     """A tensor of theirs, in order, in blocks of rows."""
-    if target.entry.transposed:
-        strips = [weights.rows(target.entry, strip.row, strip.rows, target.dtype) for strip in target.strips]
-        yield np.ascontiguousarray(np.concatenate(strips).T)
+    entry = target.entry
+    if entry.fused or entry.vectors or entry.turned or entry.lead:
+        yield from _turned_words(target, weights)
         return
     step = max(1, BLOCK_BYTES // (target.entry.columns * ITEM_BYTES[target.dtype]))
     for strip in target.strips:
         for start in range(0, strip.rows, step):
             yield weights.rows(target.entry, strip.row + start, min(step, strip.rows - start), target.dtype)
+
+
+def _turned_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
+    """Rows of their file that are not rows of ours, in blocks of one expert, or all at once."""
+    entry = target.entry
+    by_expert = entry.fused or entry.vectors
+    rows = entry.unit if by_expert else math.prod(target.shape) // entry.columns
+    count = target.shape[0] if by_expert else 1
+    for unit in range(count):
+        block = np.empty((rows, entry.columns), dtype=WORDS[ITEM_BYTES[target.dtype]])
+        first = unit * rows
+        for strip in target.strips:
+            if first <= strip.start < first + rows:
+                theirs = slice(strip.theirs.start - first, strip.theirs.stop - first, strip.step)
+                block[theirs] = weights.rows(entry, strip.row, strip.rows, target.dtype)
+        turned = block.T if entry.transposed else block
+        yield np.ascontiguousarray(turned).reshape(target.shape[0] // count, -1)
 
 
 def add_files(job: ExportPlan, config: dict[str, Any], carried: dict[str, Path], more: dict[str, bytes]) -> None:

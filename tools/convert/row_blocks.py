@@ -38,20 +38,14 @@ class RowBlock:
     @property
     def rectangle(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Its offset and shape in the tensor."""
-        shape = self.entry.shape
-        if len(shape) == 1:
-            return (self.first,), (self.rows,)
-        if len(shape) == 2:
-            return (self.first, 0), (self.rows, shape[1])
-        expert, row = divmod(self.first, shape[1])
-        return (expert, row, 0), (1, self.rows, shape[2])
+        return self.entry.rectangle(self.first, self.rows)
 
 
 def blocks(entry: Entry, dtype: str) -> Iterator[RowBlock]:
     """A tensor in blocks of at most BLOCK_BYTES, never over the edge of an expert; whole if its rows are columns."""
-    unit = entry.shape[-2] if len(entry.shape) == 3 else entry.rows
+    unit = entry.unit
     step = max(1, BLOCK_BYTES // (entry.columns * ITEM_BYTES[dtype]))
-    step = unit if entry.transposed else min(step, unit)
+    step = unit if entry.turned else min(step, unit)
     for start in range(0, entry.rows, unit):
         for row in range(0, unit, step):
             yield RowBlock(entry, dtype, start + row, min(step, unit - row))
@@ -61,9 +55,9 @@ def read_block(block: RowBlock, source: HfFolder, names: dict[str, str]) -> np.n
     """A block's words, [rows, columns]. Our rows that they do not have are 0."""
     entry, last = block.entry, block.first + block.rows
     words = np.zeros((block.rows, entry.columns), dtype=WORDS[ITEM_BYTES[block.dtype]])
-    whole: dict[str, np.ndarray] = {}
-    if entry.transposed:
-        whole = {name: source.rows(names[name], 0, entry.columns, block.dtype).T for name in entry.their_shapes()}
+    if entry.fused or entry.vectors or entry.turned or entry.lead:
+        _fill_turned(words, block, source, names)
+        return words
     at = max(0, bisect.bisect_right(entry.strips, block.first, key=lambda strip: strip.row) - 1)
     for strip in entry.strips[at:]:
         if strip.row >= last:
@@ -71,13 +65,32 @@ def read_block(block: RowBlock, source: HfFolder, names: dict[str, str]) -> np.n
         first, end = max(strip.row, block.first), min(strip.row + strip.rows, last)
         if first < end:
             start = strip.start + first - strip.row
-            found = (
-                whole[strip.name][start : start + end - first]
-                if entry.transposed
-                else source.rows(names[strip.name], start, end - first, block.dtype)
+            words[first - block.first : end - block.first] = source.rows(
+                names[strip.name], start, end - first, block.dtype
             )
-            words[first - block.first : end - block.first] = found
     return words
+
+
+def _fill_turned(words: np.ndarray, block: RowBlock, source: HfFolder, names: dict[str, str]) -> None:
+    """Where rows of ours are not rows of their file: of one expert, or of all of the tensor."""
+    entry, last = block.entry, block.first + block.rows
+    unit = block.first // entry.unit
+    theirs = {name: _unit_of(entry, unit, source, names[name], block.dtype) for name in entry.their_shapes()}
+    for strip in entry.strips:
+        first, end = max(strip.row, block.first), min(strip.row + strip.rows, last)
+        if first < end:
+            rows = theirs[strip.name][
+                slice(strip.theirs.start - unit * entry.unit, strip.theirs.stop - unit * entry.unit, strip.step)
+            ]
+            words[first - block.first : end - block.first] = rows[first - strip.row : end - strip.row]
+
+
+def _unit_of(entry: Entry, unit: int, source: HfFolder, name: str, dtype: str) -> np.ndarray:
+    """One of their tensors, of experts fused one expert's part, with our columns: [rows, columns]."""
+    shape = source.places[name].shape
+    by_expert = entry.fused or entry.vectors
+    found = source.rows(name, unit, 1, dtype) if by_expert else source.rows(name, 0, shape[0], dtype)
+    return found.reshape(entry.columns, -1).T if entry.transposed else found.reshape(-1, entry.columns)
 
 
 def entry_dtype(entry: Entry, source: HfFolder, names: dict[str, str], asked: str | None) -> str:

@@ -10,7 +10,7 @@ from data.tokenizers import Tokenizer, open_tokenizer
 from models.hf.files import CARRIED_BYTES, TOKENIZERS, present
 from models.hf.keys import MOST_TOKENS
 from parallel.errors import UserError
-from parallel.untrusted import InputError, open_regular, read_bytes, read_json
+from parallel.untrusted import read_bytes, read_json
 
 STAND_IN = "byte"
 DESCRIPTIONS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.json")
@@ -58,8 +58,6 @@ def check_beside(folder: Path) -> None:
 def opened_as(path: Path, config: dict[str, Any]) -> Tokenizer:
     """A tokenizer's file, opened. What ends a document is what tokenizer_config.json says, else the eos_token_id of
     generation_config.json or config.json, else a usual name. Raises UserError."""
-    if path.name == "tokenizer.model" and not is_sentencepiece(path):
-        raise InputError(path, "expected a SentencePiece model, found another kind of file.")
     if path.suffix != ".json":
         return open_tokenizer(path, None)
     first: UserError | None = None
@@ -70,15 +68,6 @@ def opened_as(path: Path, config: dict[str, Any]) -> Tokenizer:
             first = first or error
     assert first is not None
     raise first
-
-
-def is_sentencepiece(path: Path) -> bool:
-    """Whether a file begins as a SentencePiece model does: a protobuf whose first field is a piece. Llama 3's
-    tokenizer.model is text."""
-    if not path.is_file():
-        return False
-    with open_regular(path) as file:
-        return file.read(1) == b"\x0a"
 
 
 def eos_ids(values: dict[str, Any]) -> list[int]:

@@ -1,6 +1,14 @@
-"""A Megatron-LM command line or launch script becomes a Triplane recipe, with nothing dropped silently.
+"""A Megatron-LM command line, launch script or configuration becomes a Triplane recipe; nothing is dropped silently.
 
-A script is read, never run: ``statements`` cuts it into commands, ``script`` follows them (with ``words``)
-to the one that starts Megatron-LM and counts its ranks. ``arguments`` reads that command's flags by the tables in
-``flags*``; ``translate`` and its ``rules_*`` make a ``draft`` of them, as TOML.
+sources          what is given, by its kind: a script, Megatron's and Megatron-Bridge's YAML, another program's file
+script           a script, followed to the commands that start Megatron-LM (shell/), with every branch that is open
+shell/           as much of bash as that needs; nothing is run
+unknown          what a text holds of values that the script does not set
+functional_test  MODEL_ARGS of Megatron-LM's functional tests, as a script
+bridge           Megatron-Bridge's YAML as flags
+foreign          files of other programs, refused by name
+arguments        the command's flags, by the tables in flags*
+translate        flags to a draft: tables, and rules_*
+missing          everything that is missing at once, with the command to type
+convert          from a source to the recipe's text (recipe_text) and what is said about it (summary)
 """

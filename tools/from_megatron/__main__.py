@@ -7,14 +7,15 @@
 Every flag is translated, or listed with the reason at the head of the recipe and on stderr. A script is read, never
 run: running it could start jobs, delete files or need another machine. What it takes from outside ($1, $SLURM_NNODES,
 the output of commands) is not known: give it with --set, as in --set 1=/checkpoints --set SLURM_NNODES=8. Paths that
-stay unknown are left open; a number of the model's that stays unknown is an error.
+stay unknown are left open; a number of the model's that stays unknown is an error, which says the command to type.
 
 Exit code 0: everything was translated or changes nothing here. 1: something is unsupported, unknown, left open or
-would be refused by a run; the recipe is complete apart from it. 2: nothing could be read.
+would be refused by a run; the recipe is complete apart from it. 2: nothing could be read, or the recipe would make
+another model, or train it otherwise, than the script does; --allow_partial writes that recipe all the same.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,9 @@ from parallel import command
 from parallel.errors import UserError, printable
 from parallel.flags import parse_flags
 from parallel.untrusted import read_text
-from tools.from_megatron.convert import convert
+from tools.from_megatron.convert import Summary, convert_source
+from tools.from_megatron.missing import typed_words
+from tools.from_megatron.sources import Source
 from training.config.recipe import escaped
 
 SHOWN = 1000
@@ -42,6 +45,12 @@ class FromMegatron:
     set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """A variable that the script takes from outside; 1=VALUE is its first argument. Repeat for more."""
 
+    shape: str = ""
+    """The model by name, as in --model.shape: for a YAML file that changes a recipe of Megatron-Bridge's."""
+
+    allow_partial: bool = False
+    """Write a recipe although it makes another model, or trains it otherwise; its head says why."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: all is translated; 1: something is not; 2: bad input."""
@@ -51,18 +60,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = parse_flags(FromMegatron, shielded, "python -m tools.from_megatron", __doc__)
     where = ""
     try:
-        given_values = settings(job.set)
-        text, origin = read(job.source)
-        where = f"{job.source}: " if origin == f"from {job.source}." else ""
-        recipe, summary = convert(text, origin, given_values)
+        source = read(job.source, settings(job.set), job.shape)
+        where = "" if source.path is None else f"{source.path}: "
+        recipe, summary = convert_source(source, settings(job.set))
+        if summary.other_model and not job.allow_partial:
+            raise UserError(refusal(summary))
     except UserError as error:
-        said = str(error)
-        print(f"tools.from_megatron: {'' if said.startswith(where) else where}{cut(said)}", file=sys.stderr)
+        said = "\n".join(map(cut, str(error).removeprefix(where).splitlines()))
+        print(f"tools.from_megatron: {where}{said}", file=sys.stderr)
         return 2
     print(printable(escaped(recipe)), end="")
     for block in summary.blocks:
         print(printable("\n  ".join(map(cut, block))), file=sys.stderr)
     return 0 if summary.complete else 1
+
+
+def refusal(summary: Summary) -> str:
+    """Why there is no recipe."""
+    return (
+        "\n  - ".join(["a recipe would make another model, or train it otherwise:", *summary.other_model])
+        + "\nWith --allow_partial, it is written without these."
+    )
 
 
 def cut(text: str) -> str:
@@ -78,22 +96,23 @@ def settings(given: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def read(source: str) -> tuple[str, str]:
-    """The text that is meant, and a sentence on where it comes from.
+def read(source: str, given: Mapping[str, str], shape: str = "") -> Source:
+    """The text that is meant, and where it comes from.
 
     Raises UserError where it can be neither a file nor a command.
     """
+    typed = typed_words(source, given) + (["--shape", shape] if shape else [])
     if source == "-":
-        return sys.stdin.read(), "from standard input."
+        return Source(sys.stdin.read(), "from standard input.", typed=typed, shape=shape)
     path = Path(source)
     if "\n" not in source and not source.lstrip().startswith("--") and _is_there(path):
         try:
-            return read_text(path), f"from {source}."
+            return Source(read_text(path), f"from {source}.", path, typed, shape)
         except OSError as error:
             raise UserError(f"{source}: cannot be read: {error.strerror}.") from None
     if "--" not in source:
         raise UserError(f"{source[:200]}: no such file, and no command with flags either. Put a command in quotes.")
-    return source, "from a command line."
+    return Source(source, "from a command line.", typed=typed, shape=shape)
 
 
 def _is_there(path: Path) -> bool:

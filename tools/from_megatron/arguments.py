@@ -1,21 +1,27 @@
 """A Megatron-LM command's words as flags and their values, and what each turned out to be."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parallel.errors import UserError
 from tools.from_megatron.flags import Flag, known, nearest
-from tools.from_megatron.gaps import gaps
+from tools.from_megatron.flags_unsupported import OTHER_MODELS
+from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 
 
 @dataclass(slots=True)
 class Arguments:
     """What a command says. Names are without dashes; the last of several wins, as with Megatron-LM."""
 
-    given: dict[str, list[str]] = field(default_factory=dict)
+    given: dict[str, list[ScriptWord]] = field(default_factory=dict)
     strays: list[str] = field(default_factory=list)
     """Words that belong to no flag, and unknown flags with theirs; each a sentence."""
+    other_model: list[str] = field(default_factory=list)
+    """Unknown flags that are known to make another model, or to train it otherwise."""
+    unknown_flags: list[Unknown] = field(default_factory=list)
+    """Variables that may stand for further flags."""
     asked: set[str] = field(default_factory=set)
     """Flags that a rule has read."""
 
@@ -24,17 +30,14 @@ class Arguments:
         self.asked.add(name)
         return name in self.given
 
-    def raw(self, name: str) -> list[str]:
-        """All values of a flag, as a script has them: they may hold gaps. Empty where it is not given."""
+    def raw(self, name: str) -> list[ScriptWord]:
+        """All values of a flag, unknown ones as the script has them. Empty where it is not given."""
         self.asked.add(name)
         return self.given.get(name, [])
 
     def texts(self, name: str) -> list[str]:
         """All values of a flag. Raises UserError where one is not known."""
-        values = self.raw(name)
-        for text in values:
-            refuse_gaps(name, text)
-        return values
+        return [known_text(name, word) for word in self.raw(name)]
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """The value of a flag that takes one. Raises UserError where it is not known."""
@@ -55,8 +58,20 @@ class Arguments:
         """A whole number that Megatron-LM demands too, under its first name or an older one. Raises UserError."""
         values = [value for name in names if (value := self.whole(name)) is not None]
         if not values:
-            raise UserError(f"--{names[0]} is missing: Megatron-LM does not start without it either. Add it.")
+            raise UserError(
+                f"--{names[0]} is missing: Megatron-LM does not start without it either. {self._where_from()}"
+            )
         return values[0]
+
+    def _where_from(self) -> str:
+        """How a missing flag may be given."""
+        names = list(dict.fromkeys(name for unknown in self.unknown_flags for name in unknown.sets))
+        if not names:
+            return "Add it."
+        written = ", ".join(dict.fromkeys(unknown.written for unknown in self.unknown_flags))
+        return (
+            f"{written} may hold it, which the script does not set: give it as in --set {names[0]}='--flag value ...'."
+        )
 
 
 def number(name: str, text: str, kind: type) -> Any:
@@ -68,36 +83,52 @@ def number(name: str, text: str, kind: type) -> Any:
         raise UserError(f'--{name}: expected {what}, found "{text}".') from None
 
 
-def refuse_gaps(name: str, text: str) -> None:
-    """Raises UserError where a value that the model depends on holds a variable that is not known."""
-    for line, what in gaps(text):
-        way = f"Give it with --set {what[1:]}=VALUE." if not what.startswith("$(") else "Write its value in its place."
-        raise UserError(f"line {line}: --{name} needs {what}, which the script does not set. {way}")
+def known_text(name: str, word: ScriptWord) -> str:
+    """The word. Raises UserError where a value that the model depends on is not known."""
+    if isinstance(word, OpenText):
+        raise UserError(f"--{name} {word}: {word.unknowns[0].written} is not known.")
+    return word
 
 
-def parse(words: Sequence[str]) -> Arguments:
+def parse(words: Sequence[ScriptWord]) -> Arguments:
     """Flags and values; unknown flags take the words up to the next flag. Raises UserError for a missing value."""
     flags, arguments, at = known(), Arguments(), 0
     while at < len(words):
-        name, equals, value = words[at].removeprefix("--").partition("=")
+        word = words[at]
+        name, equals, value = str(word).removeprefix("--").partition("=")
         at += 1
-        if not words[at - 1].startswith("--"):
-            arguments.strays.append(
-                f'"{words[at - 1]}" belongs to no flag (the shell splits what is not quoted at blanks).'
-            )
+        if not str(word).startswith("--"):
+            _stray(arguments, word)
         elif name not in flags:
             until = at + _values(words[at:])
-            written = " ".join([f"--{name}{equals}{value}", *words[at:until]])
-            arguments.strays.append(f"{written} is no flag of Megatron-LM 0.19.2.{nearest(name, flags)}")
+            _unknown_flag(arguments, name, joined([word, *words[at:until]]), nearest(name, flags))
             at = until
         else:
             count = 0 if equals else _count(flags[name], words[at:])
-            arguments.given[name] = [value] if equals else list(words[at : at + count])
+            single: ScriptWord = OpenText(value, word.unknowns) if isinstance(word, OpenText) else value
+            arguments.given[name] = [single] if equals else list(words[at : at + count])
             at += count
     return arguments
 
 
-def _count(flag: Flag, rest: Sequence[str]) -> int:
+def _stray(arguments: Arguments, word: ScriptWord) -> None:
+    if isinstance(word, OpenText) and word.text == word.unknowns[0].written:
+        arguments.unknown_flags += [] if word.unknowns[0].by_branch else [word.unknowns[0]]
+    elif not re.fullmatch(r"-\w", str(word)):
+        arguments.strays.append(f'"{word}" belongs to no flag (the shell splits what is not quoted at blanks).')
+
+
+def _unknown_flag(arguments: Arguments, name: str, written: str, hint: str) -> None:
+    for pattern, what in OTHER_MODELS.items():
+        if re.search(pattern, name):
+            arguments.other_model.append(f"{written}: {what}")
+            return
+    if re.match(r"deepspeed|ds-|zero-|no-pipeline-parallel", name):
+        hint = " It is DeepSpeed's; what shards here is parallel.use_distributed_optimizer and its like."
+    arguments.strays.append(f"{written} is no flag of Megatron-LM 0.19.2.{hint}")
+
+
+def _count(flag: Flag, rest: Sequence[ScriptWord]) -> int:
     """How many of the words behind a flag are its values."""
     found = _values(rest)
     if flag.arity in "+*":
@@ -109,5 +140,5 @@ def _count(flag: Flag, rest: Sequence[str]) -> int:
     return wanted
 
 
-def _values(rest: Sequence[str]) -> int:
-    return next((count for count, word in enumerate(rest) if word.startswith("--")), len(rest))
+def _values(rest: Sequence[ScriptWord]) -> int:
+    return next((count for count, word in enumerate(rest) if str(word).startswith("--")), len(rest))

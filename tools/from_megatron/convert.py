@@ -1,20 +1,33 @@
-"""From a script's text to a recipe's text that was read back and checked."""
+"""From a source's text to a recipe's text that was read back and checked."""
 
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parallel.errors import UserError
 from parallel.layout import smallest_world
-from tools.from_megatron import draft as writing
+from tools.from_megatron import recipe_text, summary
+from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft
-from tools.from_megatron.flags import known
-from tools.from_megatron.script import Launch, read_script
-from tools.from_megatron.translate import translate
-from tools.from_megatron.words import Variables, words
+from tools.from_megatron.missing import refuse_missing
+from tools.from_megatron.ranks import rank_unknowns, ranks
+from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.sources import Source, SourceReading, read_source
+from tools.from_megatron.translate import other_models, translated
 from training.config.recipe import load
 from training.config.run_config import RunConfig
+
+_OTHER_PROGRAMS = {
+    "bert": "a BERT", "t5": "a T5", "retro": "a retrieval model", "ict": "a retrieval model",
+    "vision": "a vision model", "vlm": "a vision-language model", "mimo": "a multimodal model",
+    "multimodal": "a multimodal model", "mamba": "a Mamba",
+    "hybrid": "a hybrid of attention and Mamba", "realm": "a retrieval model", "dino": "a vision model",
+    "inpaint": "a vision model", "classification": "a vision model", "train_rl.py": "by reinforcement learning",
+    "finetune": "on instructions", "sft": "on instructions",
+}  # fmt: skip
+"""Parts of a program's name, and what it trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,8 @@ class Summary:
     """Headings with their lines."""
     complete: bool
     """Whether everything was translated or changes nothing here, and a run would start."""
+    other_model: list[str] = field(default_factory=list)
+    """Why the recipe makes another model, or trains it otherwise."""
 
 
 def convert(text: str, origin: str, given: Mapping[str, str]) -> tuple[str, Summary]:
@@ -32,36 +47,92 @@ def convert(text: str, origin: str, given: Mapping[str, str]) -> tuple[str, Summ
 
     given: variables that the script takes from outside. Raises UserError for what cannot be read.
     """
-    launch, others = find(text, given)
-    draft = translate(launch.flags, ranks(launch))
-    draft.unsupported += others
+    return convert_source(Source(text, origin), given)
+
+
+def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summary]:
+    """As ``convert``."""
+    reading = read_source(source, given)
+    launch = reading.launch
+    arguments, world = parse(launch.flags), ranks(launch)
+    by_ranks = world is None and not {"global-batch-size", "step-batch-size-schedule"} & set(arguments.given)
+    refuse_missing(arguments, source.typed, rank_unknowns(launch) if by_ranks else ())
+    draft = _translated(arguments, world)
+    if reading.shape:
+        _keep_changes(draft, reading)
+    _note_reading(draft, reading)
+    origin = source.origin
     if draft.world is not None:
         origin += f" Launched on {draft.world:,} ranks: plan with --dry_run --world_size {draft.world}."
     problems = check(draft)
-    recipe = writing.toml(draft, origin, problems)
-    incomplete = problems or draft.arguments.strays or draft.unsupported or draft.open
-    return recipe, Summary(writing.summary(draft, problems), not incomplete)
+    blocks = summary.blocks(draft, problems, source.typed)
+    incomplete = problems or arguments.strays or draft.unsupported or draft.open or draft.other_model
+    return recipe_text.toml(draft, origin, blocks), Summary(blocks, not incomplete, draft.other_model)
+
+
+def _translated(arguments: Arguments, world: int | None) -> Draft:
+    """A draft. What another model lacks of this one's flags is not worth a message: that it is another one is."""
+    try:
+        return translated(arguments, world)
+    except UserError as error:
+        others = [*arguments.other_model, *other_models(arguments)]
+        if not others:
+            raise
+        raise UserError(
+            "\n  - ".join(["it trains another model, or otherwise than Triplane does:", *others])
+        ) from error
+
+
+def _note_reading(draft: Draft, reading: SourceReading) -> None:
+    launch, script = reading.launch, reading.script
+    draft.arguments.strays += reading.strays
+    draft.other_model += reading.other_model
+    draft.notes += reading.notes
+    draft.unsupported += _not_followed(reading)
+    summary.note_answers(draft, script.answers, launch)
+    summary.note_overwritten(draft, script.overwritten)
+    parts = set(re.split(r"[/_.\-]", str(launch.program).removesuffix(".py"))) | {
+        str(launch.program).rpartition("/")[2]
+    }
+    if trains := next((what for part, what in _OTHER_PROGRAMS.items() if part in parts), ""):
+        draft.other_model.append(
+            f"{launch.program}: it trains {trains}. Triplane's pretrain_gpt.py trains a GPT on text."
+        )
+
+
+def _not_followed(reading: SourceReading) -> list[str]:
+    others = [f"{line} It was not followed." for line in reading.script.not_followed]
+    return others + [
+        f"line {launch.line}: a further command that starts Megatron-LM." for launch in reading.script.launches[1:]
+    ]
+
+
+def _keep_changes(draft: Draft, reading: SourceReading) -> None:
+    """Of a recipe that changes a named shape, only what is given: what else the other recipe says is not known."""
+    given = {str(word) for word in reading.launch.flags if str(word).startswith("--")} - reading.filled_in
+    draft.values = {name: value for name, value in draft.values.items() if draft.sources[name] in given}
+    draft.put("model.shape", reading.shape, "--shape")
+    draft.unsupported = [line for line in draft.unsupported if not line.startswith("no --")]
+    for name, flag in (("data.paths", "--data-path"), ("data.tokenizer", "--tokenizer-type")):
+        if any(line.startswith(f"no {flag}:") for line in draft.notes):
+            draft.notes = [line for line in draft.notes if not line.startswith(f"no {flag}:")]
+            draft.open.append(f"{name}: this file does not say it; the recipe that it changes does.")
+    draft.notes.append(
+        "what this file does not say is Triplane's default, and not that of the recipe which it changes: compare the "
+        "learning rate, the batch and the schedule with it."
+    )
 
 
 def find(text: str, given: Mapping[str, str]) -> tuple[Launch, list[str]]:
     """The command that starts Megatron-LM, and what else of the script was not followed."""
-    if text.lstrip().startswith("--"):
-        found = words(text.replace("\\\n", " "), Variables(dict(given)))
-        return Launch(launcher=[], flags=found, line=1, slurm={}), []
-    flags = known()
-    reading = read_script(text, lambda found: sum(word[2:].partition("=")[0] in flags for word in found) > 1, given)
-    others = [f"{line} It was not followed." for line in reading.not_followed]
-    if not reading.launches:
-        said = " ".join(others)
-        raise UserError(f"no command was found that starts a .py file with flags of Megatron-LM's. {said}".rstrip())
-    others += [f"line {launch.line}: a further command that starts Megatron-LM." for launch in reading.launches[1:]]
-    return reading.launches[0], others
+    reading = read_source(Source(text), given)
+    return reading.launch, _not_followed(reading)
 
 
 def check(draft: Draft) -> list[str]:
     """What a run would refuse, on the ranks that the script starts, or the fewest that fit."""
     try:
-        config = read_back(writing.toml(draft, "", []))
+        config = read_back(recipe_text.toml(draft, "", []))
     except UserError as error:
         return str(error).splitlines()
     world = draft.world
@@ -85,41 +156,3 @@ def read_back(recipe: str) -> RunConfig:
             return load(path)
         except UserError as error:
             raise UserError(str(error).replace(f"{path}: ", "")) from None
-
-
-_PER_NODE = ("nproc-per-node", "nproc_per_node")
-_NODES = ("nnodes",)
-
-
-def ranks(launch: Launch) -> int | None:
-    """Of torchrun its nodes x processes, of srun its tasks; None where that is not known."""
-    per_node, nodes = _option(launch.launcher, _PER_NODE), _option(launch.launcher, _NODES)
-    if per_node is not None:
-        return _product("1" if nodes is None else nodes.rpartition(":")[2], per_node)
-    if not any(word.endswith(("srun", "mpirun")) for word in launch.launcher):
-        return None
-    if (tasks := _option(launch.launcher, ("ntasks", "n", "np"))) is not None:
-        return _whole(tasks)
-    count = _option(launch.launcher, ("nodes", "N")) or launch.slurm.get("SLURM_NNODES")
-    each = _option(launch.launcher, ("ntasks-per-node",)) or launch.slurm.get("SLURM_NTASKS_PER_NODE")
-    if "SLURM_NTASKS" in launch.slurm:
-        return _whole(launch.slurm["SLURM_NTASKS"])
-    return _product(count, each)
-
-
-def _option(words: Sequence[str], names: Sequence[str]) -> str | None:
-    """The value of ``--name value`` or ``--name=value``."""
-    for number, word in enumerate(words):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name in names:
-            return value if equals else next(iter(words[number + 1 :]), None)
-    return None
-
-
-def _product(nodes: str | None, per_node: str | None) -> int | None:
-    counts = _whole(nodes or ""), _whole(per_node or "")
-    return None if counts[0] is None or counts[1] is None else counts[0] * counts[1]
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags_irrelevant import IRRELEVANT
-from tools.from_megatron.flags_unsupported import UNSUPPORTED
+from tools.from_megatron.flags_unsupported import OTHER_MODEL, UNSUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Flag:
     """Why it is irrelevant; or what it does and what to use instead."""
     harmless: str | None = None
     """The one value with which it changes nothing."""
+    other_model: bool = False
+    """Whether it is another model, or another training, without it."""
 
 
 @functools.cache
@@ -58,9 +60,13 @@ def _all() -> Iterator[Flag]:
         yield from (_flag(entry, "irrelevant", reason) for entry in entries.split())
     for reason, entries in UNSUPPORTED.items():
         yield from (_flag(entry, "unsupported", reason) for entry in entries.split())
+    for reason, entries in OTHER_MODEL.items():
+        yield from (_flag(entry, "unsupported", reason, other_model=True) for entry in entries.split())
 
 
-def _flag(entry: str, fate: Literal["translated", "irrelevant", "unsupported"], reason: str) -> Flag:
+def _flag(
+    entry: str, fate: Literal["translated", "irrelevant", "unsupported"], reason: str, other_model: bool = False
+) -> Flag:
     written, _, harmless = entry.partition("|")
     name, _, arity = written.partition("=")
-    return Flag(name, arity or "0", fate, reason, harmless or None)
+    return Flag(name, arity or "0", fate, reason, harmless or None, other_model)

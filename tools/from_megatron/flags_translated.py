@@ -159,7 +159,8 @@ RULES = """
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
     window-size=1 window-attn-skip-freq=1
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
-    vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1
+    vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
+    vocab-file=1
     sequence-parallel num-layers-per-virtual-pipeline-stage=1 num-virtual-stages-per-pipeline-rank=1 cp-comm-type=+
     high-priority-stream-groups=+ use-megatron-fsdp use-custom-fsdp use-torch-fsdp2
     torch-fsdp2-no-reshard-after-forward data-parallel-sharding-strategy=1 num-distributed-optimizer-instances=1

@@ -3,48 +3,113 @@
 Written as in ``flags``; a flag with the value behind its | is irrelevant.
 """
 
-UNSUPPORTED: dict[str, str] = {
-    "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
-        batch-size=1 warmup=1 model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1
-        distribute-checkpointed-activations moe-extended-tp moe-token-dropping use-checkpoint-lr-scheduler
-        standalone-embedding-stage use-legacy-models kitchen-config-file=1 kitchen-recipe-number=1
-    """,
+OTHER_MODEL: dict[str, str] = {
     "another architecture, which Triplane has no layers for": """
         encoder-pipeline-model-parallel-size=1 encoder-tensor-model-parallel-size=1 pipeline-model-parallel-split-rank=1
         decoder-num-layers=1 hybrid-layer-pattern=1 hybrid-override-pattern=1 hybrid-attention-ratio=1
-        hybrid-mlp-ratio=1 is-hybrid-model mtp-hybrid-override-pattern=1 mamba-state-dim=1 mamba-head-dim=1
-        mamba-num-groups=1 mamba-num-heads=1 disable-mamba-mem-eff-path mamba-training-ssm-states-dtype=1
-        experimental-attention-variant=1 dsa-indexer-n-heads=1 dsa-indexer-head-dim=1 dsa-indexer-topk=1
-        dsa-indexer-topk-freq=1 dsa-indexer-skip-topk-offset=1 dsa-indexer-loss-coeff=1 dsa-indexer-use-sparse-loss
-        dsa-kernel-backend=1 dsa-indexer-rope-interleaved dsa-indexer-k-norm-epsilon=1 dsa-indexer-k-norm-fp32
-        no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu disable-dsa-indexer-rotate-activation
-        disable-dsa-indexer-scoring-relu linear-conv-kernel-dim=1 linear-key-head-dim=1 linear-value-head-dim=1
-        linear-num-key-heads=1 linear-num-value-heads=1 linear-attention-freq=1 heterogeneous-layers-config-path=1
-        heterogeneous-layers-config-encoded-json=1 mrope-section=+
+        hybrid-mlp-ratio=1 is-hybrid-model mtp-hybrid-override-pattern=1 experimental-attention-variant=1
+        heterogeneous-layers-config-path=1 heterogeneous-layers-config-encoded-json=1
     """,
     "layers from Python code of your own: describe the model by flags, or change models/": """
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
         fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu rotary-interleaved
-        qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla relative-attention-num-buckets=1
-        relative-attention-max-distance=1 no-yarn-correction-range-round-to-int moe-latent-size=1 moe-shared-expert-gate
-        mtp-use-repeated-layer mtp-detach-heads fp16-lm-cross-entropy output-logit-dtype=1|fp32
-        disable-bf16-reduced-precision-matmul moe-router-force-biased=1 moe-expert-rank-capacity-factor=1
-        moe-router-quantile-balancing-ema=1|0 mtp-standalone
+        qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla no-yarn-correction-range-round-to-int
+        moe-latent-size=1 moe-shared-expert-gate mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
+        moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
+    """,
+    "maximal update parametrisation, which scales outputs, logits and learning rates": """
+        use-mup
+    """,
+    "another optimizer than AdamW: optimizer.optimizer takes a class of yours": """
+        optimizer=1|adam
+    """,
+    "another training than on next tokens: instructions, preferences, distillation": """
+        sft perform-rl-step logits-load-dir=1
+    """,
+    "the model is that of the checkpoint, whatever flags say: leave it out, and give the model by flags": """
+        use-checkpoint-args
+    """,
+    "its YAML file takes the place of all flags: translate that file": """
+        yaml-cfg=1
+    """,
+    "another model than a GPT": """
+        vision-pretraining retro-add-retriever
+    """,
+}
+"""Without them it is another model, or another training: refused unless --allow_partial."""
+
+OTHER_MODELS: dict[str, str] = {
+    r"alibi": "biases of attention by distance (ALiBi), which Triplane's layers do not have.",
+    r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
+    r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
+        "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
+    r"xielu": "the activation xIELU, which Triplane's MLPs do not have.",
+    r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
+    r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
+        "layers of another architecture.",
+    r"(^|-)(vision|image|images|pixel|tile|tiles|tiling|video|audio|speech|multimodal|language-model-type)(-|$)":
+        "inputs beside text.",
+    r"(^|-)(z-?loss|label-smoothing)(-|$)":
+        "another loss than cross entropy on next tokens: train.loss takes a function of yours.",
+}  # fmt: skip
+"""Flags of forks of Megatron-LM that do so: a pattern of their names -> what they mean."""
+
+UNSUPPORTED: dict[str, str] = {
+    "settings of layers that Triplane does not have": """
+        mamba-state-dim=1 mamba-head-dim=1 mamba-num-groups=1 mamba-num-heads=1 disable-mamba-mem-eff-path
+        mamba-training-ssm-states-dtype=1 dsa-indexer-n-heads=1 dsa-indexer-head-dim=1 dsa-indexer-topk=1
+        dsa-indexer-topk-freq=1 dsa-indexer-skip-topk-offset=1 dsa-indexer-loss-coeff=1 dsa-indexer-use-sparse-loss
+        dsa-kernel-backend=1 dsa-indexer-rope-interleaved dsa-indexer-k-norm-epsilon=1 dsa-indexer-k-norm-fp32
+        no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu disable-dsa-indexer-rotate-activation
+        disable-dsa-indexer-scoring-relu linear-conv-kernel-dim=1 linear-key-head-dim=1 linear-value-head-dim=1
+        linear-num-key-heads=1 linear-num-value-heads=1 linear-attention-freq=1 mrope-section=+
+        relative-attention-num-buckets=1 relative-attention-max-distance=1 sft-tokenizer-prompt-format=1
+        mup-width-mult=1 mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1
+        mup-attn-scale-power=1
+    """,
+    "deprecated by Megatron-LM itself, which refuses it; use its replacement": """
+        batch-size=1 warmup=1 model-parallel-size=1 checkpoint-activations checkpoint-num-layers=1
+        distribute-checkpointed-activations moe-extended-tp moe-token-dropping use-checkpoint-lr-scheduler
+        standalone-embedding-stage use-legacy-models kitchen-config-file=1 kitchen-recipe-number=1
     """,
     "how weights are drawn; Triplane draws them from a normal distribution with init_method_std": """
-        embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init use-mup mup-width-mult=1
-        mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1 mup-attn-scale-power=1
+        embedding-init-method-std=1 init-method-xavier-uniform data-parallel-random-init
     """,
-    "another optimizer, or settings of one": """
+    "another rounding than Triplane's, or fewer bits": """
+        fp16-lm-cross-entropy output-logit-dtype=1|fp32 disable-bf16-reduced-precision-matmul
+    """,
+    "settings of another optimizer than AdamW": """
         sgd-momentum=1 muon-momentum=1 muon-no-split-qkv muon-nesterov muon-scale-mode=1 muon-fp32-matmul-prec=1
         muon-coefficient-type=1 muon-num-ns-steps=1 muon-tp-mode=1 muon-extra-scale-factor=1 muon-scalar-optimizer=1
-        muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1 use-precision-aware-optimizer main-grads-dtype=1|fp32
-        main-params-dtype=1|fp32 exp-avg-dtype=1|fp32 exp-avg-sq-dtype=1|fp32 optimizer-cpu-offload optimizer-cuda-graph
-        optimizer-offload-fraction=1 use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads
-        no-pin-cpu-params apply-wd-to-qk-layernorm no-weight-decay-cond-type=1 lr-warmup-init=1|0 freeze-all-layers
-        head-lr-mult=1|1
+        muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1
+    """,
+    "the optimizer's states in fewer bits; Triplane keeps them in fp32": """
+        use-precision-aware-optimizer main-grads-dtype=1|fp32 main-params-dtype=1|fp32 exp-avg-dtype=1|fp32
+        exp-avg-sq-dtype=1|fp32
+    """,
+    "the optimizer on the host's CPU, or in a CUDA graph; the model is the same without it": """
+        optimizer-cpu-offload optimizer-cuda-graph optimizer-offload-fraction=1 use-torch-optimizer-for-cpu-offload
+        overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
+    """,
+    "Triplane's warm-up begins at a learning rate of 0": """
+        lr-warmup-init=1|0
+    """,
+    "which weights decay: Triplane's norms and biases do not, all others do": """
+        apply-wd-to-qk-layernorm no-weight-decay-cond-type=1
+    """,
+    "weights that are trained otherwise than the others": """
+        freeze-all-layers head-lr-mult=1|1
+    """,
+    "another order of samples, or another source: Triplane has one seeded order": """
+        dataloader-type=1|single
+    """,
+    "further ids beside the tokenizer's, for other models than a GPT": """
+        vocab-extra-ids=1|0
+    """,
+    "another group than the data ranks for SHARP, or another library than NCCL between stages": """
+        sharp-enabled-group=1|dp pipeline-model-parallel-comm-backend=1|nccl
     """,
     "a learning rate of its own for embeddings and output layer: Triplane has one for all; leave it out": """
         decoupled-lr=1 decoupled-min-lr=1
@@ -114,8 +179,7 @@ UNSUPPORTED: dict[str, str] = {
         dataloader-inter-document-masking
     """,
     "special ids of a tokenizer beyond those in its model file": """
-        tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1 no-pad-vocab-size
-        disable-pad-vocab-size
+        tokenizer-special-tokens=+ tiktoken-special-tokens=+ null-tokenizer-eod-id=1
     """,
     "evaluation is as large as training's batches, from the first eval_interval on, during training": """
         start-eval-at-iter=1 eval-global-batch-size=1 eval-micro-batch-size=1 skip-train test-mode
@@ -136,14 +200,14 @@ UNSUPPORTED: dict[str, str] = {
         no-save-optim no-save-rng load-main-params-from-ckpt replication replication-jump=1 replication-factor=1
         enable-msc disable-msc load-model-opt-format
     """,
-    "architecture is read from the checkpoint: give it by flags": """
-        use-checkpoint-args use-mp-args-from-checkpoint-args
+    "the layout is read from the checkpoint: give it by flags": """
+        use-mp-args-from-checkpoint-args
     """,
     "another start of training: upcycling, distillation, fine-tuning on instructions, reinforcement learning": """
         moe-use-upcycling moe-upcycling-granularity=1 logits-save-top-k=1 logits-save-top-p=1 logits-save-top-p-min-k=1
-        logits-save-dir=1 logits-save-dtype=1 logits-load-dir=1 logits-load-decode-threads=1
+        logits-save-dir=1 logits-save-dtype=1 logits-load-decode-threads=1
         logits-load-prefetch-factor=1 logits-load-msc-prefetch-depth=1 logits-load-kd-loss-alpha=1
-        logits-load-ignore-errors sft sft-tokenizer-prompt-format=1 perform-rl-step rl-prompts-per-eval=1
+        logits-load-ignore-errors rl-prompts-per-eval=1
         rl-generation-lag=1 rl-submission-granularity=1 rl-consumption-granularity=1 rl-default-temperature=1
         rl-default-top-p=1 rl-default-top-k=1 rl-offload-optimizer-during-inference rl-kv-cache-management-mode=1
         rl-persist-cuda-graphs rl-partial-rollouts rl-inference-logprobs-is-correction
@@ -169,19 +233,16 @@ UNSUPPORTED: dict[str, str] = {
         titles-data-path=1 query-in-block-prob=1 use-one-sent-docs evidence-data-path=1
         retriever-report-topk-accuracies=+ retriever-score-scaling retriever-seq-length=1 block-data-path=1
         embedding-path=1 indexer-batch-size=1 indexer-log-interval=1 classes-fraction=1 data-per-class-fraction=1
-        no-data-sharding vision-pretraining vision-pretraining-type=1 vision-backbone-type=1 swin-backbone-type=1
+        no-data-sharding vision-pretraining-type=1 vision-backbone-type=1 swin-backbone-type=1
         mask-type=1 mask-factor=1 iter-per-epoch=1 dino-local-img-size=1 dino-local-crops-number=1
         dino-head-hidden-size=1 dino-bottleneck-size=1 dino-freeze-last-layer=1 dino-norm-last-layer
         dino-warmup-teacher-temp=1 dino-teacher-temp=1 dino-warmup-teacher-temp-epochs=1 retro-project-dir=1
-        retro-add-retriever retro-cyclic-train-iters=1 retro-encoder-layers=1 retro-encoder-hidden-dropout=1
+        retro-cyclic-train-iters=1 retro-encoder-layers=1 retro-encoder-hidden-dropout=1
         retro-encoder-attention-dropout=1 retro-num-neighbors=1 retro-num-retrieved-chunks=1 retro-attention-gate=1
         retro-no-verify-neighbor-count retro-workdir=1 retro-return-doc-ids output-bert-embeddings bert-embedder-type=1
     """,
-    "reads a configuration from a YAML file: give its values as flags": """
-        yaml-cfg=1
-    """,
     "faults put into a run": """
-        fault-injector-ranks=1 fault-injector-num-ranks=1 fault-injector-fault-types=1
+        error-injection-rate=1|0 fault-injector-ranks=1 fault-injector-num-ranks=1 fault-injector-fault-types=1
         fault-injector-fault-probabilities=1 fault-injector-fault-delay=1 fault-injector-delay-start-iteration=1
         fault-injector-mtti-seconds=1 fault-injector-offset-seconds=1 fault-injector-seed=1
     """,

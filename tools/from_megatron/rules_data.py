@@ -1,15 +1,12 @@
-"""The data, checkpoint and log sections, the vocabulary, and the run's folder."""
+"""The data, checkpoint and log sections, and the run's folder."""
 
 from pathlib import PurePath
 
 from tools.from_megatron.draft import DEFAULT, Draft
-from tools.from_megatron.gaps import gaps
+from tools.from_megatron.unknown import ScriptWord
 
 KEEP_ALL = 1_000_000
 """checkpoint.keep where none is to be deleted, as Megatron-LM deletes none."""
-
-_SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
-_GPT2_IDS = 50257  # of GPT-2's byte-pair encoding, whose files are the same everywhere
 
 
 def data(draft: Draft) -> None:
@@ -21,11 +18,11 @@ def data(draft: Draft) -> None:
             f"{'--mock-data' if mock else 'no --data-path'}: Triplane makes no random data; without data.paths it "
             "trains on its built-in corpus."
         )
-    elif holes := [text for text in paths if gaps(text)]:
-        draft.leave_open("data-path", holes[0], "data.paths")
-    else:
-        _paths(draft, paths)
+    elif (known := [word for word in paths if isinstance(word, str)]) == paths:
+        _paths(draft, known)
         _order(draft)
+    else:
+        draft.leave_open("data-path", paths, "data.paths")
     split = arguments.text("split")
     if split is not None:
         draft.put("data.split", split.strip("'\" "), "--split")
@@ -78,57 +75,6 @@ def _documents(draft: Draft) -> None:
         )
 
 
-def vocabulary(draft: Draft) -> None:
-    """The tokenizer and how many rows the embedding has."""
-    arguments = draft.arguments
-    kind, size = arguments.text("tokenizer-type"), arguments.whole("vocab-size")
-    padded = arguments.whole("padded-vocab-size")
-    path = draft.path("tokenizer-model", "data.tokenizer")
-    if kind in _SENTENCEPIECE or (kind == "HuggingFaceTokenizer" and path is not None):
-        draft.put("data.tokenizer", path, "--tokenizer-model")
-        if kind == "HuggingFaceTokenizer":
-            draft.notes.append(
-                f"--tokenizer-model {path}: a folder on this machine with a tokenizer.json, nothing of a hub."
-            )
-    elif kind == "NullTokenizer":
-        draft.put("data.tokenizer", "byte", "NullTokenizer: no text is read")
-    else:
-        _other_tokenizer(draft, kind)
-    source = "--vocab-size"
-    if size is None and kind == "GPT2BPETokenizer":
-        size, source = _GPT2_IDS, "GPT2BPETokenizer"
-    if padded is not None:
-        draft.put("model.vocab_size", padded, "--padded-vocab-size")
-        draft.put("model.make_vocab_size_divisible_by", 1, "--padded-vocab-size")
-        return
-    draft.put("model.vocab_size", size, source)
-    _padding(draft)
-
-
-def _other_tokenizer(draft: Draft, kind: str | None) -> None:
-    """One that Triplane cannot read; its token files can be trained on all the same."""
-    if kind is None:
-        if draft.arguments.switch("vocab-file"):
-            kind = "GPT2BPETokenizer"  # what --vocab-file and --merge-file alone are for in older versions
-        else:
-            draft.notes.append("no --tokenizer-type: the recipe has Triplane's built-in tokenizer.")
-            return
-    draft.unsupported.append(
-        f"--tokenizer-type {kind}: Triplane reads SentencePiece models, tokenizer.json and "
-        ".tiktoken files. Give data.tokenizer one; or train on token files (.bin/.idx) that Megatron-LM "
-        "made, and set model.vocab_size to their tokenizer's ids."
-    )
-    if kind == "GPT2BPETokenizer" and draft.arguments.text("vocab-size") is None:
-        draft.put("model.vocab_size", _GPT2_IDS, kind)
-
-
-def _padding(draft: Draft) -> None:
-    multiple = draft.arguments.whole("make-vocab-size-divisible-by", 128) or 128
-    tp = draft.arguments.whole("tensor-model-parallel-size", 1) or 1
-    source = f"{multiple} x TP {tp}, as Megatron-LM pads" if tp > 1 else "--make-vocab-size-divisible-by"
-    draft.put("model.make_vocab_size_divisible_by", multiple * tp, source)
-
-
 def saving(draft: Draft) -> None:
     """The run's folder, its checkpoints, and what it starts from."""
     arguments = draft.arguments
@@ -161,7 +107,7 @@ def saving(draft: Draft) -> None:
         )
 
 
-def _start(draft: Draft, load: list[str]) -> tuple[tuple[str, str] | None, bool]:
+def _start(draft: Draft, load: list[ScriptWord]) -> tuple[tuple[str, str] | None, bool]:
     """What a new run starts from with its flag, and whether from its weights only."""
     pretrained = draft.path("pretrained-checkpoint", "checkpoint.load")
     if load and load != draft.arguments.raw("save"):
@@ -176,7 +122,7 @@ def logging(draft: Draft) -> None:
     folder, project = next(iter(arguments.raw("tensorboard-dir")), None), arguments.switch("wandb-project")
     name = draft.path("wandb-exp-name", "log.wandb_name")
     draft.put("log.tensorboard", folder is not None, "--tensorboard-dir" if folder else "no --tensorboard-dir")
-    if folder is not None and not gaps(folder) and PurePath(folder).name != "events":
+    if isinstance(folder, str) and PurePath(folder).name != "events":
         draft.notes.append(f"--tensorboard-dir {folder}: TensorBoard's events go to run_dir/events.")
     if not project:
         draft.put("log.wandb", "off", "no --wandb-project")

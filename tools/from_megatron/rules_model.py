@@ -66,8 +66,8 @@ def _positions(draft: Draft) -> None:
     if rotary:
         kind, source = "rope", "--use-rotary-position-embeddings"
     kind = kind or "learned_absolute"
-    if kind in ("mrope", "relative"):
-        draft.unsupported.append(f"--position-embedding-type {kind}: Triplane has rope, learned_absolute and none.")
+    if kind not in ("rope", "learned_absolute", "none", "yarn"):
+        draft.other_model.append(f"--position-embedding-type {kind}: Triplane has rope, learned_absolute and none.")
         return
     if none and kind == "learned_absolute":
         kind, source = "none", "--no-position-embedding"
@@ -155,7 +155,7 @@ def _experts(draft: Draft) -> None:
     loss, weight = (losses or ["aux_loss"])[0], (weights or ["0"])[0]
     known = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
     if loss not in known:
-        draft.unsupported.append(f"--moe-router-load-balancing-type {loss}: Triplane knows {', '.join(known)}.")
+        draft.other_model.append(f"--moe-router-load-balancing-type {loss}: Triplane knows {', '.join(known)}.")
         loss = "none"
     draft.put("model.moe_router_load_balancing_type", loss, "--moe-router-load-balancing-type" if losses else DEFAULT)
     value = 0.0 if loss == "none" else draft.convert("moe-aux-loss-coeff", weight, float)

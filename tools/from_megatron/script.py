@@ -1,51 +1,38 @@
 """A launch script, read and not run: which command starts Megatron-LM, with which flags.
 
-Running a stranger's script could start jobs or delete files, and it expects another machine. Followed here:
-assignments, arrays, if and && that can be decided, eval and ``bash -c``. Not followed, and said so: loops, functions,
-case, other files, here-documents, and branches that depend on what a command would answer.
+Running a stranger's script could start jobs or delete files, and it expects another machine. ``shell`` follows it as
+bash would; what depends on files, on programs or on variables from outside is asked for, or said to have been guessed.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from parallel.errors import UserError
-from tools.from_megatron.gaps import gaps
-from tools.from_megatron.statements import Statement, holds, split
-from tools.from_megatron.words import Variables, one, words
+from parallel.untrusted import InputError, read_text
+from tools.from_megatron.shell.decisions import MOST_QUESTIONS, Decisions, OpenQuestion
+from tools.from_megatron.shell.interpreter import Interpreter
+from tools.from_megatron.shell.programs import directives
+from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.shell.status import EndlessLoop, ShellExit
+from tools.from_megatron.shell.variables import ShellState
+from tools.from_megatron.unknown import Unknown, without_marks
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_LEADING = re.compile(r"([A-Za-z_]\w*\+?=(?:\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s\"'$]|\$(?!\())*)\s+(?=\S)")
-_DECLARES = re.compile(r"(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*")
-_KEYWORD = re.compile(r"(if|elif|then|else|fi|for|while|until|select|do|done|case|esac|function|\{|\}|!)(?=\s|$)")
-_SKIPPED = {"for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "function": "}"}
-_SHELLS = ("bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
-_PRINTS = ("echo", "printf", "cat", "cp", "mkdir", "rm", "ls", "tee", "sed", "grep", "chmod", "touch", "exit", "set")
-_MAX_DEPTH = 10
-_DIRECTIVE = re.compile(r"^#SBATCH\s+(--?[A-Za-z][\w-]*)(?:[=\s]+([^\s#]+))?", re.MULTILINE)
-_SLURM = {
-    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "-N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "--ntasks": ("SLURM_NTASKS",),
-    "-n": ("SLURM_NTASKS",),
-    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "--gpus-per-node": ("SLURM_GPUS_PER_NODE",),
-    "--job-name": ("SLURM_JOB_NAME",),
-    "-J": ("SLURM_JOB_NAME",),
-}
+MOST_BYTES = 1 << 20
+"""Of another file that is read."""
+MOST_COMMANDS = 60_000
+"""Over all readings of a script; questions that are left then count as if they mattered not."""
 
 
-@dataclass(slots=True)
-class Launch:
-    """A command that starts a .py script with flags of Megatron's."""
+@dataclass(frozen=True, slots=True)
+class OtherAnswer:
+    """A branch that was guessed, and the command where it is taken otherwise."""
 
-    launcher: list[str]
-    """What stands before the .py script: srun, torchrun and their options."""
-    flags: list[str]
-    """What stands behind it; may hold gaps (see ``gaps``)."""
-    line: int
-    slurm: dict[str, str]
-    """Variables that SLURM would set, from #SBATCH lines."""
+    question: OpenQuestion
+    launch: Launch | None
+    """None: it cannot be followed."""
+    error: str = ""
+    """Why."""
 
 
 @dataclass(slots=True)
@@ -53,233 +40,155 @@ class ScriptReading:
     """What a script says."""
 
     launches: list[Launch] = field(default_factory=list)
+    """Commands that start Megatron-LM, each once."""
     not_followed: list[str] = field(default_factory=list)
-    """Lines that were not followed and that set or start something, each with why."""
+    """What was not followed and may set or start something: sentences with their lines."""
+    answers: list[OtherAnswer] = field(default_factory=list)
+    """Guesses that matter."""
+    overwritten: dict[str, int] = field(default_factory=dict)
+    """What --set gives to no effect, as the script sets it, with the line."""
+    other_tasks: list[str] = field(default_factory=list)
+    """Programs of Megatron-LM's that it starts and that train nothing."""
+    holding_flags: list[str] = field(default_factory=list)
+    """Variables that hold flags of Megatron-LM's in the end."""
 
 
-@dataclass(slots=True)
-class _If:
-    """An if that is being read."""
-
-    runs: bool
-    """Whether the branch that is being read is the one taken."""
-    done: bool
-    """Whether a branch was taken, or none ever will be."""
-    undecided: int = 0
-    """Its line, where it depends on what a command would answer; 0 once that is noted."""
-
-
-def read_script(text: str, starts_megatron: Callable[[list[str]], bool], given: Mapping[str, str]) -> ScriptReading:
+def read_script(
+    text: str, starts_megatron: Callable[[Sequence[str]], bool], given: Mapping[str, str], path: Path | None = None
+) -> ScriptReading:
     """Follow a script as far as that is possible without running anything.
 
-    starts_megatron: whether these flags are a Megatron-LM command's. given: variables from outside, which win over
-    what the script assigns from something unknown. Raises UserError for what is no shell script.
+    starts_megatron: whether these words are a Megatron-LM command's. given: variables from outside. path: of its file.
+    Raises UserError for what is no shell script, and for what cannot be followed.
     """
-    slurm = {name: value for option, value in _DIRECTIVE.findall(text) for name in _SLURM.get(option, ()) if value}
-    reader = _ScriptReader(starts_megatron, given, slurm)
-    reader.read(text, 1)
-    return reader.reading
+    rounds = _Rounds(without_marks(text), starts_megatron, given, path)
+    reversed_, run = _reaching_a_launch(rounds)
+    reading = ScriptReading(run.launches, run.not_followed, overwritten=run.variables.overwritten)
+    reading.other_tasks = run.other_tasks
+    if run.launches:
+        reading.answers = _answers_that_matter(rounds, reversed_, run)
+    for name, value in run.variables.state.values.items():
+        words = value.split() if isinstance(value, str) else [str(each) for each in value.values()]
+        reading.holding_flags += [name] if starts_megatron(words) else []
+    return reading
 
 
-class _ScriptReader:
-    def __init__(self, starts_megatron: Callable[[list[str]], bool], given: Mapping[str, str], slurm: dict[str, str]):
-        self.starts_megatron, self.given, self.slurm = starts_megatron, given, slurm
-        self.variables = Variables({**slurm, **given})
-        self.reading = ScriptReading()
-        self.launcher: list[str] = []  # what stands before the bash -c that is being read
-        self.depth = 0
+class _Rounds:
+    """Readings of one script, with one set of decisions each."""
 
-    def read(self, text: str, line: int) -> None:
-        """A script, or one within it."""
-        if self.depth == _MAX_DEPTH:
-            raise UserError(f"line {line}: scripts within scripts, {_MAX_DEPTH} deep.")
-        self.depth += 1
-        statements, at = split(text, line), 0
-        ifs: list[_If] = []
-        status: bool | None = True
-        before = ";"
-        while at < len(statements):
-            statement = statements[at]
-            at += 1
-            until = _until(statements, at - 1)
-            if until is not None:
-                self.skip(statements[at - 1 : until], f"a {statement.text.split()[0]} is not followed", ifs)
-                at, status, before = until, True, ";"
+    def __init__(
+        self, text: str, starts_megatron: Callable[[Sequence[str]], bool], given: Mapping[str, str], path: Path | None
+    ) -> None:
+        self.text, self.starts_megatron, self.given = text, starts_megatron, given
+        self.path = None if path is None else path.resolve()
+        self.commands = 0
+
+    def read(self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()) -> Interpreter:
+        """Once through the script. Raises UserError."""
+        name = "" if self.path is None else str(self.path)
+        state = ShellState(name=name, slurm=directives(self.text), arguments_open=True)
+        reader = Interpreter(self.starts_megatron, self.given, Decisions(reversed_, always), self.read_file, state)
+        named = {name: value for name, value in self.given.items() if not name.isdigit()}
+        state.values |= state.slurm | named
+        state.exported |= {*state.slurm, *named}
+        numbers = [int(name) for name in self.given if name.isdigit() and 0 < int(name) < 1000]
+        state.positional = [self._argument(reader, number) for number in range(1, max(numbers, default=0) + 1)]
+        try:
+            reader.run_text(self.text)
+        except ShellExit:
+            pass
+        except RecursionError:
+            raise UserError(f"line {reader.variables.line}: it nests too deep.") from None
+        finally:
+            self.commands += reader.commands
+        return reader
+
+    def read_otherwise(
+        self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()
+    ) -> Interpreter | UserError | None:
+        """As ``read``, or its error; None where enough has been read: loops that wait for something have no end so."""
+        if self.commands > MOST_COMMANDS:
+            return None
+        try:
+            return self.read(reversed_, always)
+        except EndlessLoop:
+            return None
+        except UserError as error:
+            return error
+
+    def _argument(self, reader: Interpreter, number: int) -> str:
+        name = str(number)
+        return self.given.get(name) or reader.unknowns.mark(Unknown(f"${name}", sets=(name,), assumed=""))
+
+    def read_file(self, name: str, folder: str | None) -> str | None:
+        """A file in the script's folder or below; None for any other."""
+        if self.path is None:
+            return None
+        home = self.path.parent
+        roots = (
+            [Path(folder)] if folder else [home, *(each for each in home.parents if each.is_relative_to(Path.cwd()))]
+        )
+        for root in roots:
+            try:
+                path = (root / name).resolve()
+                if path.is_relative_to(home) and path.is_file():
+                    return without_marks(read_text(path, MOST_BYTES))
+            except (OSError, ValueError, InputError):
                 continue
-            status = self.guarded(statement, before, status, ifs)
-            before = statement.behind
-        if ifs:
-            raise UserError(f"line {statements[-1].line}: an if has no fi.")
-        self.depth -= 1
-
-    def guarded(self, statement: Statement, before: str, status: bool | None, ifs: list[_If]) -> bool | None:
-        """Run a command where the ifs around it and the && or || before it let it; the status from there on."""
-        rest = self.keywords(statement, status, ifs)
-        if not all(branch.runs for branch in ifs):
-            self.note_undecided(rest, ifs)
-        if not rest or not all(branch.runs for branch in ifs):
-            return status
-        if before in ("&&", "||") and not rest.startswith("fi"):
-            if status is None:
-                self.skip([statement], "depends on what a command answers", [])
-                return None
-            if status is (before == "||"):
-                return status
-        negated = rest.startswith("! ")
-        self.variables.line = statement.line
-        result = self.command(rest.removeprefix("! ").lstrip())
-        return not result if negated and result is not None else result
-
-    def keywords(self, statement: Statement, status: bool | None, ifs: list[_If]) -> str:
-        """What of a command is behind if, then, else and their like, which are noted."""
-        rest = statement.text
-        while (match := _KEYWORD.match(rest)) and match[1] != "!":
-            word, rest = match[1], rest[match.end() :].lstrip()
-            if word == "if":
-                ifs.append(_If(runs=True, done=not all(branch.runs for branch in ifs)))
-            elif word in ("elif", "else", "then", "fi") and not ifs:
-                raise UserError(f"line {statement.line}: {word} without an if.")
-            elif word == "then":
-                self.then(statement, status, ifs[-1])
-            elif word in ("elif", "else"):
-                ifs[-1].runs = not ifs[-1].done
-            elif word == "fi":
-                ifs.pop()
-        return rest
-
-    def then(self, statement: Statement, status: bool | None, branch: _If) -> None:
-        if branch.done:
-            branch.runs = False
-        elif status is None:
-            branch.runs, branch.done, branch.undecided = False, True, statement.line
-        else:
-            branch.runs = branch.done = status
-
-    def note_undecided(self, text: str, ifs: list[_If]) -> None:
-        """A command that is left out matters where nothing but an undecided if around it is to blame."""
-        undecided = next((branch for branch in ifs if branch.undecided), None)
-        if undecided and _matters(text) and all(branch.runs or branch is undecided for branch in ifs):
-            self.reading.not_followed.append(f"line {undecided.undecided}: an if that cannot be decided.")
-            undecided.undecided = 0
-
-    def skip(self, statements: list[Statement], why: str, ifs: list[_If]) -> None:
-        """Note lines that are not followed, where they would set or start anything."""
-        if any(_matters(statement.text) for statement in statements) and all(branch.runs for branch in ifs):
-            self.reading.not_followed.append(f"line {statements[0].line}: {why}.")
-
-    def command(self, text: str) -> bool | None:
-        """Whether a simple command succeeds; None: that cannot be known."""
-        if text == "<<":
-            self.reading.not_followed.append(f"line {self.variables.line}: a here-document is not read.")
-            return True
-        declared = _DECLARES.match(text)
-        text = text[declared.end() :] if declared else text
-        array = re.match(r"[A-Za-z_]\w*\+?=\(", text)
-        while not declared and not array and (leading := _LEADING.match(text)):
-            self.assign(leading[1])  # NAME=value before a program
-            text = text[leading.end() :]
-        if assignment := _ASSIGNMENT.fullmatch(text):
-            self.assign(text) if not declared or "(" in assignment[3] else self.assign_all(text)
-            return True
-        if declared:
-            return True
-        found = words(text, self.variables)
-        return self.program(found, text) if found else True
-
-    def assign_all(self, text: str) -> None:
-        """``export A=1 B=2``."""
-        starts = [match.start() for match in re.finditer(r"(?:^|(?<=\s))[A-Za-z_]\w*=", text)]
-        for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-            self.assign(text[start:end].strip())
-
-    def assign(self, text: str) -> None:
-        """``NAME=value``, ``NAME+=value`` or ``NAME=(words)``."""
-        match = _ASSIGNMENT.fullmatch(text)
-        assert match is not None  # the caller saw one
-        name, append, right = match.groups()
-        before = self.variables.values.get(name, [] if right.startswith("(") else "")
-        if right.startswith("("):
-            elements = words(right[1:-1], self.variables)
-            self.variables.values[name] = ([before] if isinstance(before, str) else before) * bool(append) + elements
-            return
-        value = one(right, self.variables)
-        value = self.given[name] if gaps(value) and name in self.given else value
-        if append and isinstance(before, list):
-            self.variables.values[name] = ["".join(before[:1]) + value, *before[1:]]
-        else:
-            self.variables.values[name] = f"{before}{value}" if append else value
-
-    def program(self, found: list[str], text: str) -> bool | None:
-        """A test, a shell with a text of its own, Megatron's launch, or nothing to us."""
-        name, rest = found[0], found[1:]
-        if name in ("[", "test", "[["):
-            return holds(rest[: -1 if name != "test" else None])
-        if name in ("true", ":", "false"):
-            return name != "false"
-        if name in ("source", ".", "shift"):
-            why = "arguments are shifted" if name == "shift" else f"another file, {' '.join(rest)}, is not read"
-            self.reading.not_followed.append(f"line {self.variables.line}: {why}.")
-            return True
-        if name.startswith("--"):
-            raise UserError(
-                f"line {self.variables.line}: a command begins with {name}. The line before it does not continue: "
-                "a \\ must be its last character (no blank, no comment behind it)."
-            )
-        if name in _PRINTS:
-            return True
-        return self.nested(found) or self.launch(found)
-
-    def nested(self, found: list[str]) -> bool | None:
-        """eval and bash -c; None where it is neither."""
-        if found[0] == "eval":
-            self.read(" ".join(found[1:]), self.variables.line)
-            return True
-        for number, word in enumerate(found[:-2]):
-            if word in _SHELLS and re.fullmatch(r"-\w*c", found[number + 1]):
-                before, self.launcher = self.launcher, [*self.launcher, *found[:number]]
-                self.read(found[number + 2], self.variables.line)
-                self.launcher = before
-                return True
         return None
 
-    def launch(self, found: list[str]) -> bool | None:
-        for number, word in enumerate(found):
-            if word.endswith(".py") and self.starts_megatron(found[number + 1 :]):
-                launcher = self.launcher + found[:number]
-                self.reading.launches.append(Launch(launcher, found[number + 1 :], self.variables.line, self.slurm))
-                return True
-        return True if found[0] in ("cd", "module", "ulimit", "set", "unset", "wait") else None
+
+def _reaching_a_launch(rounds: _Rounds) -> tuple[frozenset[int], Interpreter]:
+    """The reading by guesses; where that starts nothing, one with other answers that does: scripts end early where a
+    file is missing, an argument or a program."""
+    reversed_, left = frozenset[int](), MOST_QUESTIONS
+    run = first = rounds.read(reversed_)
+    seen = set[tuple[int, str]]()
+    while not run.launches and not run.other_tasks and left > 0:
+        places = {(asked.line, asked.written): number for number, asked in enumerate(run.decisions.asked)}
+        numbers = [number for place, number in places.items() if place not in seen and number not in reversed_]
+        if not numbers:
+            return frozenset(), first
+        for number in sorted(numbers, reverse=True)[:left]:
+            left -= 1
+            other = rounds.read_otherwise(reversed_ | {number})
+            if isinstance(other, Interpreter) and other.launches:
+                return reversed_ | {number}, other
+        last = max(numbers)  # the way there may be longer than one answer: go on behind the last one
+        seen.add((run.decisions.asked[last].line, run.decisions.asked[last].written))
+        other = rounds.read_otherwise(reversed_ | {last})
+        reversed_, run = (reversed_ | {last}, other) if isinstance(other, Interpreter) else (reversed_, run)
+    return (reversed_, run) if run.launches else (frozenset(), first)
 
 
-def _matters(text: str) -> bool:
-    """Whether leaving a command out may change a flag, or what is started."""
-    while (match := _KEYWORD.match(text)) is not None:
-        text = text[match.end() :].lstrip()
-    text = text[_DECLARES.match(text).end() :] if _DECLARES.match(text) else text  # type: ignore[union-attr]
-    first = text.split(maxsplit=1)[:1]
-    return bool(_ASSIGNMENT.fullmatch(text)) or (".py" in text and first != [] and first[0] not in _PRINTS)
+def _answers_that_matter(rounds: _Rounds, reversed_: frozenset[int], run: Interpreter) -> list[OtherAnswer]:
+    """A question may matter only where it is answered so each time that it is asked, or where others are, too."""
+    found: list[OtherAnswer] = []
+    places: dict[tuple[int, str], list[int]] = {}
+    for number, asked in enumerate(run.decisions.asked):
+        places.setdefault((asked.line, asked.written), []).append(number)
+    for place, numbers in list(places.items())[:MOST_QUESTIONS]:
+        others = [rounds.read_otherwise(reversed_ ^ {numbers[0]})]
+        if len(numbers) > 1:
+            others.append(rounds.read_otherwise(reversed_, frozenset({place})))
+        found += _answers(run.decisions.asked[numbers[0]], run, others)[:1]
+    if not found and len(places) > 1:
+        found += _answers(run.decisions.asked[0], run, [rounds.read_otherwise(reversed_, frozenset(places))])
+    return found
 
 
-def _until(statements: list[Statement], at: int) -> int | None:
-    """Behind the loop, case or function that begins at this command; None where none does."""
-    words_here = statements[at].text.split()
-    word = words_here[0] if words_here else ""
-    is_function = statements[at].behind == "(" and statements[at + 1 : at + 2] != [] and (
-        len(words_here) == 1 and statements[at + 1].text == "" and statements[at + 1].behind == ")"
-    )  # fmt: skip
-    if word not in _SKIPPED and not is_function:
-        return None
-    close = "}" if is_function else _SKIPPED[word]
-    openings = [name for name, end in _SKIPPED.items() if end == close] if close != "}" else ["{"]
-    depth = int(close != "}") if not is_function and word != "function" else 0
-    for end in range(at + (depth > 0), len(statements)):
-        named = [found[1] for found in [_KEYWORD.match(statements[end].text)] if found]
-        opened = named[:1] != [] and named[0] in openings
-        if close == "}" and statements[end].text.rstrip().endswith("{"):
-            opened = True
-        depth += opened
-        if named[:1] == [close]:
-            depth -= 1
-            if depth == 0:
-                return end + 1
-    raise UserError(f"line {statements[at].line}: what begins here has no {close}.")
+def _answers(
+    question: OpenQuestion, run: Interpreter, others: Sequence[Interpreter | UserError | None]
+) -> list[OtherAnswer]:
+    """Those readings that end in another command, or in an error."""
+    found = []
+    for other in others:
+        if isinstance(other, UserError):
+            found.append(OtherAnswer(question, None, str(other)))
+        elif other is not None and other.launches and not _same(other.launches[0], run.launches[0]):
+            found.append(OtherAnswer(question, other.launches[0]))
+    return found
+
+
+def _same(one: Launch, other: Launch) -> bool:
+    return (one.flags, str(one.program)) == (other.flags, str(other.program))

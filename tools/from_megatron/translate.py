@@ -3,20 +3,39 @@
 from collections.abc import Sequence
 
 from tools.from_megatron import flags_translated as table
-from tools.from_megatron import rules_data, rules_model, rules_parallel, rules_profile, rules_training
-from tools.from_megatron.arguments import parse
-from tools.from_megatron.draft import Draft
+from tools.from_megatron import (
+    rules_data,
+    rules_model,
+    rules_parallel,
+    rules_profile,
+    rules_training,
+    rules_vocabulary,
+)
+from tools.from_megatron.arguments import Arguments, parse
+from tools.from_megatron.draft import Draft, said
 from tools.from_megatron.flags import Flag, known
-from tools.from_megatron.gaps import readable
+from tools.from_megatron.missing import refuse_missing
+from tools.from_megatron.unknown import ScriptWord, joined
 
 
-def translate(words: Sequence[str], world: int | None = None) -> Draft:
+def translate(words: Sequence[ScriptWord], world: int | None = None) -> Draft:
     """The recipe of a Megatron-LM command, whose flags are ``words``.
 
     world: ranks that the script starts, where it says so.
     Raises UserError for a value that is missing, not a number, or not known though the model depends on it.
     """
-    draft = Draft(parse(words), world)
+    arguments = parse(words)
+    refuse_missing(arguments, ["SCRIPT"])
+    return translated(arguments, world)
+
+
+def translated(arguments: Arguments, world: int | None) -> Draft:
+    """As ``translate``, of arguments whose values are known as far as they must be."""
+    draft = Draft(arguments, world)
+    draft.other_model += arguments.other_model
+    if arguments.unknown_flags:
+        draft.open.append(f"further flags: {said(arguments.unknown_flags)} and was taken to be empty.")
+        draft.wanted += arguments.unknown_flags
     draft.fields({name: entry for name, entry in table.FIELDS.items() if name not in ("lr", "micro-batch-size")})
     for name in ("lr", "micro-batch-size"):  # Megatron-LM has no defaults for them
         if draft.arguments.text(name) is None:
@@ -30,7 +49,7 @@ def translate(words: Sequence[str], world: int | None = None) -> Draft:
         rules_model.model,
         rules_training.training,
         rules_data.data,
-        rules_data.vocabulary,
+        rules_vocabulary.vocabulary,
         rules_data.saving,
         rules_data.logging,
         rules_profile.profile,
@@ -74,18 +93,29 @@ def _megatron_fields(draft: Draft) -> None:
 def _others(draft: Draft) -> None:
     flags = known()
     for name, values in draft.arguments.given.items():
-        flag, written = flags[name], readable(" ".join([f"--{name}", *values]))
+        flag, written = flags[name], joined([f"--{name}", *values])
         if flag.fate == "irrelevant" and flag.harmless is None:
             draft.irrelevant.append(f"{written}: {flag.reason}")
         elif flag.fate != "translated" and _harmless(flag, values):
             draft.irrelevant.append(f"{written}: is what Triplane does anyway")
-        elif flag.fate != "translated":
-            draft.unsupported.append(f"{written}: {flag.reason}")
+        elif flag.fate != "translated" and not flag.other_model:
+            draft.unsupported.append(f"{written}: {flag.reason}.")
+    draft.other_model += other_models(draft.arguments)
 
 
-def _harmless(flag: Flag, values: Sequence[str]) -> bool:
+def other_models(arguments: Arguments) -> list[str]:
+    """Flags without which it is another model, each with why."""
+    flags = known()
+    return [
+        f"{joined([f'--{name}', *values])}: {flags[name].reason}."
+        for name, values in arguments.given.items()
+        if flags[name].other_model and not _harmless(flags[name], values)
+    ]
+
+
+def _harmless(flag: Flag, values: Sequence[ScriptWord]) -> bool:
     """Whether a flag has the one value with which it changes nothing; 0.0 is 0."""
-    if flag.harmless is None or len(values) != 1:
+    if flag.harmless is None or len(values) != 1 or not isinstance(values[0], str):
         return False
     try:
         return float(values[0]) == float(flag.harmless)

@@ -98,7 +98,10 @@ class SearchFlags(RequestFlags):
     """Layouts to show."""
 
     write: Path | None = None
-    """Write the chosen layout as a recipe here."""
+    """Write the chosen layout as a recipe here: the fields that are not at their defaults."""
+
+    full: bool = False
+    """With --write: all fields."""
 
     tokens: float | None = None
     """Tokens to train on: days and cost of that; with --write, train_iters and save_interval of the recipe."""

@@ -147,7 +147,7 @@ def _finish(
         print("\n".join(results.cost(question, chosen, flags.tokens)))
     if flags.write is not None:
         length = None if flags.tokens is None else _length(question, chosen, flags.tokens)
-        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length)}")
+        print(f"written: {flags.write}\n{recipe.write(flags.write, question, chosen, base, length, flags.full)}")
         if not chosen.fits:
             print("written as it was asked for, though it does not fit: see above.", file=sys.stderr)
     if flags.report is not None:

@@ -4,10 +4,10 @@
     python -m tools.preprocess verify PATH
     python -m tools.preprocess train INPUT ... --output tokenizer.model --vocab_size 32000
 
-INPUT: .jsonl, .parquet or text files, also as .gz, .zst, .bz2 or .xz; folders; globs; a Hugging Face dataset
-(hf://OWNER/NAME, or a folder of save_to_disk). Started again with the same command after it was killed, it goes on
-where it was. Exit code 0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by SIGTERM
-or Ctrl-C, to be continued.
+INPUT: .jsonl, .parquet, .csv, .tsv or text files, also as .gz, .zst, .bz2 or .xz; folders; globs; a Hugging Face
+dataset (hf://OWNER/NAME, or a folder of save_to_disk). Started again with the same command after it was killed, it
+goes on where it was. Exit code 0: done; 1: verify found damage or loss, or a worker died; 2: bad input; 75: ended by
+SIGTERM or Ctrl-C, to be continued.
 """
 
 import sys
@@ -20,7 +20,7 @@ import tyro
 
 from data.config import path_of
 from data.engines import EngineName
-from data.raw.documents import ReadOptions
+from data.raw.reading import ReadOptions
 from parallel import command
 from parallel.errors import UserError
 from parallel.flags import parse_flags
@@ -33,6 +33,14 @@ from tools.preprocess.worker_pool import Stopped, StopSign, WorkerDied
 STOPPED = 75
 
 
+def check_names(jsonl_key: str, csv_column: str | None) -> None:
+    """Raises UserError for what cannot be the name of a field or column."""
+    for flag, name in (("--jsonl_key", jsonl_key), ("--csv_column", csv_column)):
+        problem = None if name is None else text_problem(name) or ("" if name else "nothing")
+        if problem:
+            raise UserError(f"{flag} {name!r}: expected the name of a field, found {problem}.")
+
+
 @dataclass(kw_only=True)
 class Preprocess:
     """Text to token shards, which training opens as data.paths = [PREFIX]."""
@@ -43,7 +51,8 @@ class Preprocess:
     output: Path
     """Prefix of the shards PREFIX-00000-of-00012.bin, .idx and .json."""
     tokenizer: str
-    """SentencePiece .model, tokenizer.json or its folder, .tiktoken, or "byte"."""
+    """SentencePiece or Llama .model, tokenizer.json, vocab.json beside its merges.txt (or both, with a comma between),
+    .tiktoken, a folder with one of these, or "byte"."""
     eod_token: str | None = None
     """End-of-document token, if tokenizer.json does not name one."""
     workers: int = 0
@@ -56,7 +65,10 @@ class Preprocess:
     append_eod: bool = True
     """End each document with the end-of-document id (Megatron's --append-eod)."""
     jsonl_key: str = "text"
-    """Field of a line, or column, that holds the document."""
+    """Field of a line, or column, that holds the document; doc.text is the field text of doc."""
+    csv_column: str | None = None
+    """Column of .csv and .tsv files that holds the document, by its name in the header; None: the --jsonl_key, and
+    folders are read without such files."""
     on_bad_document: Literal["stop", "skip"] = "stop"
     """A line that is not JSON, not UTF-8 or lacks the field: stop there, or skip and count it."""
     merge: bool = False
@@ -84,6 +96,7 @@ class Preprocess:
         stop.listen()
         reading = ReadOptions(
             jsonl_key=self.jsonl_key,
+            csv_column=self.csv_column,
             on_bad_document=self.on_bad_document,
             max_document_bytes=int(self.max_document_mb * 1e6),
             max_expansion=self.max_expansion,
@@ -113,8 +126,7 @@ class Preprocess:
     def _check(self) -> None:
         if not self.input:
             raise UserError("name at least one INPUT.")
-        if problem := text_problem(self.jsonl_key):
-            raise UserError(f"--jsonl_key {self.jsonl_key!r}: expected the name of a field, found {problem}.")
+        check_names(self.jsonl_key, self.csv_column)
         if self.merge and "/" in self.jsonl_key:
             raise UserError(
                 f"--jsonl_key {self.jsonl_key!r} with --merge: part of the joined file's name, which cannot hold it. "
@@ -171,6 +183,8 @@ class Train:
     """Pieces."""
     jsonl_key: str = "text"
     """Field of a line, or column, that holds the document."""
+    csv_column: str | None = None
+    """As for preprocessing."""
     sample_mb: float = 100.0
     """Text to train on, in 10^6 bytes, taken evenly from the inputs."""
 
@@ -180,7 +194,15 @@ class Train:
             raise UserError(f"--sample_mb {self.sample_mb}: expected a number above 0.")
         if self.vocab_size < 1:
             raise UserError(f"--vocab_size {self.vocab_size}: expected a number above 0.")
-        training.train(self.input, self.output, self.vocab_size, self.jsonl_key, int(self.sample_mb * 1e6))
+        check_names(self.jsonl_key, self.csv_column)
+        reading = ReadOptions(
+            jsonl_key=self.jsonl_key,
+            csv_column=self.csv_column,
+            on_bad_document="skip",
+            max_document_bytes=64_000_000,
+            max_expansion=200,
+        )
+        training.train(self.input, self.output, self.vocab_size, reading, int(self.sample_mb * 1e6))
         return 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from data.engines import Engine, Ids
-from data.raw.documents import Rejects
+from data.raw.reading import Rejects
 
 SpecialText = Literal["plain", "special", "error"]
 

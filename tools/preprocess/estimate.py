@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from data.raw import documents
-from data.raw.documents import DocumentBatch, ReadOptions, Rejects
+from data.raw.reading import DocumentBatch, ReadOptions, Rejects
 from data.raw.units import Unit
 
 SAMPLED_UNITS = 8

@@ -10,10 +10,11 @@ from data import engines
 from data.config import path_of
 from data.engines import EngineName
 from data.raw import inputs, units
-from data.raw.documents import ReadOptions
+from data.raw.csv_records import DELIMITERS
+from data.raw.reading import ReadOptions
 from data.raw.units import Unit
 from data.shards import bin_path, token_dtype
-from data.tokenizers import ByteTokenizer, Tokenizer, open_tokenizer
+from data.tokenizers import EXPECTED, ByteTokenizer, Tokenizer, exists, open_named
 from parallel.errors import UserError, printable
 from tools.preprocess import estimate, shuffle_merge, summary, worker_pool
 from tools.preprocess.encoding import Encoding, SpecialText
@@ -48,7 +49,7 @@ class PreprocessOptions:
 
 def preprocess(options: PreprocessOptions) -> None:
     """Raises UserError."""
-    sources = inputs.find(options.inputs, say=_say)
+    sources = inputs.find(options.inputs, say=_say, csv_column=options.reading.csv_column)
     unit_bytes = options.unit_bytes or _unit_bytes(sum(one.size for one in sources if one.kind != "dataset"))
     divided = units.divide(sources, unit_bytes)
     tokenizer = _tokenizer(options)
@@ -86,14 +87,13 @@ def preprocess(options: PreprocessOptions) -> None:
 def _tokenizer(options: PreprocessOptions) -> Tokenizer:
     if options.tokenizer == "byte":
         return ByteTokenizer()
-    path = path_of(options.tokenizer).absolute()
-    if not path.exists():
+    if not exists(options.tokenizer):
         builtin = "training makes the built-in one of its own text; " if options.tokenizer == "builtin" else ""
         raise UserError(
-            f'--tokenizer: no file {path}; {builtin}expected "byte", a SentencePiece .model, a tokenizer.json or its '
-            "folder, or a .tiktoken. `python -m tools.preprocess train` makes a .model of your text."
+            f"--tokenizer: no file {path_of(options.tokenizer).absolute()}; {builtin}expected "
+            f"{EXPECTED.removeprefix('"builtin", ')}. `python -m tools.preprocess train` makes a .model of your text."
         )
-    return open_tokenizer(path, options.eod_token, "--")
+    return open_named(options.tokenizer, options.eod_token, "--")
 
 
 def _unit_bytes(total: int) -> int:
@@ -114,6 +114,7 @@ def _plan(
         "unit_bytes": unit_bytes,
         "tokenizer": tokenizer.fingerprint,
         "jsonl_key": options.reading.jsonl_key,
+        **({"csv_column": options.reading.column} if any(one.kind in DELIMITERS for one in sources) else {}),
         "on_bad_document": options.reading.on_bad_document,
         "max_document_bytes": options.reading.max_document_bytes,
         "special_text": options.special_text,

@@ -9,7 +9,7 @@ import numpy as np
 from data.inputs import empty_path
 from data.manifest import FileSum, ShardManifest
 from data.raw import documents
-from data.raw.documents import DocumentBatch, ReadOptions, Rejects
+from data.raw.reading import DocumentBatch, ReadOptions, Rejects
 from data.raw.units import Unit
 from data.shard_writer import ShardWriter
 from data.shards import token_dtype

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.raw import documents, inputs, units
-from data.raw.documents import ReadOptions, Rejects
+from data.raw.reading import ReadOptions, Rejects
 from parallel.errors import UserError
 from tools.preprocess.output import saying_where_no_space_is, write_whole
 
 PART_BYTES = 1 << 20
 
 
-def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str, sample_bytes: int) -> None:
+def train(names: tuple[str, ...], output: Path, vocab_size: int, reading: ReadOptions, sample_bytes: int) -> None:
     """Train a byte-pair model with bytes for unknown characters, reversible: nothing is normalised.
 
     Raises UserError where the inputs cannot be read or hold too little for `vocab_size` pieces.
@@ -22,9 +22,9 @@ def train(names: tuple[str, ...], output: Path, vocab_size: int, jsonl_key: str,
 
     if output.exists():
         raise UserError(f"--output {output}: already there. Give a name that is free.")
-    divided = units.divide(inputs.find(names, say=lambda line: print(line, file=sys.stderr)), PART_BYTES)
+    found = inputs.find(names, say=lambda line: print(line, file=sys.stderr), csv_column=reading.csv_column)
+    divided = units.divide(found, PART_BYTES)
     step = max(1, sum(unit.size for unit in divided) // sample_bytes)
-    reading = ReadOptions(jsonl_key=jsonl_key, on_bad_document="skip", max_document_bytes=64_000_000, max_expansion=200)
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(

@@ -3,6 +3,8 @@
     __main__.py           the command line
     options.py            what is asked for
     sources.py            opens a checkpoint, Triplane's or Megatron's
+    torch_file.py         files of torch.save, read as data: their tensors by rectangle
+    assembled.py          tensors that lie in pieces in many such files
     checkpoint_source.py  what it holds, under Triplane's keys
     tensors.py            tensors to write, and where each of their elements comes from
     plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding

@@ -1,4 +1,4 @@
-"""Rewrite a checkpoint offline, on a CPU: Triplane's or Megatron's torch_dist, to Triplane's or Megatron's.
+"""Rewrite a checkpoint offline, on a CPU: Triplane's or Megatron's (torch_dist, mp_rank), to Triplane's or Megatron's.
 
     python -m tools.reshard SOURCE TARGET [--drop_optimizer] [--dtype bfloat16] [--max_file_size 2GB]
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
@@ -39,7 +39,7 @@ class Reshard:
     """Rewrite a checkpoint."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A checkpoint; a run's folder or a folder of checkpoints (takes the newest); or Megatron's torch_dist folder."""
+    """A checkpoint; a run's folder or a folder of checkpoints (takes the newest); Megatron's, torch_dist or mp_rank."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """Folder to write; must not exist."""
     format: Format = "triplane"
@@ -112,6 +112,8 @@ def reshard(job: Reshard) -> None:
     try:
         plan = planned(source, options)
         check(source)
+        for note in source.notes:
+            print(note, file=sys.stderr)
         write(source, plan, job.target, options, workers)
         print(f"wrote {job.target}: {sum(map(len, plan.groups)):,} tensors, {plan.bytes:,} bytes")
         if job.verify:

@@ -32,6 +32,8 @@ class CheckpointSource:
     """Carried files by name: a tokenizer's, say."""
     pads_as_configured: bool = True
     """Whether the vocabulary has the rows that the configuration says. Megatron's depend on TP."""
+    notes: tuple[str, ...] = ()
+    """What to say of it: of what is there and is not read."""
     fingerprint: Any = None
     """What tells one state of the folder from another without reading tensors."""
 

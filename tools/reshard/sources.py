@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from parallel.errors import UserError
+from tools.reshard.assembled import AssembledFiles
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.megatron import mp_rank
 from tools.reshard.megatron import source as megatron_source
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin
@@ -28,6 +30,8 @@ def open_source(path: Path, options: ReshardOptions) -> CheckpointSource:
     """
     if (folder := megatron_source.find(path)) is not None:
         return megatron_source.open_source(folder, options)
+    if (folder := mp_rank.find(path)) is not None:
+        return mp_rank.open_source(folder, options)
     if options.recipe is not None:
         raise UserError(
             f"--recipe {options.recipe}: for Megatron's checkpoints; {path} is ours and has its own {CONFIG}."
@@ -41,7 +45,9 @@ def find_ours(path: Path) -> Path:
         return folders.find(str(path), partial(print, file=sys.stderr))[0]
     except UserError as error:
         text = str(error).removeprefix(f"checkpoint.load {path}: ")
-        raise UserError(f"SOURCE {path}: {text} Megatron's torch_dist folders (.metadata) are read, too.") from None
+        raise UserError(
+            f"SOURCE {path}: {text} Megatron's folders, torch_dist (.metadata) and mp_rank_XX, are read, too."
+        ) from None
 
 
 def open_ours(folder: Path) -> CheckpointSource:
@@ -67,7 +73,9 @@ def check(source: CheckpointSource) -> None:
 
     A copy gets hashes of its own, which would hide what was wrong before.
     """
-    if not isinstance(source.files, FileReader):
+    if isinstance(source.files, AssembledFiles):
+        source.files.check()
+    elif not isinstance(source.files, FileReader):
         megatron_source.check_optimizer(source)
     elif found := damages(source.folder, "hashes"):
         texts = "; ".join(damage.text for damage in found[:3])

@@ -19,6 +19,7 @@ from pathlib import Path
 from parallel.durable import replace_file, sync_folder
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_text
+from training.checkpoint.foreign import recognise
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.verify import damages
 from training.checkpoint.lineage import LineageCommit, in_order, newest, read_commit
@@ -132,6 +133,9 @@ def find(path: str, say: Callable[[str], None] = lambda _: None) -> list[Path]:
                 if (iteration_of(lost) or 0) > (iteration_of(found[0]) or 0):
                     say(f"warning: {lost} is damaged: {lost / MANIFEST}: expected, not found; taking {found[0].name}")
             return found
+    if (foreign := recognise(folder)) is not None:
+        command = foreign.command("CONVERTED", "RECIPE.toml")
+        raise UserError(f"checkpoint.load {path}: {foreign.description}. Convert it, and give the result: {command}")
     raise UserError(
         f"checkpoint.load {path}: expected a checkpoint (iter_..., with {MANIFEST}), a folder of checkpoints or "
         f"a run's folder; found {_description(folder)}. Give the path of one that a run has completed."

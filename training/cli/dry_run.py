@@ -7,7 +7,6 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from models.flops import flops_per_token, hardware_flops_per_token
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
@@ -72,11 +71,9 @@ def vocabulary_size(config: RunConfig) -> int | None:
     name = config.data.tokenizer
     if name in ("byte", "builtin"):
         return 257 if name == "byte" else config.data.builtin_vocab_size
-    if not Path(name).exists():
-        return None
-    from data.tokenizers import open_tokenizer
+    from data.tokenizers import exists, open_named
 
-    return open_tokenizer(Path(name), config.data.eod_token).vocab_size
+    return open_named(name, config.data.eod_token).vocab_size if exists(name) else None
 
 
 def missing(config: RunConfig) -> list[str]:
@@ -105,6 +102,13 @@ def missing(config: RunConfig) -> list[str]:
 
         try:
             raw_inputs.find(files, "data.stream", lambda left_out: None)  # training says it
+        except UserError as error:
+            found.append(f"on this machine: {error}")
+    if config.eval.tasks:
+        from training.evaluation.tasks import TaskRequest, check_names
+
+        try:
+            check_names(TaskRequest.of(config.eval, config.model.seq_length))
         except UserError as error:
             found.append(f"on this machine: {error}")
     return found

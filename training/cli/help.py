@@ -25,16 +25,18 @@ RARE = {
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
-    "moe_layer_freq moe_shared_expert_intermediate_size moe_router_score_function moe_router_pre_softmax "
+    "yarn_correction_range_round_to_int activation_func_clamp_value glu_linear_offset "
+    "latent_norm_epsilon moe_layer_freq moe_shared_expert_intermediate_size moe_shared_expert_gate "
+    "moe_router_score_function moe_router_pre_softmax "
     "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor moe_router_enable_expert_bias "
     "moe_router_bias_update_rate moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy mtp_loss_scaling_factor",
     "precision": "fp8_recipe fp4_recipe first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "
     "fp8_param_gather fp8_shadow_interval fp8_shadow_bound fp8_shadow_stop loss_scale initial_loss_scale "
     "min_loss_scale loss_scale_window hysteresis",
-    "data": "builtin_vocab_size jsonl_key eod_token blend_file order megatron_train_samples require_manifest "
-    "allow_data_change stream_count on_bad_document max_document_mb max_expansion reset_attention_mask "
-    "reset_position_ids eod_mask_loss",
+    "data": "builtin_vocab_size jsonl_key csv_column eod_token blend_file order megatron_train_samples "
+    "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
+    "reset_attention_mask reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style optimizer",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "

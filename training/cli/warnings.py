@@ -3,6 +3,7 @@
 Each sentence says what it costs, with the numbers, and which field changes it. Laptop-sized runs are let be.
 """
 
+import ipaddress
 import math
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from models.flops import flops_per_token
 from models.parameters import num_parameters
 from models.shapes import GPTShape
 from parallel.layout import Layout, bubble
-from training.config.run_config import CheckpointConfig, OptimizerConfig, RunConfig, TrainConfig
+from training.config.run_config import CheckpointConfig, LogConfig, OptimizerConfig, RunConfig, TrainConfig
 from training.memory.predicted import Planned, Predicted, fullest, planned_modules
 from training.memory.stage_parameters import checkpoint_bytes
 
@@ -26,7 +27,7 @@ SMALL, LARGE = 10**8, 10**9
 def warnings(config: RunConfig, shape: GPTShape, layout: Layout) -> list[str]:
     """What an experienced operator would object to; of small models and CPU runs, idle stages and vain fields."""
     size = num_parameters(shape)
-    found = [*_pipeline(config.train, layout), *_without_effect(config)]
+    found = [*_pipeline(config.train, layout), *_without_effect(config), *_exposed(config.log)]
     if config.device == "cpu" or size < SMALL:
         return found
     found += [*_data(config), *_precision(config), *_tensor_parallel(config, layout), *_batch(config, layout)]
@@ -182,3 +183,12 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
         yield f"profile.step_start {profile.step_start} comes after train.train_iters {train_iters}: there is no trace."
     if profile.timeline_interval is not None and profile.timeline_interval > train_iters:
         yield f"profile.timeline_interval {profile.timeline_interval} is more than train.train_iters {train_iters}."
+
+
+def _exposed(log: LogConfig) -> Iterator[str]:
+    """What others on the network can read."""
+    if log.prometheus == "endpoint" and not ipaddress.ip_address(log.prometheus_address).is_loopback:
+        yield (
+            f"log.prometheus_address {log.prometheus_address}: whoever reaches port {log.prometheus_port} of this host "
+            "can read the metrics; the endpoint asks for no password."
+        )

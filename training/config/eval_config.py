@@ -21,7 +21,8 @@ class EvalConfig:
     """Folder with task files (.yaml) of your own, beside those that the harness brings (its --include_path)."""
 
     interval: int | None = None
-    """Iterations between evaluations on eval.tasks. None: only after the last iteration."""
+    """Iterations between evaluations on eval.tasks. None: only after the last, train.train_iters, or where a callback
+    ends the training; not where a run stops to go on later."""
 
     limit: int | None = None
     """Documents of each task, the first ones. None: all."""

@@ -45,6 +45,26 @@ def dump(config: RunConfig) -> str:
     return escaped(tomli_w.dumps(_without_none(dataclasses.asdict(config))))
 
 
+def dump_changed(config: RunConfig) -> str:
+    """The fields that are not at their defaults, and ``model.shape``: TOML that ``load`` reads back to an equal one."""
+    default = dataclasses.asdict(RunConfig())
+    found = _changed(dataclasses.asdict(config), default)
+    found["model"] = {"shape": config.model.shape} | found.get("model", {})
+    ordered = {name: found[name] for name in default if name in found}
+    return escaped(tomli_w.dumps(_without_none(ordered)))
+
+
+def _changed(given: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(default[name], dict) and default[name]:  # a section; a field that is a table is empty by default
+            value = _changed(value, default[name])
+            found |= {name: value} if value else {}
+        elif value != default[name]:
+            found[name] = value
+    return found
+
+
 def escaped(toml: str) -> str:
     """TOML with characters beyond ASCII that cannot be printed written as TOML does; tomli_w does so within ASCII."""
     return toml if toml.isascii() else "".join(map(_escaped, toml))

@@ -295,6 +295,10 @@ class CheckpointConfig:
     load: str | None = None
     """Checkpoint (or folder of checkpoints) to start from where run_dir has none of its own yet."""
 
+    convert: bool = False
+    """Convert a `load` that is another program's (Megatron's, a Hugging Face, PyTorch DCP or DeepSpeed folder) into
+    RUN_DIR/converted, once. Off: such a folder is refused with the command that converts it."""
+
     finetune: bool = False
     """Of `load` take the weights only: iteration, data position, optimizer and RNG start fresh (Megatron's
     --finetune)."""
@@ -316,6 +320,8 @@ class CheckpointConfig:
             found.append(f"checkpoint.keep must be 1 or more, found {self.keep}.")
         if self.save_retain_interval is not None and self.save_retain_interval < 1:
             found.append(f"checkpoint.save_retain_interval must be 1 or more, found {self.save_retain_interval}.")
+        if self.load is None and self.convert:
+            found.append("checkpoint.convert says how to read checkpoint.load, which is not set.")
         if self.load is None and (self.finetune or self.no_load_optim):
             found.append("checkpoint.finetune and no_load_optim say how to read checkpoint.load, which is not set.")
         return found

@@ -22,6 +22,7 @@ import numpy as np
 
 from data.cache import Console
 from parallel.errors import UserError
+from training.config.eval_config import EvalConfig
 
 GENERATES = "generate_until"
 MOST_NEW_TOKENS = 256
@@ -42,6 +43,14 @@ class TaskRequest:
     """Of the model: a text and its context must fit."""
     flags: str = "eval."
     """What stands before ``tasks`` and the others where a user sets them, for messages."""
+
+    @classmethod
+    def of(cls, given: EvalConfig, seq_length: int) -> "TaskRequest":
+        """Those of a run."""
+        return cls(
+            names=given.tasks, folder=given.task_folder, limit=given.limit, num_fewshot=given.num_fewshot,
+            seq_length=seq_length,
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -75,14 +84,22 @@ def prepare_tasks(asked: TaskRequest, console: Console) -> PreparedTasks:
                 _build(asked, name, task)
                 _check_texts(asked, name, task)
     counted = Counter(instance.request_type for task in loaded["tasks"].values() for instance in task.instances)
+    count = len(loaded["tasks"])
     documents = sum(len({instance.doc_id for instance in task.instances}) for task in loaded["tasks"].values())
     console(
-        f"eval: {', '.join(asked.names)}: {len(loaded['tasks'])} task(s), {documents:,} documents, "
+        f"eval: {', '.join(asked.names)}: {count} {'task' if count == 1 else 'tasks'}, {documents:,} documents, "
         + ", ".join(f"{count:,} {kind} requests" for kind, count in counted.items())
     )
     return PreparedTasks(
         names=asked.names, shown=shown, loaded=loaded, limit=asked.limit, requests=counted.total()
     )  # fmt: skip
+
+
+def check_names(asked: TaskRequest) -> None:
+    """Raises UserError for a name that there is not, with the nearest one. Loads no data set."""
+    _check_installed(asked)
+    with quiet():
+        _manager(asked)
 
 
 def _check_installed(asked: TaskRequest) -> None:

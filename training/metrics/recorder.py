@@ -77,7 +77,7 @@ class Recorder(Callback):
     def stop(self, progress: Progress, reason: str) -> None:
         if self.unwritten is not None:  # stopped between two logged iterations
             self._write(progress, self.unwritten)
-        if self.rates.total_s:
+        if self.rates.total_s >= 1:  # of less, a share says nothing
             share = self.all_waited_s / self.rates.total_s
             self.ranks.say(f"waited for data {share:.3%} of the iterations' {duration(self.rates.total_s)}")
 

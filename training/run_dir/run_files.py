@@ -10,6 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepared import Prepared
 from data.tokenizer_json import JsonTokenizer
+from data.tokenizers import CarriedTokenizer, carried
 from models.hf.files import beside
 from parallel.ddp import Chunks
 from parallel.durable import replace_file
@@ -136,16 +137,14 @@ def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[s
     """What a checkpoint carries beside tensors: its configuration and tokenizer, so that it can start a run, and what
     lies beside the tokenizer, so that it can be exported whole. before: entries of the checkpoint that this run
     started from."""
-    model = prepared.tokenizer_path
-    tokenizer = prepared.tokenizer  # what ends a document is noted, though a file beside a tokenizer.json may say it
+    tokenizer, kept_tokenizer = prepared.tokenizer, carried(prepared.tokenizer)
+    # What ends a document is noted, though a file beside a tokenizer.json may say it.
     eod_token = tokenizer.eod_text if isinstance(tokenizer, JsonTokenizer) else config.data.eod_token
     own = dataclasses.replace(
         config,
         run_dir=None,
         nproc=None,
-        data=dataclasses.replace(
-            config.data, tokenizer=f"tokenizer{model.suffix}" if model else "byte", eod_token=eod_token
-        ),
+        data=dataclasses.replace(config.data, tokenizer=kept_tokenizer.name, eod_token=eod_token),
         checkpoint=dataclasses.replace(
             config.checkpoint, load=None, finetune=False, no_load_optim=False, no_load_rng=False
         ),
@@ -160,15 +159,13 @@ def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[s
         keep=config.checkpoint.keep,
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries | kept(before),
-        texts={RECIPE: dump(own)},
-        copies=_tokenizer_files(model, licenses=IMPORTED in before) if model else {},
+        texts={RECIPE: dump(own)} | kept_tokenizer.texts,
+        copies=_tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),
     )
 
 
-def _tokenizer_files(path: Path, *, licenses: bool) -> dict[str, Path]:
-    """A tokenizer's files by the names that they have in a checkpoint, and what Hugging Face keeps beside them;
-    tiktoken's ranks have a description there. licenses: of weights that came with some."""
-    own = {f"tokenizer{path.suffix}": path}
-    if path.suffix == ".tiktoken":
-        return own | {"tokenizer.json": path.with_suffix(".json")}
-    return beside(path, licenses=licenses) | own
+def _tokenizer_files(path: Path | None, kept_tokenizer: CarriedTokenizer, *, licenses: bool) -> dict[str, Path]:
+    """A tokenizer's files by the names that they have in a checkpoint, and what Hugging Face keeps beside them.
+    licenses: of weights that came with some."""
+    others = {} if path is None else beside(path, licenses=licenses)
+    return {name: one for name, one in others.items() if name not in kept_tokenizer.texts} | kept_tokenizer.copies

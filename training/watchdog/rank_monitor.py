@@ -87,7 +87,7 @@ class RankMonitor:
             host=host,
             iteration=iteration,
             phase=phase,
-            line=failure.text.strip().rpartition("\n")[2],
+            line=_line(failure),
         )
 
     def _await(self) -> Verdict | None:
@@ -109,6 +109,12 @@ class RankMonitor:
 
     def _told(self) -> list[NodeReport]:
         return verdict_file.node_reports(self.folder)
+
+
+def _line(failure: Failure) -> str:
+    """A failure in one line: the last of its text, with the first of its notes."""
+    last, note = failure.text.strip().rpartition("\n")[2], failure.notes.partition("\n")[0]
+    return f"{last} ({note})" if note else last
 
 
 @contextlib.contextmanager

@@ -1,10 +1,28 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
-from models.hf.families import deepseek, gpt2, llama, mamba, mistral, nemotron_h, qwen
+from models.hf.families import (
+    deepseek,
+    gpt2,
+    gpt_oss,
+    llama,
+    mamba,
+    mistral,
+    nemotron_h,
+    qwen,
+)
 from models.hf.keys import Architecture
 from models.hf.table import Table
 
-_FAMILIES = (llama, mistral, qwen, deepseek, gpt2, mamba, nemotron_h)
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen,
+    deepseek,
+    gpt2,
+    gpt_oss,
+    mamba,
+    nemotron_h,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}
 """By transformers' ``model_type``. Sources: its configuration classes (5.23) and the published config.json files."""

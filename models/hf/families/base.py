@@ -68,4 +68,13 @@ EXPERTS = {
     "mlp.shared_experts.linear_fc2.weight": same("mlp.shared_experts.down_proj.weight"),
 }
 
+GATED_SHARED_EXPERT = {
+    "mlp.shared_experts.linear_fc1.weight": stacked(
+        "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"
+    ),
+    "mlp.shared_experts.linear_fc2.weight": same("mlp.shared_expert.down_proj.weight"),
+    "mlp.shared_experts.gate_weight": same("mlp.shared_expert_gate.weight"),
+}
+"""Qwen's, one that is as wide as several."""
+
 LLAMA = Table(LLAMA_WHOLE, ATTENTION | MLP)

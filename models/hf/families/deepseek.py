@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3."""
+"""DeepSeek-V2 and V3; Moonlight and Kimi K2, which are V3s."""
 
 from models.hf.config_parts import tied
 from models.hf.deepseek import (
@@ -115,6 +115,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
     ),
 }
+# Kimi K2's own class of configurations has DeepSeek-V3's keys; transformers has none of that name, so that exported
+# models are written as deepseek_v3.
+ARCHITECTURES["kimi_k2"] = ARCHITECTURES["deepseek_v3"]
 
 TABLES: dict[str, Table] = {
     "deepseek_v2": Table(LLAMA_WHOLE, LATENT_ATTENTION | MLP | EXPERTS),
@@ -127,3 +130,4 @@ TABLES: dict[str, Table] = {
         },
     ),
 }
+TABLES["kimi_k2"] = TABLES["deepseek_v3"]

@@ -1,9 +1,10 @@
 """Qwen2 and Qwen3, dense and of experts."""
 
-from models.hf.config_parts import read_qwen3_moe, tied, write_qwen3_moe
+from models.hf.config_parts import qwen_moe, tied
 from models.hf.families.base import (
     ATTENTION,
     EXPERTS,
+    GATED_SHARED_EXPERT,
     HEADS,
     LLAMA,
     LLAMA_DEFAULTS,
@@ -29,6 +30,27 @@ ARCHITECTURES: dict[str, Architecture] = {
         implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
         parts=(HEADS, ROPE, tied(False), NO_WINDOW),
     ),
+    "qwen2_moe": Architecture(
+        model_class="Qwen2MoeForCausalLM",
+        numbers=LLAMA_NUMBERS
+        | {
+            "moe_intermediate_size": "moe_ffn_hidden_size",
+            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+            "num_experts_per_tok": "moe_router_topk",
+            "router_aux_loss_coef": "moe_aux_loss_coeff",
+        },
+        defaults=LLAMA_DEFAULTS
+        | {
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts_per_tok": 4,
+            "router_aux_loss_coef": 0.001,
+        },
+        switches=LLAMA_SWITCHES | {"qkv_bias": (True,)},
+        implied=LLAMA_IMPLIED
+        | {"add_qkv_bias": True, "moe_shared_expert_gate": True, "moe_router_load_balancing_type": "aux_loss"},
+        parts=(HEADS, ROPE, tied(False), NO_WINDOW, qwen_moe(60)),
+    ),
     "qwen3": Architecture(
         model_class="Qwen3ForCausalLM",
         numbers=LLAMA_NUMBERS,
@@ -49,12 +71,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
         switches=UNBIASED,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
-        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW, (read_qwen3_moe, write_qwen3_moe)),
+        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW, qwen_moe(128)),
     ),
 }
 
 TABLES: dict[str, Table] = {
     "qwen2": LLAMA,
+    "qwen2_moe": Table(LLAMA_WHOLE, ATTENTION | MLP | EXPERTS | GATED_SHARED_EXPERT),
     "qwen3": LLAMA,
     "qwen3_moe": Table(LLAMA_WHOLE, ATTENTION | MLP | EXPERTS),
 }

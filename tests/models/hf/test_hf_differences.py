@@ -34,8 +34,6 @@ READ: dict[str, tuple[Any, dict[str, Any], str]] = {
         "topk_group = 4: expected half of num_experts_per_tok 4",
     ),
     "a single expert": (V3, {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}, "num_experts_per_tok = 1"),
-    "norms of latents": (V3, {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05: expected 1e-06: transformers norms"),
-    "norms of latents in V2": (V2, {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05: expected 1e-06"),
     "mscale alone": (V2, yarn(mscale=0.5), "mscale_all_dim = None: expected a number"),
     "mscale beside 0": (V2, yarn(mscale=0.5, mscale_all_dim=0.0), "mscale_all_dim = None: expected a number"),
     "mscale of all dims alone": (V2, yarn(mscale_all_dim=0.5), "mscale = None: expected a number"),
@@ -55,7 +53,7 @@ WRITTEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "best three of a group": (
         V3, {"moe_router_topk": 3, "moe_router_num_groups": 2, "moe_router_group_topk": 1}, "of its best 3 (num_"
     ),
-    "norms of latents": (V2, {"norm_epsilon": 1e-5}, "rms_norm_eps = 1e-05"),
+    "norms of latents": (V2, {"norm_epsilon": 1e-5}, "model.latent_norm_epsilon 0.0 (theirs would be 1e-06)"),
 }  # fmt: skip
 
 
@@ -79,6 +77,20 @@ def test_keys_that_are_left_out_mean_what_transformers_says() -> None:
     assert read_shape(config)[1].window_size == (4095, 0)
     del config["tie_word_embeddings"]
     assert not read_shape(config)[1].tied
+
+
+def test_latents_are_normed_as_deepseek_s_code_does() -> None:
+    """With 1e-6, whatever rms_norm_eps is: transformers' DeepseekV2Attention and DeepseekV3Attention."""
+    shape = read_shape(write_config(V3)[1] | {"rms_norm_eps": 1e-5})[1]
+    assert (shape.norm_epsilon, shape.latent_norm_epsilon) == (1e-5, 1e-6)
+    assert write_config(shape)[1]["rms_norm_eps"] == 1e-5
+
+
+def test_kimi_k2_is_a_deepseek_v3() -> None:
+    kimi = SHAPES["kimi_k2"]
+    config = write_config(kimi)[1]
+    assert config["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert read_shape(config | {"model_type": "kimi_k2"}) == ("kimi_k2", read_shape(config)[1])
 
 
 def test_all_groups_are_none() -> None:

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from data.raw import documents, inputs, units
-from data.raw.documents import ReadOptions, Rejects
+from data.raw.reading import ReadOptions, Rejects
 from parallel.errors import UserError
 from tools.preprocess import estimate
 from tools.preprocess.__main__ import main

@@ -1,12 +1,13 @@
 """What is wrong with a configuration is found before any rank starts: all of it, with the fix."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from training.cli.parse import parse_config
-from training.config.recipe import sections
+from training.config.recipe import dump, dump_changed, load, sections
 from training.config.run_config import RunConfig, learning_schedule
 
 DEBUG = "slurm/recipes/debug.toml"
@@ -15,6 +16,16 @@ DEBUG = "slurm/recipes/debug.toml"
 def problems(flags: str, world_size: int = 1) -> str:
     """The problems of the debug recipe with these flags over it, one a line."""
     return "\n".join(parse_config([DEBUG, *flags.split()]).problems(world_size))
+
+
+@pytest.mark.parametrize("flags", ["", "--data.paths a b --eval.validation_sets x y --model.window_size 3 0 --nproc 2"])
+def test_what_is_not_at_its_default_says_all(flags: str, tmp_path: Path) -> None:
+    config, path = parse_config([DEBUG, *flags.split()]), tmp_path / "short.toml"
+    path.write_text(dump_changed(config))
+    assert load(path) == config
+    assert len(path.read_text().splitlines()) < len(dump(config).splitlines()) / 2
+    path.write_text(dump_changed(RunConfig()))
+    assert path.read_text() == '[model]\nshape = "debug"\n' and load(path) == RunConfig()
 
 
 def test_the_debug_recipe_has_none() -> None:

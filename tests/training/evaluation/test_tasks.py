@@ -30,6 +30,7 @@ from tools.convert.__main__ import main as convert
 from tools.shared.loaded_model import loaded
 from tools.shared.opened_checkpoint import ModelFlags, OpenedCheckpoint, open_checkpoint
 from training import train
+from training.cli.dry_run import missing
 from training.evaluation import harness
 from training.evaluation.batching import row_shape
 from training.evaluation.generating import TextGenerator
@@ -379,8 +380,11 @@ def test_tasks_that_cannot_be_had_are_named_before_anything_runs(
     )
     folder = FOLDER if "capital" in flags else str(tmp_path)
     given = ("--eval.task_folder", folder, "--eval.tasks", *flags.split())
+    config = runs.configuration(tmp_path / "run", *given)
     with pytest.raises(UserError, match=words):
-        prepare_eval_tasks(runs.configuration(tmp_path / "run", *given), None)
+        prepare_eval_tasks(config, None)
+    planned = "".join(missing(config))  # a dry run looks the names up, and loads nothing
+    assert bool(re.search(words, planned)) == words.startswith(("eval.tasks: no task", "eval.task_folder"))
 
 
 def test_only_rank_0_builds_tasks(tmp_path: Path) -> None:

@@ -137,6 +137,18 @@ def test_what_all_ranks_find_alike_is_shown_and_left_once(host: str | None, tmp_
     assert (found.iteration, found.phase, found.line) == (7, "step", "weights of rank 5 differ")
 
 
+def test_a_verdict_says_the_first_note_of_an_error(tmp_path: Any) -> None:
+    error = ZeroDivisionError("mine")
+    error.add_note("raised by after_step of your callback wrong:Raises (train.callbacks)")
+    error.add_note("more of it")
+    identity, failure = failing(error, 2)
+    assert RankMonitor(folder=tmp_path, identity=identity, host="n0").settle(failure) is not None
+    found = verdict_file.read(tmp_path)
+    assert found is not None
+    said = "ZeroDivisionError: mine (raised by after_step of your callback wrong:Raises (train.callbacks))"
+    assert found.line == said
+
+
 def test_what_a_forked_rank_found_is_left_with_its_iteration(tmp_path: Any) -> None:
     def run(identity: Identity) -> int:
         with monitored(FaultConfig(), tmp_path / "start-1", identity, StopSignal(), {}, cuda=False) as watching:

@@ -11,7 +11,7 @@ from tools.plan.search.pricing import PricedLayout
 from tools.plan.search.request import PlanRequest
 from training.config.divisibility import context_problems
 from training.config.incompatible import exchange_problems
-from training.config.recipe import dump
+from training.config.recipe import dump, dump_changed
 from training.config.run_config import RecomputeModule, RunConfig, TrainConfig
 from training.memory.layouts import Candidate
 from training.memory.states import parallel_config
@@ -99,10 +99,20 @@ class Length:
     save_interval: int
 
 
+DATA = """[data]
+# paths = ["shards/web*"]          # token files (.bin and .idx), JSON lines or parquet; see docs/data.md
+# tokenizer = "tokenizer.json"     # whose ids the token files hold: a file or a folder of Hugging Face's
+"""
+
+
 def write(
-    path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None
-) -> str:
-    """Writes the recipe; the sbatch line. Raises UserError where pretrain_gpt.py would refuse it."""
+    path: Path, question: PlanRequest, plan: PricedLayout, base: RunConfig | None = None, length: Length | None = None,
+    full: bool = False,
+) -> str:  # fmt: skip
+    """Writes the recipe; the sbatch line. full: all fields, not only those that are not at their defaults.
+
+    Raises UserError where pretrain_gpt.py would refuse it.
+    """
     config = lasting(configuration(question, plan.layout, base), length)
     if refused := config.problems(question.num_gpus):
         raise UserError(
@@ -115,15 +125,25 @@ def write(
     command, low, high = sbatch(question, path), plan.interval.low, plan.interval.high
     too_much = "" if plan.fits else f" of {plan.memory_bytes / 2**30:.0f}: more than is safe, it may run out of memory"
     head = (
-        f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name}: {plan.layout}. Planned, "
-        f"not run.\n# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
+        f"# {question.model.shape} on {question.num_gpus:,} x {question.cluster.gpu.name} ({question.cluster.name}): "
+        f"{plan.layout}. Planned, not run.\n"
+        f"# Expected: {plan.step_s:.3g} s a step ({plan.step_s * low:.3g} to {plan.step_s * high:.3g}), "
         f"{plan.total_bytes / 2**30:.0f} GiB on the fullest rank{too_much}.\n# Run: {command}\n"
     )
     try:
-        path.write_text(head + dump(config))
+        path.write_text(head + (dump(config) if full else _short(config)))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from None
     return command
+
+
+def _short(config: RunConfig) -> str:
+    """What is not at its default; where there is no data, two comments in its place."""
+    text = dump_changed(config)
+    if "\n[data]\n" in text:
+        return text
+    before, optimizer, after = text.partition("[optimizer]\n" if "[optimizer]\n" in text else "[train]\n")
+    return f"{before}{DATA}\n{optimizer}{after}"
 
 
 def lasting(config: RunConfig, length: Length | None) -> RunConfig:

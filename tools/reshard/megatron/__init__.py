@@ -1,4 +1,5 @@
-"""Checkpoints of Megatron-LM and megatron-core (torch_dist), read and written without importing either.
+"""Checkpoints of Megatron-LM and megatron-core, read (torch_dist, mp_rank) and written (torch_dist) without importing
+either.
 
 Read:
     pickle.py          pickles read as data: what they name is never imported, what they call is never called
@@ -9,6 +10,8 @@ Read:
     dp_reshardable.py  dp_reshardable optimizers: ranks' flat memory, in which each tensor is found;
                        what several ranks hold alike, compared whole
     known.py           ... written by Triplane: its layout is recorded
+    mp_rank.py         mp_rank_XX folders: all ranks' files as one model
+    mp_rank_names.py   ... their names of weights, old and new
 
 Written (``--format megatron``):
     job.py             the job that is to load it

@@ -8,7 +8,7 @@ the table ends the reading. So no code of a pickle can run.
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from parallel.errors import UserError
 
@@ -68,11 +68,42 @@ class Ordered(dict[Any, Any]):
 Known = Mapping[tuple[str, str], Any]
 
 
+class Inert(PickledRecord):
+    """Of any class; lists and dicts among them take what is put into them."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Not kept."""
+
+    def append(self, value: Any) -> None:
+        """Not kept."""
+
+    def extend(self, values: Any) -> None:
+        """Not kept."""
+
+
+class InertNames(dict[tuple[str, str], Any]):
+    """A table of names, in which every name of some packages gives a record of its own: it keeps what it is called
+    with, and does nothing. Settings of forks have classes that no list has."""
+
+    def __init__(self, known: Known, packages: tuple[str, ...]) -> None:
+        super().__init__(known)
+        self._packages = packages
+
+    def __contains__(self, key: object) -> bool:
+        if super().__contains__(key):
+            return True
+        module = key[0] if isinstance(key, tuple) else ""
+        return any(module == package or module.startswith(f"{package}.") for package in self._packages)
+
+    def __missing__(self, key: tuple[str, str]) -> Any:
+        return Inert
+
+
 class _ClosedUnpickler(pickle.Unpickler):
     """Knows the names of a table alone."""
 
-    def __init__(self, data: bytes, known: Known, persistent: Known | None) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(self, file: BinaryIO, known: Known, persistent: Known | None) -> None:
+        super().__init__(file)
         self._known, self._persistent = known, persistent
 
     def find_class(self, module: str, name: str) -> Any:
@@ -100,9 +131,14 @@ def read(data: bytes, known: Known, where: str, outside: bool = False) -> Any:
 
     Raises UserError, naming ``where``, for anything that is not in the table or no pickle.
     """
+    return read_next(io.BytesIO(data), known, where, outside)
+
+
+def read_next(file: BinaryIO, known: Known, where: str, outside: bool = False) -> Any:
+    """The same of one pickle of a file, which stands behind it then."""
     try:
-        return _ClosedUnpickler(data, known, {} if outside else None).load()
+        return _ClosedUnpickler(file, known, {} if outside else None).load()
     except UserError as error:
         raise UserError(f"{where}: refused, nothing was run: {error}. Do not trust this file.") from None
     except Exception as error:  # a pickle can make its reader fail in any way
-        raise UserError(f"{where}: not what Megatron writes ({type(error).__name__}: {error}).") from None
+        raise UserError(f"{where}: not what Megatron or torch.save writes ({type(error).__name__}: {error}).") from None

@@ -5,7 +5,7 @@ Without torch and process groups: megatron-core's own loader is not used.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ from training.config.recipe import load
 from training.config.run_config import RunConfig
 from training.progress import Progress
 
+RECIPE_WANTED = (
+    "Megatron's checkpoint does not say enough of its model. Give the model as a recipe, --recipe RECIPE.toml; python "
+    "-m tools.from_megatron makes one of Megatron-LM's command line."
+)
+
 _STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(\w+)\.(.+)$")
+_MASTERS = {"fp32_param": "param"}
+"""How megatron-core's optimizers that are not distributed name the fp32 weights."""
 _BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")
 _NO_WEIGHTS = re.compile(r"(^|/|\.)(_extra_state|rng_state|rerun_state_machine_state|common_state)(/|$|\.)")
 
@@ -50,20 +57,17 @@ def find(path: Path) -> Path | None:
             )
         return path
     try:
-        iteration = int(read_text(path / LATEST_OF_MEGATRON))
+        said = read_text(path / LATEST_OF_MEGATRON).strip()
+        folder = path / (said if said == "release" else f"iter_{int(said):07d}")
     except (OSError, ValueError, InputError):
         return None
-    folder = path / f"iter_{iteration:07d}"
     return folder if (folder / METADATA).is_file() else None
 
 
 def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     """Raises UserError for whatever of it is not covered, by name."""
     if options.recipe is None:
-        raise UserError(
-            f"{folder}: Megatron's checkpoint does not say enough of its model. Give the model as a recipe, --recipe "
-            "RECIPE.toml; python -m tools.from_megatron makes one of Megatron-LM's command line."
-        )
+        raise UserError(f"{folder}: {RECIPE_WANTED}")
     config = load(options.recipe)
     files = TorchDist(folder)
     vocab_size = real_vocab_size(config, options.recipe.parent)
@@ -80,10 +84,10 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         folder=folder,
         files=tensors,
         origins=_origins(tensors, shape, folder, options.drop_optimizer),
-        state=_state(common),
+        state=plain_state(common),
         config=config,
         about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
-        carried=_tokenizer(config),
+        carried=carried_tokenizer(config),
         pads_as_configured=False,
         fingerprint=files.fingerprint(),
     )
@@ -98,7 +102,7 @@ def _by_weight(files: TorchDist, weights: Sequence[str], shape: GPTShape, args: 
     return by_weight(files, weights, shape, style, moe)
 
 
-def _tokenizer(config: RunConfig) -> dict[str, Path]:
+def carried_tokenizer(config: RunConfig) -> dict[str, Path]:
     """The tokenizer's file, where it is one: a checkpoint carries its own."""
     path = Path(config.data.tokenizer)
     return {path.name: path} if path.is_file() else {}
@@ -127,7 +131,8 @@ def _origins(files: Tensors, shape: GPTShape, folder: Path, weights_alone: bool)
                 f"{folder}: {key}: a form of the optimizer's state that is not read here. Take the weights alone: "
                 "--drop_optimizer."
             )
-        name, prefix = (match[2], f"{STATE}{match[1]}.") if match else (key, "")
+        state = _MASTERS.get(match[1], match[1]) if match else ""
+        name, prefix = (match[2], f"{STATE}{state}.") if match else (key, "")
         info = files.tensors[key]
         try:
             for our_key, index in ours(name, style, info.shape[0] if info.shape else 0, moe):
@@ -137,10 +142,20 @@ def _origins(files: Tensors, shape: GPTShape, folder: Path, weights_alone: bool)
                 found[prefix + our_key] = Origin(key, info.dtype, own, index)
         except (KeyError, ValueError):
             extra.append(key)
-        if match and match[1] not in STATES:
+        if match and state not in STATES:
             extra.append(key)
-    _check_model(found, extra, shape, folder)
+    if not weights_alone:
+        found |= _weights_as_masters(found)
+    check_model(found, extra, shape, folder)
     return found
+
+
+def _weights_as_masters(found: Mapping[str, Origin]) -> dict[str, Origin]:
+    """megatron-core's FP32Optimizer has no other fp32 weights than the model's own."""
+    names = {key.removeprefix(f"{STATE}exp_avg.") for key in found if key.startswith(f"{STATE}exp_avg.")}
+    if any(MASTER + name in found for name in names):
+        return {}
+    return {MASTER + name: found[name] for name in names if name in found and found[name].dtype == "float32"}
 
 
 def expected(shape: GPTShape) -> dict[str, tuple[int, ...]]:
@@ -152,7 +167,8 @@ def expected(shape: GPTShape) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTShape, folder: Path) -> None:
+def check_model(found: Mapping[str, Origin], extra: Sequence[str], shape: GPTShape, folder: Path) -> None:
+    """Raises UserError for what is missing, left over or of another shape."""
     wanted = expected(shape)
     weights = {key: origin for key, origin in found.items() if not key.startswith(STATE)}
     missing = sorted(wanted.keys() - weights.keys())
@@ -247,9 +263,11 @@ def _rounds_to(source: CheckpointSource, master: Origin, weight: Origin) -> bool
     return True
 
 
-def _state(common: Mapping[str, Any]) -> State:
+def plain_state(common: Mapping[str, Any]) -> State:
+    """Progress and the optimizer's numbers, of what a checkpoint keeps beside tensors."""
     groups = _param_groups(common.get("optimizer"))
     steps = {int(group["step"]) for group in groups if group.get("step") is not None}
+    steps |= set(_common_steps(common.get("optimizer")))
     if len(steps) > 1:
         raise UserError(f"Megatron's parameter groups have taken different numbers of steps: {sorted(steps)}.")
     args, schedule = _plain(common.get("args")), _plain(common.get("opt_param_scheduler"))
@@ -278,8 +296,21 @@ def _param_groups(optimizer: Any) -> list[dict[str, Any]]:
     if not isinstance(optimizer, dict):
         return []
     if isinstance(inner := optimizer.get("optimizer"), dict):
-        return [group for group in inner.get("param_groups", []) if isinstance(group, dict)]
+        optimizer = inner
+    if isinstance(groups := optimizer.get("param_groups"), list):
+        return [group for group in groups if isinstance(group, dict)]
     return [group for part in optimizer.values() for group in _param_groups(part)]
+
+
+def _common_steps(optimizer: Any) -> Iterator[int]:
+    """Of optimizers that are not distributed: the steps that all parameters have taken."""
+    if not isinstance(optimizer, dict):
+        return
+    for key, value in optimizer.items():
+        if key == "common_step":
+            yield int(value[0] if isinstance(value, list) else value)
+        elif isinstance(value, dict):
+            yield from _common_steps(value)
 
 
 def _grad_scaler(optimizer: Any) -> dict[str, Any] | None:

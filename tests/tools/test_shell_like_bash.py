@@ -1,0 +1,82 @@
+"""The shell of tools.from_megatron beside bash itself: the same words, or a refusal; never others."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.tools import shell_grammar
+from tests.tools.shell_against_bash import Compared, compared
+
+SNIPPETS = Path(__file__).with_name("shell_snippets.txt").read_text().strip("\n")
+REFUSED = 14
+"""Snippets whose words depend on what may come from outside, or that start nothing in bash either."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where bash runs."""
+    return tmp_path_factory.mktemp("bash")
+
+
+def run(script: str, folder: Path) -> Compared:
+    for path in (folder / "work").glob("*"):
+        path.unlink()
+    (folder / "printed").unlink(missing_ok=True)
+    return compared(re.sub(r"\bRUN\b", "torchrun pretrain_gpt.py", script), folder)
+
+
+def test_snippets(folder: Path) -> None:
+    wrong, refused = [], []
+    for snippet in re.split(r"\n\n+", SNIPPETS):
+        found = run(snippet, folder)
+        wrong += [] if found.agree else [(snippet, found)]
+        refused += [snippet] if isinstance(found.ours, str) else []
+    assert not wrong, wrong[0]
+    assert len(refused) <= REFUSED, refused
+
+
+SEEDS = 250
+
+
+def test_random_scripts(folder: Path) -> None:
+    """Half of them, at least, are followed to the end."""
+    followed = 0
+    for seed in range(SEEDS):
+        random_script = shell_grammar.script(seed)
+        found = run(random_script, folder)
+        assert found.agree, f"seed {seed}\n{random_script}\nours:  {found.ours}\nbash's: {found.bashs}"
+        followed += not isinstance(found.ours, str)
+    assert followed > SEEDS / 2
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "RUN ${X/o/0}",  # X may come from outside
+        "RUN $(date +%s) a",
+        "RUN --a $(ls)",
+        "for f in $(ls); do N=$((N+1)); done; RUN $N",
+        "A=($(ls) b); RUN ${A[1]} ${#A[@]}",
+        "set -- $(ls) b; RUN $2 $#",
+        "set -- $(ls) b; shift; RUN $1",
+        "A=(0 ${X[@]}); RUN ${#A[@]}",
+        "A=(0 $X); RUN ${!A[@]} ${A[-1]} ${A[@]:1:1}",
+        "if ls | grep -q x; then A=1; fi; RUN --x $A",
+        "while read -r x; do A+=$x; done < /etc/hostname; RUN [$A]",
+        "echo x > a.txt; for f in *.txt; do A+=$f; done; RUN $A",
+        "RUN ~/x ~root/y",
+        "RUN $RANDOM $$ $PPID $SECONDS",
+        "A=$(cat file); case $A in x) B=1;; *) B=2;; esac; RUN $B",
+        "[ $(wc -l < f) -gt 3 ] && A=1; RUN [$A]",
+        "X=$(cat f); RUN ${#X} ${X:0:2} ${X^^} ${X//a/b}",
+        "read -p 'Go? ' X; RUN $X",
+        "RUN <(echo a)",
+        "X=$(python3 -c 'print(3)'); RUN $((X * 2))",
+        "[[ aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa! =~ ^(a+)+$ ]] && A=1; RUN [$A]",
+        "[[ x == @(x|y) ]] && A=1; RUN [$A]",
+    ],
+)
+def test_what_only_running_would_show_is_refused(folder: Path, script: str) -> None:
+    found = run(script, folder)
+    assert isinstance(found.ours, str), found.ours

@@ -1,0 +1,130 @@
+"""What is to be translated, by its kind: a launch script or command, a functional test, a configuration of
+Megatron-Bridge's; or a file of another program, which is refused by name."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.families import SHAPES, named
+from parallel.errors import UserError
+from tools.from_megatron.bridge import flags_of, is_bridge
+from tools.from_megatron.flags import known
+from tools.from_megatron.foreign import refusal
+from tools.from_megatron.functional_test import is_functional_test, script_of
+from tools.from_megatron.script import ScriptReading, read_script
+from tools.from_megatron.shell.starting import Launch
+from tools.from_megatron.unknown import ScriptWord
+from tools.from_megatron.yaml_text import YamlValue, plain, read_yaml
+
+_YAML_START = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*(?:---[ \t]*\n)?(?:\s*(?:#[^\n]*)?\n)*[\w.'\"-]+:(?:[ \t]|\n|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be translated."""
+
+    text: str
+    origin: str = ""
+    """A sentence on where it comes from."""
+    path: Path | None = None
+    """Of its file: others are looked for beside it."""
+    typed: Sequence[str] = ("SCRIPT",)
+    """The words of the command, for the one to type next."""
+    shape: str = ""
+    """The named shape that it changes, where it does not say the model itself."""
+
+
+@dataclass(slots=True)
+class SourceReading:
+    """The command that a source means, and what else it says."""
+
+    launch: Launch
+    script: ScriptReading = field(default_factory=ScriptReading)
+    strays: list[str] = field(default_factory=list)
+    other_model: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    shape: str = ""
+    """The named shape that it changes; empty: its flags say the whole model."""
+    filled_in: frozenset[str] = frozenset()
+    """Flags that are the shape's, not the source's."""
+
+
+def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
+    """The command that starts the training. given: what --set says. Raises UserError where there is none."""
+    yaml = _yaml(source)
+    if yaml is not None and is_functional_test(yaml):
+        reading = _script(dataclasses.replace(source, text=script_of(yaml, source.path)), given)
+        others = [name for name in plain(yaml) if re.fullmatch(r"MODEL_ARGS_\d+", name)]
+        reading.notes += [f"{', '.join(others)}: of the test's later runs, which are not translated."] if others else []
+    elif yaml is not None and is_bridge(yaml):
+        reading = _bridge(source, yaml, given)
+    else:
+        why = refusal(source.text, source.path, None if yaml is None else plain(yaml))
+        if why is not None:
+            raise UserError(why)
+        reading = _script(source, given)
+    if source.shape and not reading.shape:
+        raise UserError(f"--shape {source.shape}: it says its model itself; leave --shape out.")
+    return reading
+
+
+def _yaml(source: Source) -> YamlValue | None:
+    suffix = source.path.suffix if source.path else ""
+    if suffix in (".yaml", ".yml") or (suffix not in (".sh", ".slurm", ".sbatch") and _YAML_START.match(source.text)):
+        return read_yaml(source.text, str(source.path or "the text"))
+    return None
+
+
+def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
+    text = source.text
+    if text.lstrip().startswith("--"):
+        text = "pretrain_gpt.py " + text.lstrip().replace("\\\n", " ").replace("\n", " ")
+    script = read_script(text, starts_megatron, given, source.path)
+    if script.launches:
+        return SourceReading(script.launches[0], script)
+    said = "no command was found that starts a .py file with flags of Megatron-LM's."
+    if script.holding_flags:
+        names = ", ".join(f"${name}" for name in script.holding_flags[:5])
+        hold = "holds" if len(script.holding_flags) == 1 else "hold"
+        said += f" {names} {hold} such flags: give the script that uses them, or add a line that does."
+    raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3]]))
+
+
+def starts_megatron(words: Sequence[ScriptWord]) -> bool:
+    """Whether words behind a program are flags of Megatron-LM's."""
+    flags = known()
+    found = [flags.get(str(word)[2:].partition("=")[0]) for word in words if str(word).startswith("--")]
+    return sum(flag is not None for flag in found) > 1 or flags["yaml-cfg"] in found
+
+
+def _bridge(source: Source, yaml: YamlValue, given: Mapping[str, str]) -> SourceReading:
+    flags = flags_of(yaml, given)
+    words, shape, filled_in = list(flags.words), "" if flags.has_model else source.shape, set[str]()
+    if not flags.has_model:
+        if not shape:
+            raise UserError(_without_model(source.path))
+        model = named(shape)
+        of_shape = {
+            "--num-layers": model.num_layers, "--hidden-size": model.hidden_size, "--train-iters": 1,
+            "--num-attention-heads": model.num_attention_heads, "--seq-length": model.max_position_embeddings,
+        }  # fmt: skip
+        filled_in = of_shape.keys() - {str(word) for word in words}
+        words += [word for flag in sorted(filled_in) for word in (flag, str(of_shape[flag]))]
+    launch = Launch([], "pretrain_gpt.py", words, 0, {})
+    return SourceReading(launch, ScriptReading(), flags.strays, flags.other_model, [], shape, frozenset(filled_in))
+
+
+def _without_model(path: Path | None) -> str:
+    stem = re.sub(r"[^a-z0-9]+", "_", path.stem.lower()) if path else ""
+    near = [name for name in SHAPES if stem.startswith(name)] or difflib.get_close_matches(
+        stem, SHAPES, n=2, cutoff=0.5
+    )
+    example = max(near, key=len) if near else "llama3_8b"
+    return (
+        "it changes a recipe of Megatron-Bridge's, which is a Python function, and does not say the model (no "
+        f"model.num_layers). Name the model, as in --shape {example}; or give the whole configuration, "
+        "run_config.yaml, which is in each checkpoint of Megatron-Bridge's."
+    )
