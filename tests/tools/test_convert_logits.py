@@ -13,6 +13,7 @@ import pytest
 
 from models.families import TINY
 from models.hf import tables
+from models.hf.families import base
 from models.hf.row_layouts import stacked
 from models.hf.shapes import read_shape
 from tests.tools.hf_folders import write_folder
@@ -25,8 +26,8 @@ from tools.convert.importing import import_folder
 from tools.convert.source import HfFolder
 
 SWAPPED = {
-    **tables.ATTENTION,
-    **tables.MLP,
+    **base.ATTENTION,
+    **base.MLP,
     "mlp.linear_fc1.weight": stacked("mlp.up_proj.weight", "mlp.gate_proj.weight"),
 }
 SETTINGS: dict[str, Any] = {"dtype": None, "workers": 1}
@@ -51,7 +52,7 @@ def test_rows_in_another_order_are_found_and_nothing_stays(
 ) -> None:
     """A table with gate and up exchanged: every shape is right, and every byte is somewhere."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"])
-    monkeypatch.setitem(tables.TABLES, "llama", tables.Table(tables.LLAMA_WHOLE, tables.ATTENTION | SWAPPED))
+    monkeypatch.setitem(tables.TABLES, "llama", tables.Table(base.LLAMA_WHOLE, base.ATTENTION | SWAPPED))
     assert main(["import", str(tmp_path / "hf"), str(tmp_path / "checkpoint")]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path / 'hf'}: block 0: logits differ by up to " in said
@@ -98,7 +99,7 @@ def test_a_cut_folder_is_a_folder_of_the_same_weights(name: str, tmp_path: Path)
         with HfFolder(tmp_path / "cut") as source:
             assert check(source, *architecture(source)) == []
             found = read_shape(source.config)[1]
-            assert (found.num_layers, found.vocab_size) == (len(set(shape.moe_blocks)), 1024)
+            assert (found.num_layers, found.vocab_size) == (len(set(shape.blocks)), 1024)
             for router in (name for name in source.places if name.endswith(("mlp.gate.weight", "moe.gate.weight"))):
                 place = source.places[router]
                 rows = source.rows(router, 0, place.shape[0], place.dtype)
