@@ -189,9 +189,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
-        # mcore wants heads that TP divides of every model: where nothing attends, those of the Mamba mixers do
-        "num_attention_heads": shape.num_attention_heads if shape.has_attention else shape.mamba_heads,
-        "num_query_groups": shape.num_query_groups if shape.has_attention else shape.mamba_heads,
+        # mcore wants heads that TP divides of every model: where nothing attends, those of the mixers do
+        "num_attention_heads": shape.num_attention_heads if shape.has_attention else _mixer_heads(shape),
+        "num_query_groups": shape.num_query_groups if shape.has_attention else _mixer_heads(shape),
         "kv_channels": shape.kv_channels,
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -200,6 +200,7 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "add_bias_linear": shape.add_bias_linear,
         "add_qkv_bias": shape.add_qkv_bias,
         "qk_layernorm": shape.qk_layernorm,
+        "attention_output_gate": shape.attention_output_gate,
         "softmax_type": shape.softmax_type,
         "activation_func_clamp_value": shape.activation_func_clamp_value or None,
         "glu_linear_offset": shape.glu_linear_offset,
@@ -220,6 +221,10 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
             "mtp_loss_scaling_factor": shape.mtp_loss_scaling_factor,
         }
     return settings
+
+
+def _mixer_heads(shape: GPTShape) -> int:
+    return shape.linear_num_key_heads if any(shape.linear_blocks) else shape.mamba_heads
 
 
 def _latent_settings(shape: GPTShape) -> dict[str, Any]:
@@ -246,9 +251,14 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
 
 
 def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
+    """Of Mamba-2 mixers and gated delta nets."""
+    settings: dict[str, Any] = {}
+    if any(shape.linear_blocks):
+        names = ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+        settings = {f"linear_{name}": getattr(shape, f"linear_{name}") for name in names}
     if "M" not in shape.hybrid_layer_pattern:
-        return {}
-    return {
+        return settings
+    return settings | {
         "mamba_state_dim": shape.mamba_state_dim,
         "mamba_head_dim": shape.mamba_head_dim,
         "mamba_num_groups": shape.mamba_num_groups,

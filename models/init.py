@@ -34,7 +34,9 @@ def initialise(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
         if (even := uniform_of(name)) is not None:
             fill_uniform(box.data, seed, name, box.global_shape, box.offset, even)
         elif std is None:
-            box.data.fill_(1.0 if name.endswith(("norm.weight", "norm_weight", "mixer.D")) else 0.0)
+            box.data.fill_(
+                1.0 if name.endswith(("norm.weight", "norm_weight", "mixer.D", "self_attention.dt_bias")) else 0.0
+            )
         else:
             fill_normal(box.data, seed, name, box.global_shape, box.offset, std)
 
@@ -71,7 +73,7 @@ def std_of(name: str, shape: GPTShape) -> float | None:
     """
     if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
-    if name.endswith(("linear_proj.weight", "linear_fc2.weight", "mixer.out_proj.weight")):
+    if name.endswith(("linear_proj.weight", "linear_fc2.weight", ".out_proj.weight")):
         return shape.init_method_std / math.sqrt(num_sublayers(shape))
     return shape.init_method_std
 
@@ -93,12 +95,12 @@ class Uniform(NamedTuple):
 
 
 def uniform_of(name: str) -> Uniform | None:
-    """How a parameter begins that is not normal: those of Mamba-2's mixers, with decays of 1 to 16 and steps of 0.001
-    to 0.1, as in megatron-core 0.19.2, ssm/mamba_mixer.py."""
-    if ".mixer.conv1d." in name:
+    """How a parameter begins that is not normal: those of Mamba-2's mixers and gated delta nets, with decays of 1 to
+    16, and of the first with steps of 0.001 to 0.1, as in megatron-core 0.19.2 (ssm/mamba_mixer.py, gated_delta_net)."""
+    if ".conv1d." in name:
         bound = 1 / math.sqrt(MAMBA_TAPS)
         return Uniform(-bound, bound)
-    if name.endswith(".mixer.A_log"):
+    if name.endswith(".A_log"):
         return Uniform(1.0, 16.0, torch.log)
     return Uniform(math.log(1e-3), math.log(1e-1), _step_bias) if name.endswith(".mixer.dt_bias") else None
 

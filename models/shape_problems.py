@@ -5,14 +5,14 @@ Every sentence says the field, its value, what was expected, and the fix.
 
 from collections.abc import Callable, Iterator
 
-from models.hybrid_problems import mamba_problems, pattern_problems
+from models.hybrid_problems import linear_attention_problems, mamba_problems, pattern_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
 
 def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
-    if problems := [*pattern_problems(shape), *mamba_problems(shape)]:
+    if problems := [*pattern_problems(shape), *mamba_problems(shape), *linear_attention_problems(shape)]:
         return problems
     parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window, _gate]
     if shape.multi_latent_attention:

@@ -38,6 +38,8 @@ from torch import Tensor
 
 from models.layers.attention import SDPAttention
 from models.layers.experts import sequential_experts
+from models.layers.gated_attention import GatedSelfAttention
+from models.layers.gated_delta_net import gated_delta_net_layer
 from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
@@ -140,18 +142,20 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
         mlp_layer=_mlp_layer(backend, norm),
         moe_layer=_moe_layer(config, backend, norm),
         mtp_block_spec=_mtp_block(backend, norm),
-        **({"mamba_layer": mamba_layer(backend, norm, config.use_cpu_initialization)} if "M" in pattern else {}),
     )
-    return ModuleSpec(
-        module=LayerStack, params={"final_norm": norm, "single_layers": bool(pattern)}, submodules=submodules
-    )
+    if shape is not None and any(shape.linear_blocks):
+        submodules.gdn_layer = gated_delta_net_layer(backend, norm, config.use_cpu_initialization)
+    if "M" in pattern:
+        submodules.mamba_layer = mamba_layer(backend, norm, config.use_cpu_initialization)
+    params = {"final_norm": norm, "single_layers": bool(pattern)}
+    return ModuleSpec(module=LayerStack, params=params, submodules=submodules)
 
 
 def _attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
     fused = backend.fuse_layernorm_and_linear()
     qk_norm = backend.layer_norm(for_qk=True) if config.qk_layernorm else IdentityOp
     attention = ModuleSpec(
-        module=SelfAttention,
+        module=GatedSelfAttention if config.attention_output_gate else SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear(),
