@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-ActivationName = Literal["swiglu", "geglu", "quick_geglu", "gelu", "squared_relu"]
+ActivationName = Literal["swiglu", "geglu", "quick_geglu", "gelu", "gelu_exact", "squared_relu", "xielu"]
 ActivationFunction = Callable[["Tensor"], "Tensor"]
 
 
@@ -23,6 +23,8 @@ class Activation:
     fused: Callable[[], ActivationFunction] | None = None
     """Gives the function by which mcore recognises that its fused kernels compute this activation. None: they do not,
     or ``function`` is that."""
+    learned: tuple[str, ...] = ()
+    """Names of its parameters, one number each in every MLP; its module is in models/layers/activation.py."""
 
 
 def _silu() -> ActivationFunction:
@@ -37,10 +39,23 @@ def _gelu() -> ActivationFunction:
     return partial(functional.gelu, approximate="tanh")
 
 
+def _gelu_exact() -> ActivationFunction:
+    from torch.nn import functional
+
+    return partial(functional.gelu, approximate="none")  # not functional.gelu itself, which mcore fuses as tanh
+
+
 def _any_gelu() -> ActivationFunction:
     from torch.nn import functional
 
     return functional.gelu  # mcore's fused kernels have the tanh approximation all the same
+
+
+def _not_without_parameters() -> ActivationFunction:
+    def refuse(_: "Tensor") -> "Tensor":
+        raise TypeError("an activation with parameters is a module (models/layers/activation.py)")
+
+    return refuse
 
 
 def _quick_gelu() -> ActivationFunction:
@@ -64,6 +79,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "geglu": Activation(function=_gelu, gated=True, fused=_any_gelu),
     "quick_geglu": Activation(function=_quick_gelu, gated=True, fused=_any_quick_gelu),
     "gelu": Activation(function=_gelu, fused=_any_gelu),
+    "gelu_exact": Activation(function=_gelu_exact),
     "squared_relu": Activation(function=_squared_relu),
+    "xielu": Activation(function=_not_without_parameters, learned=("alpha_p", "alpha_n")),
 }
 """By their name in ``model.activation``."""

@@ -7,7 +7,7 @@ from typing import Literal
 from models.activations import ActivationName
 from models.families import named, unknown_shape
 from models.norms import Normalization
-from models.shapes import LoadBalancing, PositionEmbedding, RopeScaling, SoftmaxType
+from models.shapes import LoadBalancing, NormPlacement, PositionEmbedding, RopeScaling, SoftmaxType
 from parallel.megatron_fields import megatron_field_problems, parse
 
 RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_proj"})
@@ -140,6 +140,8 @@ OWNED = frozenset(
         "v_head_dim",
         "rope_type",
         "rotary_base",
+        "rotary_interleaved",
+        "softmax_scale",
         "rotary_percent",
         "rotary_scaling_factor",
         "original_max_position_embeddings",
@@ -209,6 +211,11 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "mamba_num_heads",
     "mtp_num_layers",
     "mtp_loss_scaling_factor",
+    "final_logit_softcapping",
+    "attn_logit_softcapping",
+    "softmax_scale",
+    "rotary_base_local",
+    "rope_attention_factor",
     "mscale",
     "mscale_all_dim",
 )
@@ -220,6 +227,9 @@ _ABOVE_ZERO: tuple[str, ...] = (
     "yarn_beta_fast",
     "yarn_beta_slow",
     "moe_router_topk_scaling_factor",
+    "residual_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
 )
 _RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
     (_AT_LEAST_ONE, "1 or more", lambda value: value >= 1),
@@ -280,8 +290,44 @@ class ModelConfig:
     add_qkv_bias: bool | None = None
     """A bias in the query-key-value projection, whatever add_bias_linear says."""
 
+    attention_out_bias: bool | None = None
+    """A bias in attention's output projection, whatever add_bias_linear says."""
+
+    mlp_bias: bool | None = None
+    """Biases in both linear layers of dense MLPs, whatever add_bias_linear says."""
+
+    norm_placement: NormPlacement | None = None
+    """pre: attention and MLP read a normed stream; post: what they add to it is normed (OLMo-2); both (Gemma-2)."""
+
+    layernorm_zero_centered_gamma: bool | None = None
+    """Norms multiply by 1 + weight, so that weight decay pulls them to 1 (Gemma; Nemotron's LayerNorm1P)."""
+
     qk_layernorm: bool | None = None
     """Normalise each head's queries and keys."""
+
+    qk_layernorm_full_width: bool | None = None
+    """With qk_layernorm: one norm over the queries of all heads, one over the keys of all groups (OLMo-2)."""
+
+    parallel_residual: bool | None = None
+    """Attention and MLP of a block read the same stream, each through its own norm (GPT-NeoX)."""
+
+    residual_multiplier: float | None = None
+    """What attention and MLP add to the residual stream is multiplied by this (Granite)."""
+
+    embedding_multiplier: float | None = None
+    """Word embeddings are multiplied by this (Granite; Gemma by sqrt(hidden_size))."""
+
+    logits_scaling: float | None = None
+    """Logits are divided by this (Granite)."""
+
+    final_logit_softcapping: float | None = None
+    """Logits become cap x tanh(logits / cap) (Gemma-2, arXiv:2408.00118). 0: they stay."""
+
+    attn_logit_softcapping: float | None = None
+    """Attention's scores become cap x tanh(scores / cap) (Gemma-2). 0: they stay."""
+
+    softmax_scale: float | None = None
+    """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
 
     softmax_type: SoftmaxType | None = None
     """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
@@ -296,11 +342,18 @@ class ModelConfig:
     rotary_base: int | None = None
     """RoPE's base: the longest wavelength is about 2 pi times this many tokens."""
 
+    rotary_base_local: int | None = None
+    """RoPE's base in windowed blocks, which rope_scaling then leaves as they are (Gemma-3, OLMo-3). 0: as elsewhere."""
+
+    rotary_interleaved: bool | None = None
+    """RoPE turns channels 0 and 1, 2 and 3, ... together (GLM-4). Off: each with the one half the turned width on."""
+
     rotary_percent: float | None = None
     """Fraction of each head's channels that RoPE turns."""
 
     rope_scaling: RopeScaling | None = None
-    """How RoPE is stretched: linear (arXiv:2306.15595), llama3 (as Llama 3.1), yarn (arXiv:2309.00071)."""
+    """How RoPE is stretched: linear (arXiv:2306.15595), llama3 (as Llama 3.1), yarn (arXiv:2309.00071), longrope
+    (arXiv:2402.13753)."""
 
     rope_scaling_factor: float | None = None
     """New context length / original one."""
@@ -312,7 +365,17 @@ class ModelConfig:
     """llama3: wavelengths below original context / this stay as they are."""
 
     rope_original_max_position_embeddings: int | None = None
-    """llama3, yarn: context length in tokens before stretching."""
+    """llama3, yarn, longrope: context length in tokens before stretching."""
+
+    rope_attention_factor: float | None = None
+    """What scaled RoPE multiplies queries and keys by. 0: as yarn, longrope or the others have it."""
+
+    rope_short_factor: tuple[float, ...] | None = None
+    """longrope: what each turned pair of channels' wavelength is multiplied by, where model.seq_length is no longer
+    than the original context."""
+
+    rope_long_factor: tuple[float, ...] | None = None
+    """longrope: likewise, where model.seq_length is longer than the original context."""
 
     yarn_beta_fast: float | None = None
     """yarn: channels with more turns than this over the original context stay as they are."""
@@ -475,6 +538,9 @@ class ModelConfig:
 
     init_method_std: float | None = None
     """Standard deviation of initial matrices; output projections get this / sqrt(2 num_layers)."""
+
+    hf_model_type: str | None = None
+    """transformers' model_type that an export writes where it fits, as an import leaves it. "": the first that fits."""
 
     megatron: tuple[str, ...] = ()
     """More of mcore's TransformerConfig, as "field=value" strings."""

@@ -38,8 +38,8 @@ def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
     """Model FLOPs per token as PaLM defines MFU: 6 N + 12 L n d s (arXiv:2204.02311, appendix B).
 
     Neither attention nor a chunk of linear attention is halved for causality; a sliding window counts whole. N is every
-    active parameter but those that are only looked up: learned positions, and the word embeddings unless the output layer is
-    tied to them; the output layer counts again for each depth of multi-token prediction.
+    active parameter but those that are only looked up: learned positions, and the word embeddings unless the output
+    layer is tied to them; the output layer counts again for each depth of multi-token prediction.
     """
     table = shape.vocab_size * shape.hidden_size
     looked_up = table if shape.untie_embeddings_and_output_weights else 0

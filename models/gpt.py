@@ -20,12 +20,12 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import cross_entropy, cuda_graphs, mtp, routing, wgrad
+from models.layers import cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
-from models.layers.spec import provider, stack_spec
-from models.rope import attention_factor, inv_freq
+from models.layers.spec import provider, stack_spec, with_own_attention
+from models.rope import inv_freq
 from models.shapes import GPTShape
 from models.sublayers import (
     bf16_sublayers,
@@ -76,6 +76,8 @@ def build(
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
     """
     backend = backend or provider(ranks.device)
+    if shape.attn_logit_softcapping:
+        backend = with_own_attention(backend)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
     config = transformer_config(model, shape, parallel, precision, recompute, ranks, transformer_engine, fusions)
@@ -96,10 +98,11 @@ def build(
             chunk = _chunk(config, shape, parallel, ranks, backend, vp_stage)
         if chunk.mtp_process:
             mtp.mend(chunk)
-        set_inv_freq(chunk, shape, ranks.device)
+        set_inv_freq(chunk, shape, ranks.device, model.seq_length)
         recompute_no_empty_mlp(chunk)
         if graphed and ranks.layout.pp > 1:
             cuda_graphs.separate_microbatches(chunk)
+        scaling.install(chunk, shape)
         mark_softmax_offsets(chunk)
         mask_padded_logits(chunk, shape)
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
@@ -175,10 +178,11 @@ def transformer_config(
         config = kind(**settings)
     except (ValueError, AssertionError, NotImplementedError, ImportError) as error:
         raise SharedMistake(f"megatron-core refuses this model: {error}") from error
-    if attention_factor(shape) != 1.0 and not shape.multi_latent_attention:
-        # Attention reads YaRN's factor from here when it is built; its own rotary embedding is not used.
-        config.yarn_rotary_scaling_factor = shape.rope_scaling_factor
-    config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon  # LatentAttention reads it
+    # No fields of mcore's, but a config reaches every module: models/layers/attention.py, activation.py and mla.py read
+    # these.
+    config.attn_logit_softcapping = shape.attn_logit_softcapping
+    config.learned_activation = shape.activation
+    config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
 
@@ -199,9 +203,12 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "activation_func": ACTIVATIONS[shape.activation].function(),
         "add_bias_linear": shape.add_bias_linear,
         "add_qkv_bias": shape.add_qkv_bias,
-        "qk_layernorm": shape.qk_layernorm,
+        "layernorm_zero_centered_gamma": shape.layernorm_zero_centered_gamma,
+        "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
         "attention_output_gate": shape.attention_output_gate,
+        "softmax_scale": shape.softmax_scale or None,
         "softmax_type": shape.softmax_type,
+        "rotary_interleaved": shape.rotary_interleaved,
         "activation_func_clamp_value": shape.activation_func_clamp_value or None,
         "glu_linear_offset": shape.glu_linear_offset,
         "hidden_dropout": shape.hidden_dropout,
@@ -374,13 +381,14 @@ def recompute_no_empty_mlp(chunk: HybridModel) -> None:
             layer.recompute_mlp = False
 
 
-def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device) -> None:
+def set_inv_freq(chunk: HybridModel, shape: GPTShape, device: torch.device, seq_length: int = 0) -> None:
     """Give RoPE our frequencies. mcore caches cos and sin per sequence length, so the cache is emptied as well.
 
     A plain attribute, not a buffer: it stays fp32 under bf16 and out of the checkpoint.
     """
     if shape.position_embedding_type == "rope" and not shape.multi_latent_attention:
-        chunk.rotary_pos_emb.inv_freq = inv_freq(shape, device)
+        chunk.rotary_pos_emb.inv_freq = inv_freq(shape, device, seq_length)
+        chunk.rotary_pos_emb.rotary_interleaved = shape.rotary_interleaved
         type(chunk.rotary_pos_emb).forward.cache_clear()
 
 

@@ -54,6 +54,16 @@ def pattern_problems(shape: GPTShape) -> Iterator[str]:
         )
 
 
+def mixer_problems(shape: GPTShape) -> Iterator[str]:
+    """What Mamba-2 mixers and gated delta nets are without."""
+    if not any(set(symbols) & set("MG") for symbols in shape.blocks):
+        return
+    plain = {"norm_placement": "pre", "parallel_residual": False, "residual_multiplier": 1.0}
+    for name, value in plain.items():
+        if (found := getattr(shape, name)) != value:
+            yield f"model.{name} {found!r} is not supported with Mamba-2 mixers or gated delta nets. Use {value!r}."
+
+
 def linear_attention_problems(shape: GPTShape) -> Iterator[str]:
     """Gated delta nets, and attention with an output gate."""
     if shape.attention_output_gate and shape.multi_latent_attention:

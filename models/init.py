@@ -34,9 +34,7 @@ def initialise(held: Iterable[HeldTensor], shape: GPTShape, seed: int) -> None:
         if (even := uniform_of(name)) is not None:
             fill_uniform(box.data, seed, name, box.global_shape, box.offset, even)
         elif std is None:
-            box.data.fill_(
-                1.0 if name.endswith(("norm.weight", "norm_weight", "mixer.D", "self_attention.dt_bias")) else 0.0
-            )
+            box.data.fill_(constant_of(name, shape))
         else:
             fill_normal(box.data, seed, name, box.global_shape, box.offset, std)
 
@@ -63,6 +61,21 @@ def parameters_without_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+XIELU = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.8 - 0.5))}
+"""Softplus of these, the second with 0.5 added, is 0.8 (arXiv:2411.13010, section 4.1)."""
+
+
+def constant_of(name: str, shape: GPTShape) -> float:
+    """What a parameter without a standard deviation starts from."""
+    if (last := name.rpartition(".")[2]) in XIELU:
+        return XIELU[last]
+    if name.endswith((".mixer.norm.weight", ".out_norm.weight")):  # of mixers' outputs: as the kernels have them
+        return 1.0
+    if name.endswith(("norm.weight", "norm_weight")):
+        return 0.0 if shape.layernorm_zero_centered_gamma else 1.0
+    return 1.0 if name.endswith((".mixer.D", ".self_attention.dt_bias")) else 0.0
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:
@@ -96,7 +109,7 @@ class Uniform(NamedTuple):
 
 def uniform_of(name: str) -> Uniform | None:
     """How a parameter begins that is not normal: those of Mamba-2's mixers and gated delta nets, with decays of 1 to
-    16, and of the first with steps of 0.001 to 0.1, as in megatron-core 0.19.2 (ssm/mamba_mixer.py, gated_delta_net)."""
+    16, and of the first with steps of 0.001 to 0.1, as in megatron-core 0.19.2 (ssm/)."""
     if ".conv1d." in name:
         bound = 1 / math.sqrt(MAMBA_TAPS)
         return Uniform(-bound, bound)

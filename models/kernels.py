@@ -108,12 +108,12 @@ def _no_fused_activation(setting: KernelSetting) -> str | None:
     if shape.activation_func_clamp_value or shape.glu_linear_offset:
         return "Megatron's fused kernels clamp and add an offset with quick_geglu only"
     if shape.num_moe_experts:
-        fits = shape.activation == "swiglu" and not shape.add_bias_linear
+        fits = shape.activation == "swiglu" and not shape.fc_bias
     else:
         fits = shape.gated or (shape.activation == "gelu" and shape.add_bias_linear)
     if fits:
         return None
-    bias, where = "with" if shape.add_bias_linear else "without", " in experts" if shape.num_moe_experts else ""
+    bias, where = "with" if shape.fc_bias else "without", " in experts" if shape.num_moe_experts else ""
     return f'Megatron has no fused kernel for model.activation "{shape.activation}" {bias} a bias{where}'
 
 
@@ -123,7 +123,7 @@ def _no_fused_rope(setting: KernelSetting) -> str | None:
         return f'model.position_embedding_type is "{shape.position_embedding_type}"'
     if shape.multi_latent_attention:
         return None if shape.rope_scaling == "yarn" else "with latent attention Megatron's kernel is for YaRN only"
-    if shape.rope_scaling == "yarn":
+    if shape.rope_scaling in ("yarn", "longrope"):
         return "Transformer Engine's kernel does not scale as YaRN does"
     return None
 

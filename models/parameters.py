@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from models.activations import ACTIVATIONS
 from models.norms import NORMS
 from models.shapes import GPTShape
 
@@ -130,13 +131,16 @@ def _attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
     with an output gate, behind its queries as many rows of gates."""
     h, attention, rows = shape.hidden_size, f"{prefix}self_attention.", shape.query_size + 2 * shape.kv_size
     rows += shape.query_size if shape.attention_output_gate else 0
-    yield from _norm(shape, f"{attention}linear_qkv.layer_norm_", h)
-    yield from _linear(f"{attention}linear_qkv", rows, h, bias=shape.add_bias_linear or shape.add_qkv_bias)
+    if shape.pre_norm:
+        yield from _norm(shape, f"{attention}linear_qkv.layer_norm_", h)
+    yield from _linear(f"{attention}linear_qkv", rows, h, bias=shape.qkv_bias)
     if shape.qk_layernorm:
-        yield from _norm(shape, f"{attention}q_layernorm.", shape.kv_channels)
-        yield from _norm(shape, f"{attention}k_layernorm.", shape.kv_channels)
+        full = shape.qk_layernorm_full_width
+        yield from _norm(shape, f"{attention}q_layernorm.", shape.query_size if full else shape.kv_channels)
+        yield from _norm(shape, f"{attention}k_layernorm.", shape.kv_size if full else shape.kv_channels)
     yield from _softmax_offset(shape, attention)
-    yield from _linear(f"{attention}linear_proj", h, shape.query_size, bias=shape.add_bias_linear)
+    yield from _linear(f"{attention}linear_proj", h, shape.query_size, bias=shape.proj_bias)
+    yield from _post_norm(shape, f"{attention}linear_proj.")
 
 
 def _softmax_offset(shape: GPTShape, attention: str) -> Iterator[Parameter]:
@@ -202,10 +206,14 @@ def _mamba(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
 
 
 def _mlp(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
-    h, f, bias = shape.hidden_size, shape.ffn_hidden_size, shape.add_bias_linear
-    yield from _norm(shape, f"{prefix}mlp.linear_fc1.layer_norm_", h)
+    h, f, bias = shape.hidden_size, shape.ffn_hidden_size, shape.fc_bias
+    if shape.pre_norm:
+        yield from _norm(shape, f"{prefix}mlp.linear_fc1.layer_norm_", h)
     yield from _linear(f"{prefix}mlp.linear_fc1", _fc1_rows(shape, f), h, bias=bias)
+    for name in ACTIVATIONS[shape.activation].learned:
+        yield Parameter(f"{prefix}mlp.activation_func.{name}", (1,))
     yield from _linear(f"{prefix}mlp.linear_fc2", h, f, bias=bias)
+    yield from _post_norm(shape, f"{prefix}mlp.linear_fc2.")
 
 
 def _experts(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
@@ -248,6 +256,12 @@ def _norm(shape: GPTShape, prefix: str, size: int) -> Iterator[Parameter]:
     yield Parameter(f"{prefix}weight", (size,))
     if NORMS[shape.normalization].bias:
         yield Parameter(f"{prefix}bias", (size,))
+
+
+def _post_norm(shape: GPTShape, projection: str) -> Iterator[Parameter]:
+    """Of what a projection adds to the residual stream, by Megatron-Bridge's name."""
+    if shape.post_norm:
+        yield from _norm(shape, f"{projection}post_layernorm.", shape.hidden_size)
 
 
 def _linear(name: str, rows: int, columns: int, *, bias: bool) -> Iterator[Parameter]:

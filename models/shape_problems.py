@@ -5,16 +5,21 @@ Every sentence says the field, its value, what was expected, and the fix.
 
 from collections.abc import Callable, Iterator
 
-from models.hybrid_problems import linear_attention_problems, mamba_problems, pattern_problems
+from models.activations import ACTIVATIONS
+from models.hybrid_problems import linear_attention_problems, mamba_problems, mixer_problems, pattern_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
 
 def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
-    if problems := [*pattern_problems(shape), *mamba_problems(shape), *linear_attention_problems(shape)]:
-        return problems
-    parts: list[Callable[[GPTShape], Iterator[str]]] = [_heads, _positions, _rope_scaling, _frequencies, _window, _gate]
+    hybrid = pattern_problems, mamba_problems, linear_attention_problems, mixer_problems
+    for part in hybrid:  # the later ones rely on the earlier ones
+        if problems := list(part(shape)):
+            return problems
+    parts: list[Callable[[GPTShape], Iterator[str]]] = [
+        _heads, _positions, _rope_scaling, _frequencies, _window, _gate, _local_rope, _norms, _residual, _scales
+    ]  # fmt: skip
     if shape.multi_latent_attention:
         parts += [_latent_attention]
     if shape.num_moe_experts:
@@ -55,6 +60,13 @@ def _rope_scaling(shape: GPTShape) -> Iterator[str]:
             f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
             f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
         )
+    if shape.rope_scaling == "longrope":
+        for name in ("rope_short_factor", "rope_long_factor"):
+            if len(found := getattr(shape, name)) != shape.rotary_dim // 2 or min(found, default=0) <= 0:
+                yield (
+                    f"model.{name} has {len(found)} numbers: longrope needs one above 0 for each of the "
+                    f"{shape.rotary_dim // 2} pairs of channels that RoPE turns."
+                )
     if shape.rope_scaling == "yarn" and shape.yarn_beta_slow > shape.yarn_beta_fast:
         slow, fast = shape.yarn_beta_slow, shape.yarn_beta_fast
         yield f"model.yarn_beta_slow {slow} must not exceed model.yarn_beta_fast {fast}."
@@ -91,6 +103,58 @@ def _window(shape: GPTShape) -> Iterator[str]:
             f"model.window_size {shape.window_size} must be (tokens before its own that a query sees, 0): attention "
             "is causal. Use (4095, 0) for a window of 4,096 tokens, (-1, 0) for none."
         )
+
+
+def _local_rope(shape: GPTShape) -> Iterator[str]:
+    if not shape.rotary_base_local:
+        return
+    if shape.position_embedding_type != "rope" or not any(shape.window_blocks):
+        yield (
+            f"model.rotary_base_local {shape.rotary_base_local} is the base of RoPE in windowed blocks, of which there "
+            "are none. Set model.window_size, or model.rotary_base_local = 0."
+        )
+
+
+def _norms(shape: GPTShape) -> Iterator[str]:
+    special = {"latent attention": shape.multi_latent_attention, "experts": shape.num_moe_experts > 0}
+    for what in (what for what, there in special.items() if there and shape.post_norm):
+        yield f'model.norm_placement "{shape.norm_placement}" is not supported with {what}. Use "pre".'
+    if shape.post_norm and shape.mtp_num_layers:
+        yield f'model.norm_placement "{shape.norm_placement}" is not supported with model.mtp_num_layers. Use "pre".'
+    if not shape.qk_layernorm_full_width:
+        return
+    if not shape.qk_layernorm or shape.multi_latent_attention:
+        yield (
+            "model.qk_layernorm_full_width is a kind of model.qk_layernorm, without latent attention. "
+            "Set model.qk_layernorm = true, or leave it out."
+        )
+    if shape.normalization != "RMSNorm":
+        yield f'model.qk_layernorm_full_width needs model.normalization "RMSNorm", found "{shape.normalization}".'
+
+
+def _residual(shape: GPTShape) -> Iterator[str]:
+    special = {
+        'model.norm_placement "both" or "post"': shape.post_norm,
+        "latent attention": shape.multi_latent_attention,
+        "experts": shape.num_moe_experts > 0,
+        "model.mtp_num_layers": shape.mtp_num_layers > 0,
+    }
+    for what in (what for what, there in special.items() if there and shape.parallel_residual):
+        yield f"model.parallel_residual is not supported with {what}. Set model.parallel_residual = false."
+
+
+def _scales(shape: GPTShape) -> Iterator[str]:
+    for name in ("softmax_scale", "attn_logit_softcapping"):
+        if getattr(shape, name) and shape.multi_latent_attention:
+            yield f"model.{name} is not supported with latent attention. Use 0."
+    if shape.mlp_bias and shape.num_moe_experts:
+        yield "model.mlp_bias is not supported with model.num_moe_experts. Set model.mlp_bias = false."
+    if shape.attention_out_bias and shape.multi_latent_attention:
+        yield "model.attention_out_bias is not supported with latent attention. Set it to false."
+    if shape.rotary_interleaved and shape.multi_latent_attention:
+        yield "model.rotary_interleaved is not supported with latent attention. Set it to false."
+    if ACTIVATIONS[shape.activation].learned and shape.num_moe_experts:
+        yield f'model.activation "{shape.activation}" has parameters, and is not supported with model.num_moe_experts.'
 
 
 def _gate(shape: GPTShape) -> Iterator[str]:

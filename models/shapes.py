@@ -13,7 +13,8 @@ from models.frequencies import per_block
 from models.norms import Normalization
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
-RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
+NormPlacement = Literal["pre", "post", "both"]
 SoftmaxType = Literal["vanilla", "off-by-one", "learnable"]
 LoadBalancing = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 
@@ -39,17 +40,34 @@ class GPTShape:
     attention_dropout: float
     norm_epsilon: float = 1e-5
     add_qkv_bias: bool = False
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    norm_placement: NormPlacement = "pre"
+    layernorm_zero_centered_gamma: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_full_width: bool = False
+    parallel_residual: bool = False
+    residual_multiplier: float = 1.0
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    final_logit_softcapping: float = 0.0
+    attn_logit_softcapping: float = 0.0
+    softmax_scale: float = 0.0
     softmax_type: SoftmaxType = "vanilla"
     activation_func_clamp_value: float = 0.0
     glu_linear_offset: float = 0.0
     rotary_base: int = 10_000
+    rotary_base_local: int = 0
+    rotary_interleaved: bool = False
     rotary_percent: float = 1.0
     rope_scaling: RopeScaling = "none"
     rope_scaling_factor: float = 1.0
     rope_low_freq_factor: float = 1.0
     rope_high_freq_factor: float = 4.0
     rope_original_max_position_embeddings: int = 8192
+    rope_attention_factor: float = 0.0
+    rope_short_factor: tuple[float, ...] = ()
+    rope_long_factor: tuple[float, ...] = ()
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
     yarn_correction_range_round_to_int: bool = True
@@ -99,6 +117,37 @@ class GPTShape:
     mtp_loss_scaling_factor: float = 0.1
     init_method_std: float = 0.02
     make_vocab_size_divisible_by: int = 128
+    hf_model_type: str = ""
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query-key-value projection has a bias."""
+        return self.add_bias_linear or self.add_qkv_bias
+
+    @property
+    def proj_bias(self) -> bool:
+        """Whether attention's output projection has a bias."""
+        return self.add_bias_linear or self.attention_out_bias
+
+    @property
+    def fc_bias(self) -> bool:
+        """Whether both linear layers of a dense MLP have a bias."""
+        return self.add_bias_linear or self.mlp_bias
+
+    @property
+    def pre_norm(self) -> bool:
+        """Whether attention and MLP read a normed residual stream."""
+        return self.norm_placement != "post"
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether what attention and MLP add to the residual stream is normed."""
+        return self.norm_placement != "pre"
+
+    @property
+    def has_local_rope(self) -> bool:
+        """Whether windowed blocks have rotary frequencies of their own."""
+        return self.rotary_base_local > 0 and any(self.window_blocks)
 
     @property
     def blocks(self) -> tuple[str, ...]:

@@ -47,6 +47,10 @@ class ModelSizes:
     """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
     ffn: int
     gated: bool
+    norms: int
+    """Of a block: before and behind attention and MLP."""
+    capped_scores: bool
+    """Attention's scores have a soft cap, so that no kernel computes them."""
     norm_inputs: int
     """Tensors of its input's shape that a norm keeps for the backward pass (models/norms.py)."""
     norm_bytes: int
@@ -93,6 +97,8 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
+        norms=2 * (shape.pre_norm + shape.post_norm),
+        capped_scores=shape.attn_logit_softcapping > 0,
         norm_inputs=NORMS[shape.normalization].kept_inputs,
         norm_bytes=NORMS[shape.normalization].kept_bytes,
         rotary=shape.position_embedding_type == "rope",

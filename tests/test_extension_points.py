@@ -19,6 +19,7 @@ from data.prepared import Prepared
 from models import gpt
 from models.activations import ACTIVATIONS, Activation
 from models.config import ModelConfig
+from models.families import TINY
 from models.layers import norm
 from models.layers.spec import stack_spec
 from models.norms import NORMS, NormSpec
@@ -85,7 +86,7 @@ def test_a_norm_that_transformer_engine_lacks_is_refused(monkeypatch: pytest.Mon
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     config.normalization = "MeanNorm"
     with pytest.raises(SharedMistake, match=r"MeanNorm: Transformer Engine has no such norm\. Use RMSNorm"):
-        stack_spec(config, LocalSpecProvider())  # not ours, as Transformer Engine's is not
+        stack_spec(config, LocalSpecProvider(), TINY["llama2_tiny"])  # not ours, as Transformer Engine's is not
 
 
 def test_an_activation_takes_an_entry(prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

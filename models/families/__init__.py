@@ -4,15 +4,28 @@ import dataclasses
 import difflib
 
 from models.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt,
     gpt_oss,
+    granite,
     kimi,
     llama,
     mamba,
     mistral,
+    nemotron,
     nemotron_h,
+    neox,
+    olmo,
+    phi,
     qwen,
+    qwen3_next,
+    seed,
+    smollm,
+    starcoder,
 )
 from models.families.base import llama as llama_like
 from models.shapes import GPTShape
@@ -23,11 +36,24 @@ _FAMILIES = (
     llama,
     mistral,
     qwen,
+    qwen3_next,
     deepseek,
     kimi,
     gpt_oss,
     mamba,
     nemotron_h,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
 )
 
 PUBLISHED: dict[str, GPTShape] = {name: shape for family in _FAMILIES for name, shape in family.PUBLISHED.items()}

@@ -1,4 +1,4 @@
-"""Mistral and Mixtral."""
+"""Mistral, Ministral and Mixtral."""
 
 import dataclasses
 from typing import Any
@@ -32,6 +32,15 @@ PUBLISHED: dict[str, GPTShape] = {
     "mistral_7b": dataclasses.replace(
         llama(32, 4096, 14336, 32, 8), window_size=(4095, 0), max_position_embeddings=32768
     ),
+    # https://huggingface.co/mistralai/Ministral-8B-Instruct-2410
+    "ministral_8b": dataclasses.replace(
+        llama(36, 4096, 12288, 32, 8),
+        vocab_size=131072,
+        rotary_base=100_000_000,
+        window_size=(32767, 0),
+        max_position_embeddings=32768,
+        hf_model_type="ministral",
+    ),
     # https://huggingface.co/mistralai/Mixtral-8x7B-v0.1 and Mixtral-8x22B-v0.1
     "mixtral_8x7b": _mixtral(32, 4096, 14336, 32, max_position_embeddings=32768, moe_aux_loss_coeff=0.02),
     "mixtral_8x22b": _mixtral(56, 6144, 16384, 48, max_position_embeddings=65536, moe_aux_loss_coeff=0.001),
@@ -39,5 +48,6 @@ PUBLISHED: dict[str, GPTShape] = {
 
 TINY: dict[str, GPTShape] = {
     "mistral_tiny": tiny(PUBLISHED["mistral_7b"], window_size=(15, 0)),
+    "ministral_tiny": tiny(PUBLISHED["ministral_8b"], window_size=(15, 0)),
     "mixtral_tiny": tiny(PUBLISHED["mixtral_8x7b"], num_moe_experts=4, moe_ffn_hidden_size=64),
 }

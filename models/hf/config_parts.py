@@ -61,10 +61,8 @@ def tied(default: bool) -> tuple[Read, Write]:
 
 def read_rope(left: Config, fields: dict[str, Any]) -> None:
     """Rotary positions."""
-    try:
+    with rope.errors():
         fields |= rope.read(left, latent=bool(fields.get("multi_latent_attention")))
-    except rope.RopeError as error:
-        raise Unsupported(error.key, error.found, error.expected) from None
 
 
 def window(default: int | None) -> tuple[Read, Write]:
@@ -106,22 +104,6 @@ def skip_freq(windowed: list[bool]) -> str:
         if windowed == [n == 0 or (block + 1) % n != 0 for block in range(len(windowed))]:
             return str(n)
     return str([int(each) for each in windowed]).replace(" ", "")
-
-
-def read_no_window(left: Config, fields: dict[str, Any]) -> None:
-    """Qwen's: off by a switch of its own, whatever the other keys say; on, it holds from some block on."""
-    if take_bool(left, "use_sliding_window", False):
-        raise Unsupported("use_sliding_window", True, "false: windows in some blocks only are not converted")
-    left.pop("sliding_window", None)
-    left.pop("max_window_layers", None)
-    kinds = take_list(left, "layer_types")
-    if any(kind != "full_attention" for kind in kinds):
-        raise Unsupported("layer_types", kinds, '"full_attention" in every block')
-
-
-def write_no_window(shape: GPTShape) -> Config:
-    """As ``read_no_window``."""
-    return {"use_sliding_window": False, "sliding_window": None}
 
 
 def read_mixtral(left: Config, fields: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ class Span:
 
 WIDTH, HEADS, EXPERTS = (Span(1, most, whole=True) for most in (MOST_WIDTH, MOST_HEADS, MOST_EXPERTS))
 SHARE = Span(0, 1)
+MULTIPLIER = Span(0, 1e6, above=True)
 SPANS: Mapping[str, Span] = {
     "num_layers": Span(1, MOST_BLOCKS, whole=True),
     "vocab_size": Span(1, MOST_TOKENS, whole=True),
@@ -91,6 +92,10 @@ SPANS: Mapping[str, Span] = {
     "mamba_head_dim": HEADS,
     "mamba_num_groups": HEADS,
     "mamba_num_heads": HEADS,
+    "linear_key_head_dim": HEADS,
+    "linear_value_head_dim": HEADS,
+    "linear_num_key_heads": HEADS,
+    "linear_num_value_heads": HEADS,
     "qk_head_dim": HEADS,
     "qk_pos_emb_head_dim": HEADS,
     "v_head_dim": HEADS,
@@ -102,6 +107,10 @@ SPANS: Mapping[str, Span] = {
     "init_method_std": Span(0, 1e3),
     "moe_aux_loss_coeff": Span(0, 1e3),
     "moe_router_topk_scaling_factor": Span(0, 1e6, above=True),
+    "residual_multiplier": MULTIPLIER,
+    "embedding_multiplier": MULTIPLIER,
+    "logits_scaling": MULTIPLIER,
+    "softmax_scale": MULTIPLIER,
 }
 """What the numbers of ``Architecture.numbers`` may be, by our field."""
 

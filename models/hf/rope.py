@@ -3,10 +3,13 @@
 Older files have ``rope_theta`` and ``rope_scaling``; transformers 5 writes both into ``rope_parameters``.
 """
 
+import contextlib
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any
 
-from models.hf.keys import MOST_TOKENS, Span, is_one_of
+from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_one_of
 from models.shapes import GPTShape
 
 Known = dict[str, tuple[str, float | None]]
@@ -37,6 +40,8 @@ LATENT: Known = {"mscale": ("mscale", 1.0), "mscale_all_dim": ("mscale_all_dim",
 """More of yarn's with latent attention."""
 
 THETA = Span(2, 1e15)
+TURNED = Span(0, 1, above=True)
+MSCALES = Span(0, 1e6, above=True)
 FACTORS = Span(0, 1e6, above=True)
 SPANS: dict[str, Span] = {
     "rope_scaling_factor": Span(1, 1e6),
@@ -46,7 +51,11 @@ SPANS: dict[str, Span] = {
 """What parameters may be, by our field; the others: FACTORS."""
 
 ROUNDED = "yarn_correction_range_round_to_int"
-FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED}
+LONGROPE = {
+    "rope_short_factor", "rope_long_factor", "rope_original_max_position_embeddings", "rope_scaling_factor",
+    "rope_attention_factor",
+}  # fmt: skip
+FIELDS = {field for kind in [*KINDS.values(), LATENT] for field, _ in kind.values()} | {ROUNDED} | LONGROPE
 
 WHOLE = {"rope_original_max_position_embeddings"}
 """Fields that are whole numbers."""
@@ -60,20 +69,50 @@ class RopeError(Exception):
         self.key, self.found, self.expected = key, found, expected
 
 
-def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
-    """Takes RoPE's keys from a configuration: our fields. Raises RopeError."""
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """Within, RopeError becomes Unsupported."""
+    try:
+        yield
+    except RopeError as error:
+        raise Unsupported(error.key, error.found, error.expected) from None
+
+
+def read(
+    config: dict[str, Any], *, latent: bool = False, theta: float = 10000.0, share: float | None = None
+) -> dict[str, Any]:
+    """Takes RoPE's keys from a configuration: our fields. Raises RopeError.
+
+    theta: what rope_theta is where it is left out. share: likewise partial_rotary_factor, None: it may be 1 only.
+    """
     where, values = _gather(config)
-    values.setdefault("rope_theta", 10000.0)
+    top = config.pop("partial_rotary_factor", None) if share is not None else None
+    if top is not None and values.setdefault("partial_rotary_factor", top) != top:
+        raise RopeError("partial_rotary_factor", top, f"{values['partial_rotary_factor']}, which {where} says")
+    return read_values(where, values, latent=latent, theta=theta, share=share)
+
+
+def read_values(
+    where: str, values: dict[str, Any], *, latent: bool = False, theta: float = 10000.0, share: float | None = None
+) -> dict[str, Any]:
+    """As ``read``, of the parameters alone, which ``where`` names."""
+    values = dict(values)
+    values.setdefault("rope_theta", theta)
     kind = values.pop("rope_type", values.pop("type", None)) or "default"
     values.pop("type", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise RopeError(f"{where}.rope_type", kind, " or ".join(map(repr, KINDS)))
     fields: dict[str, Any] = {"rope_scaling": "none" if kind == "default" else kind}
     fields["rotary_base"] = _number(f"{where}.rope_theta", values.pop("rope_theta"), THETA, whole=True)
-    if not is_one_of(share := values.pop("partial_rotary_factor", 1.0), (1.0, None)):
-        raise RopeError(f"{where}.partial_rotary_factor", share, "1.0")
+    found = values.pop("partial_rotary_factor", None)
+    if share is not None:
+        turned = share if found is None else found
+        fields["rotary_percent"] = _number(f"{where}.partial_rotary_factor", turned, TURNED, whole=False)
+    elif not is_one_of(found, (1.0, None)):
+        raise RopeError(f"{where}.partial_rotary_factor", found, "1.0")
     if kind == "yarn":
         fields[ROUNDED] = _truth(f"{where}.truncate", values.pop("truncate", True))
+    _read_factor(where, values, fields, kind, latent)
     given = {name for name, value in values.items() if value}
     for name, (ours, default) in _known(kind, latent).items():
         value = values.pop(name, default)
@@ -88,11 +127,36 @@ def read(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
     return fields
 
 
+def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kind: str, latent: bool) -> None:
+    """Of queries and keys; transformers has keys for it, or makes it of both mscales."""
+    if kind != "yarn" or latent:
+        return
+    factor = values.get("factor")
+    if (given := values.pop("attention_factor", None)) is None:
+        scales = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
+        if all(scales) and all(MSCALES.problem("", scale) is None for scale in [*scales, factor]):
+            given = yarn_mscale(factor, scales[0]) / yarn_mscale(factor, scales[1])
+        elif any(scales):
+            raise RopeError(f"{where}.mscale", scales, "mscale and mscale_all_dim, as transformers uses both or none")
+    if given is None:
+        return
+    fields["rope_attention_factor"] = _number(f"{where}.attention_factor", given, FACTORS, whole=False)
+    if factor and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
+        del fields["rope_attention_factor"]
+
+
+def yarn_mscale(factor: float, scale: float) -> float:
+    """arXiv:2309.00071, equation 22."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def write(shape: GPTShape) -> dict[str, Any]:
     """``rope_parameters``, as transformers 5 has it, and for readers before it ``rope_theta`` and ``rope_scaling``."""
-    kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
+    kind = "default" if shape.rope_scaling in ("none", "longrope") else shape.rope_scaling  # phi_rope.py has longrope
     known = _known(kind, shape.multi_latent_attention)
     scaling = {"rope_type": kind} | {name: getattr(shape, ours) for name, (ours, _) in known.items()}
+    if shape.rope_attention_factor and kind == "yarn":
+        scaling["attention_factor"] = shape.rope_attention_factor
     if kind == "yarn" and not shape.yarn_correction_range_round_to_int:
         scaling["truncate"] = False
     theta = float(shape.rotary_base)
@@ -103,11 +167,63 @@ def write(shape: GPTShape) -> dict[str, Any]:
     }
 
 
+WINDOWED, WHOLE_SEQUENCE = "sliding_attention", "full_attention"
+
+
+def read_by_window(config: dict[str, Any], theta: float, local: float | None) -> dict[str, Any]:
+    """Of models whose windowed blocks have a plain RoPE of their own. Raises RopeError.
+
+    transformers 5 keeps both in rope_parameters, by kind of block; older files have rope_local_base_freq for the
+    windowed ones. theta, local: where the bases are left out; local None: it is that of the other blocks.
+    """
+    both = config.get("rope_parameters")
+    nested = isinstance(both, dict) and {WINDOWED, WHOLE_SEQUENCE} & both.keys()
+    base = config.pop("rope_local_base_freq", None)
+    if not nested:
+        fields = read(config, theta=theta)
+        plain = {"rope_theta": base if base is not None else local or fields["rotary_base"]}
+    else:
+        assert isinstance(both, dict)
+        config.pop("rope_parameters")
+        for kind in both.keys() - {WINDOWED, WHOLE_SEQUENCE}:
+            raise RopeError(f"rope_parameters.{kind}", both[kind], f"{WINDOWED} or {WHOLE_SEQUENCE}")
+        kinds = {kind: both.get(kind) or {} for kind in (WINDOWED, WHOLE_SEQUENCE)}
+        for kind, values in kinds.items():
+            if not isinstance(values, dict):
+                raise RopeError(f"rope_parameters.{kind}", values, "parameters by name, an object in braces")
+        flat, old = config.pop("rope_theta", None), config.pop("rope_scaling", None)
+        whole = {**kinds[WHOLE_SEQUENCE]}
+        if flat is not None and whole.setdefault("rope_theta", flat) != flat:
+            raise RopeError("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
+        if old is not None and {**whole, **old} != whole:
+            raise RopeError("rope_scaling", old, "what rope_parameters says")
+        fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, theta=theta)
+        plain = {"rope_theta": base if base is not None else local or fields["rotary_base"], **kinds[WINDOWED]}
+    where = f"rope_parameters.{WINDOWED}"
+    of_windows = read_values(where, plain, theta=theta)
+    if of_windows["rope_scaling"] != "none":
+        raise RopeError(f"{where}.rope_type", of_windows["rope_scaling"], "'default'")
+    return fields | {"rotary_base_local": of_windows["rotary_base"]}
+
+
+def write_by_window(shape: GPTShape, *, with_local_key: bool) -> dict[str, Any]:
+    """As transformers 5 has it, and as files before it do. with_local_key: they had rope_local_base_freq."""
+    written = write(shape)
+    base = float(shape.rotary_base_local if shape.has_local_rope else shape.rotary_base)
+    written["rope_parameters"] = {
+        WHOLE_SEQUENCE: written["rope_parameters"],
+        WINDOWED: {"rope_type": "default", "rope_theta": base},
+    }
+    return written | ({"rope_local_base_freq": base} if with_local_key else {})
+
+
 def fields_of(shape: GPTShape) -> set[str]:
     """The fields that this shape's rope type reads."""
+    if shape.rope_scaling == "longrope":
+        return LONGROPE
     kind = "default" if shape.rope_scaling == "none" else shape.rope_scaling
     found = {ours for ours, _ in _known(kind, shape.multi_latent_attention).values()}
-    return found | {ROUNDED} if kind == "yarn" else found
+    return found | {ROUNDED, "rope_attention_factor"} if kind == "yarn" else found
 
 
 def _known(kind: str, latent: bool) -> Known:

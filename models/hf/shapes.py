@@ -11,6 +11,7 @@ from typing import Any
 from models.hf import rope
 from models.hf.families import ARCHITECTURES
 from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsupported, is_one_of, shown
+from models.hf.unsupported import unsupported
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
@@ -30,7 +31,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TRAINING_ONLY = frozenset("""
     hidden_dropout attention_dropout init_method_std make_vocab_size_divisible_by mtp_loss_scaling_factor
     moe_router_bias_update_rate moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff
-    moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy
+    moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy hf_model_type
 """.split())  # fmt: skip
 """Our fields that an exported model has no use for: another value is no other model."""
 
@@ -42,9 +43,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(
-            f"config.json: model_type {shown(model_type)} is not supported. Supported: {', '.join(ARCHITECTURES)}."
-        )
+        raise UserError(unsupported(model_type))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
     fields: dict[str, Any] = dict(architecture.implied)
@@ -57,7 +56,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     if not problems:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:
-        shape = GPTShape(**fields)
+        shape = GPTShape(**{"hf_model_type": model_type} | fields)
         problems = shape_problems(shape)
         if not problems:
             return model_type, shape
@@ -69,9 +68,36 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
 def write_config(shape: GPTShape) -> tuple[str, Config]:
     """The model_type and a ``config.json`` of this architecture, without ``dtype``.
 
-    Raises UserError with each field of the shape that no supported model of transformers has.
+    Of several that mean this model, the one it was imported as; else the first. Raises UserError with each field of the
+    shape that the nearest supported model of transformers does not have.
     """
-    model_type = _model_type(shape)
+    first: UserError | None = None
+    for model_type in _candidates(shape):
+        try:
+            return model_type, _written(model_type, shape)
+        except UserError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _candidates(shape: GPTShape) -> list[str]:
+    """Every model_type, the likely ones first."""
+    own = [shape.hf_model_type] if shape.hf_model_type in ARCHITECTURES else []
+    alike = [name for name, architecture in ARCHITECTURES.items() if _has_implied(shape, architecture)]
+    return list(dict.fromkeys([*own, _nearest(shape), *alike]))
+
+
+def _has_implied(shape: GPTShape, architecture: Architecture) -> bool:
+    """Whether this model has what each of that architecture has."""
+    like = dataclasses.replace(shape, **architecture.implied)
+    return all(
+        _meaning(shape, name) == _meaning(like, name) for name in architecture.implied if name not in TRAINING_ONLY
+    )
+
+
+def _written(model_type: str, shape: GPTShape) -> Config:
+    """Raises UserError with each field of the shape that no model of this type has."""
     architecture = ARCHITECTURES[model_type]
     config: Config = {"architectures": [architecture.model_class], "model_type": model_type}
     config |= {key: getattr(shape, ours) for key, ours in architecture.numbers.items()}
@@ -91,18 +117,30 @@ def write_config(shape: GPTShape) -> tuple[str, Config]:
     ]
     if differing:
         raise UserError("\n  ".join([f"transformers' {model_type}, the nearest, has no:", *differing]))
-    return model_type, config
+    return config
 
 
 def _meaning(shape: GPTShape, name: str) -> object:
     """A field's value, or what it amounts to where several values mean the same model."""
-    per_block = {"moe_layer_freq": "moe_blocks", "no_rope_freq": "no_rope_blocks"}
-    if name in ("window_size", "window_attn_skip_freq"):
+    per_block = {
+        "moe_layer_freq": "moe_blocks",
+        "no_rope_freq": "no_rope_blocks",
+        "linear_attention_freq": "linear_blocks",
+    }
+    if name == "window_size":
         return [shape.window_size if windowed else None for windowed in shape.window_blocks]
+    if name == "window_attn_skip_freq" or name in ("add_qkv_bias", "attention_out_bias", "mlp_bias"):
+        return None  # said by window_size and add_bias_linear
+    if name == "add_bias_linear":
+        return shape.qkv_bias, shape.proj_bias, shape.fc_bias
+    if name == "rotary_base_local":
+        return shape.rotary_base_local if shape.has_local_rope else 0
     if name in per_block:
         return getattr(shape, per_block[name])
     if _is_unused(shape, name):
         return None
+    if name == "softmax_scale":
+        return shape.softmax_scale or shape.kv_channels**-0.5
     if name == "latent_norm_epsilon":
         return shape.latent_norm_epsilon or shape.norm_epsilon
     if name == "mamba_num_heads":
@@ -127,10 +165,14 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         "latent_norm_epsilon",
     ):
         return not shape.multi_latent_attention
+    if name.startswith("linear_"):
+        return not any(shape.linear_blocks)
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern
     if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):
         return not shape.has_attention or (name == "kv_channels" and shape.multi_latent_attention)
+    if name == "softmax_scale":
+        return shape.multi_latent_attention or not shape.has_attention
     if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
         return not set(shape.hybrid_layer_pattern) & set("-E")
     if name == "max_position_embeddings" and shape.position_embedding_type == "none":
@@ -140,7 +182,10 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     return name in rope.FIELDS and name not in rope.fields_of(shape)
 
 
-def _model_type(shape: GPTShape) -> str:
+def _nearest(shape: GPTShape) -> str:
+    """Whose lacks an error names where none fits."""
+    if any(shape.linear_blocks):
+        return "qwen3_next"
     if shape.hybrid_layer_pattern:
         return "mamba2" if set(shape.hybrid_layer_pattern) == {"M"} else "nemotron_h"
     if shape.position_embedding_type == "learned_absolute":

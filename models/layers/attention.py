@@ -30,6 +30,11 @@ def check_supported(config: TransformerConfig) -> None:
         raise SharedMistake(f"model.megatron: {name} needs Transformer Engine's attention, which is not used here.")
 
 
+def softcap_of(config: TransformerConfig) -> float:
+    """The soft cap of scores, for which mcore has no field (models/gpt.py); 0: none."""
+    return float(getattr(config, "attn_logit_softcapping", 0.0))
+
+
 class SDPAttention(MegatronModule):
     """Causal core attention: what mcore puts between the QKV and the output projection.
 
@@ -56,6 +61,7 @@ class SDPAttention(MegatronModule):
         super().__init__(config=config)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.softmax_scale = softmax_scale
+        self.softcap = softcap_of(config)
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
@@ -88,15 +94,18 @@ class SDPAttention(MegatronModule):
             cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
             key, value = GatherZigzag.apply(key, self.cp_group), GatherZigzag.apply(value, self.cp_group)
             pieces = (rank * half, (2 * cp - 1 - rank) * half)
-            return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink)
-        if sink is None and sight.documents is not None and not packed.why_not(
+            return attend_in_blocks(
+                query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink, softcap=self.softcap
+            )
+        plain = sink is None and not self.softcap
+        if plain and sight.documents is not None and not packed.why_not(
             query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
             dropout,
         ):  # fmt: skip
             return packed.attend_packed(query, key, value, sight.documents, sight.left, self.softmax_scale)
-        if sink is None and sight.documents is None and (sight.left is None or sight.left >= s - 1):
+        if plain and sight.documents is None and (sight.left is None or sight.left >= s - 1):
             return attend(query, key, value, dropout, self.softmax_scale)  # plain causal: needs no mask
-        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, sink=sink)
+        return attend_in_blocks(query, key, value, sight, dropout, self.softmax_scale, sink=sink, softcap=self.softcap)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None

@@ -81,15 +81,16 @@ def attend(
     scale: float | None,
     mask: Tensor | None = None,
     sink: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """[s, b, n, d] and [t, b, g, d] twice -> [b, n, s, d]; causal unless a mask [1 or b, 1, s, t] says more.
 
-    sink: one more logit of each head's softmax, [n], which no value belongs to; needs a mask.
+    sink: one more logit of each head's softmax, [n], which no value belongs to. softcap: of scores. Both need a mask.
     """
     q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if sink is not None:
+    if sink is not None or softcap:
         assert mask is not None
-        return _attend_with_sink(q, k, v, dropout, scale, mask, sink)
+        return _attend_by_scores(q, k, v, dropout, scale, mask, sink, softcap)
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -102,14 +103,25 @@ def attend(
     )
 
 
-def _attend_with_sink(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float, scale: float | None, mask: Tensor, sink: Tensor
+def _attend_by_scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float,
+    scale: float | None,
+    mask: Tensor,
+    sink: Tensor | None,
+    softcap: float,
 ) -> Tensor:
-    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; the softmax in fp32."""
+    """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; cap tanh(scores / cap), and the softmax in fp32."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
     scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(~mask, -torch.inf)
+    if sink is None:
+        return F.dropout(scores.softmax(dim=-1).type_as(v), dropout) @ v
     total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
     return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
 
@@ -125,6 +137,7 @@ def attend_in_blocks(
     pieces: Sequence[int] = (0,),
     block_rows: int = BLOCK_ROWS,
     sink: Tensor | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """query [s, b, n, d], key and value [t, b, g, d] -> [b, n, s, d].
 
@@ -132,7 +145,7 @@ def attend_in_blocks(
     ``attend``.
     """
     blocks = list(sight.blocks(pieces, query.shape[0] // len(pieces), block_rows))
-    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink)
+    return _Blocks.apply(query, key, value, sight, blocks, dropout, scale, sink, softcap)
 
 
 class _Blocks(torch.autograd.Function):
@@ -152,9 +165,10 @@ class _Blocks(torch.autograd.Function):
         dropout: float,
         scale: float | None,
         sink: Tensor | None,
+        softcap: float,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, sink)
-        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale = sight, blocks, dropout, scale
+        ctx.sight, ctx.blocks, ctx.dropout, ctx.scale, ctx.softcap = sight, blocks, dropout, scale, softcap
         ctx.rng_state = _rng_state(query.device) if dropout else None
         return torch.cat([_attend_block(ctx, block, sink, *_cut(block, query, key, value)) for block in blocks], dim=2)
 
@@ -181,7 +195,7 @@ class _Blocks(torch.autograd.Function):
                     sink_grad += parts[3]
         if sink is not None and sink_grad is not None:
             sink_grad = sink_grad.to(sink.dtype)
-        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad
+        return query_grad, key_grad.to(key.dtype), value_grad.to(value.dtype), None, None, None, None, sink_grad, None
 
 
 def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,7 +205,8 @@ def _cut(block: QueryBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[
 def _attend_block(
     ctx: Any, block: QueryBlock, sink: Tensor | None, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    return attend(query, key, value, ctx.dropout, ctx.scale, ctx.sight.mask(block, query.device), sink)
+    mask = ctx.sight.mask(block, query.device)
+    return attend(query, key, value, ctx.dropout, ctx.scale, mask, sink, ctx.softcap)
 
 
 def _rng_state(device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
-from models.layers.attention import check_supported
+from models.layers.attention import check_supported, softcap_of
 from models.layers.blockwise_attention import attend
 from parallel.ddp import Chunks
 
@@ -61,6 +61,7 @@ class KVCache:
         left: int | None,
         scale: float | None,
         sink: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
@@ -77,7 +78,8 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
-        out = attend(query, keys[: self.call.end], values[: self.call.end], 0.0, scale, mask[:, None], sink)
+        keys, values = keys[: self.call.end], values[: self.call.end]
+        out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
 
     def rotary(self, whole: Tensor, n: int) -> Tensor:
@@ -116,10 +118,11 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, attention.layer_number)
     left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
+    softcap = softcap_of(config)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         sink = getattr(attention.core_attention, "softmax_offset", None)
-        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1))
+        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1), softcap)
 
     attention.core_attention.forward = forward
 

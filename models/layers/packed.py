@@ -76,6 +76,8 @@ def how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layou
 
 def _how(shape: GPTShape, device: torch.device, dtype: torch.dtype, layout: Layout, left: int | None) -> str:
     latent, width = shape.multi_latent_attention, shape.kv_channels
+    if shape.attn_logit_softcapping:
+        return "in blocks of queries (the kernel has no soft cap of scores)"
     reason = why_not(
         device,
         dtype,

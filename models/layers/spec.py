@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.extensions.transformer_engine import HAVE_TE
-from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
 from megatron.core.ssm.mlp_layer import MLPLayer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -36,13 +35,17 @@ from megatron.core.transformer.transformer_layer import (
 )
 from torch import Tensor
 
+from models.activations import ACTIVATIONS
+from models.layers.activation import LearnedMLP
 from models.layers.attention import SDPAttention
 from models.layers.experts import sequential_experts
-from models.layers.gated_attention import GatedSelfAttention
 from models.layers.gated_delta_net import gated_delta_net_layer
 from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
+from models.layers.parallel_residual import ParallelAttentionLayer, ParallelMLPLayer, join
+from models.layers.projection import bias_dropout_add, with_bias, with_post_norm
+from models.layers.self_attention import BlockAttention
 from models.norms import NORMS
 from models.shapes import GPTShape
 from parallel.errors import SharedMistake
@@ -83,10 +86,14 @@ def provider(device: torch.device, documents: bool = False) -> BackendSpecProvid
         from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 
         backend = TESpecProvider()
-        if documents:
-            backend.core_attention = lambda: SDPAttention
-        return backend
+        return with_own_attention(backend) if documents else backend
     return PortableProvider()
+
+
+def with_own_attention(backend: BackendSpecProvider) -> BackendSpecProvider:
+    """Its modules around our attention, for what Transformer Engine's does not have: documents, soft caps of scores."""
+    backend.core_attention = lambda: SDPAttention  # type: ignore[method-assign]
+    return backend
 
 
 class LayerStack(HybridStack):
@@ -103,6 +110,7 @@ class LayerStack(HybridStack):
                  final_norm: Any = build_norm, single_layers: bool = False, **kwargs: Any) -> None:  # fmt: skip
         super().__init__(config, *args, post_process=post_process, post_layer_norm=False, **kwargs)
         self.post_layer_norm, self.single_layers = post_layer_norm, single_layers
+        join(self.layers)
         if post_process and post_layer_norm:
             self.final_norm = final_norm(config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
 
@@ -124,12 +132,9 @@ class LayerStack(HybridStack):
         return found
 
 
-def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: GPTShape | None = None) -> ModuleSpec:
-    """The specification of a stack of attention, MLP, expert and Mamba layers for mcore's HybridModel.
-
-    shape: what it is of, where that may have a hybrid_layer_pattern.
-    """
-    pattern = shape.hybrid_layer_pattern if shape else ""
+def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: GPTShape) -> ModuleSpec:
+    """The specification of a stack of attention, MLP, expert and Mamba layers for mcore's HybridModel."""
+    pattern = shape.hybrid_layer_pattern
     if not (isinstance(backend, PortableProvider) or NORMS[config.normalization].transformer_engine):
         raise SharedMistake(
             f"model.normalization {config.normalization}: Transformer Engine has no such norm. Use RMSNorm or "
@@ -137,10 +142,10 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
         )
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
     submodules = HybridStackSubmodules(
-        attention_layer=_attention_layer(config, backend, norm),
-        mla_layer=_latent_attention_layer(config, backend, norm),
-        mlp_layer=_mlp_layer(backend, norm),
-        moe_layer=_moe_layer(config, backend, norm),
+        attention_layer=_attention_layer(config, backend, norm, shape),
+        mla_layer=_latent_attention_layer(config, backend, norm, shape),
+        mlp_layer=_mlp_layer(backend, norm, shape),
+        moe_layer=_moe_layer(config, backend, norm, shape),
         mtp_block_spec=_mtp_block(backend, norm),
     )
     if shape is not None and any(shape.linear_blocks):
@@ -151,32 +156,48 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
     return ModuleSpec(module=LayerStack, params=params, submodules=submodules)
 
 
-def _attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
-    fused = backend.fuse_layernorm_and_linear()
+def _input_linear(backend: BackendSpecProvider, shape: GPTShape) -> tuple[Any, bool]:
+    """The first linear layer of attention or MLP, and whether a norm is to stand before it: not one that is fused into
+    it, nor where there is none."""
+    if shape.pre_norm and backend.fuse_layernorm_and_linear():
+        return backend.column_parallel_layer_norm_linear(), False
+    return backend.column_parallel_linear(), shape.pre_norm
+
+
+def _output_linear(backend: BackendSpecProvider, norm: Any, shape: GPTShape) -> Any:
+    """The last linear layer of attention or a dense MLP."""
+    linear = backend.row_parallel_linear()
+    return with_post_norm(linear, norm) if shape.post_norm else linear
+
+
+def _attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any, shape: GPTShape) -> ModuleSpec:
+    linear, norm_before = _input_linear(backend, shape)
     qk_norm = backend.layer_norm(for_qk=True) if config.qk_layernorm else IdentityOp
     attention = ModuleSpec(
-        module=GatedSelfAttention if config.attention_output_gate else SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
+        module=BlockAttention,
+        params={"attn_mask_type": AttnMaskType.causal, "shape": shape},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear(),
+            linear_qkv=linear,
             core_attention=backend.core_attention(),
-            linear_proj=backend.row_parallel_linear(),
+            linear_proj=with_bias(_output_linear(backend, norm, shape), shape.proj_bias),
             q_layernorm=qk_norm,
             k_layernorm=qk_norm,
         ),
     )
     return ModuleSpec(
-        module=TransformerLayer,
+        module=ParallelAttentionLayer if shape.parallel_residual else TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=IdentityOp if fused else norm,
+            input_layernorm=norm if norm_before else IdentityOp,
             self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
-            sharded_state_dict_keys_map={} if fused else FUSED_ATTENTION,
+            self_attn_bda=bias_dropout_add(shape.residual_multiplier),
+            sharded_state_dict_keys_map=FUSED_ATTENTION if norm_before else {},
         ),
     )
 
 
-def _latent_attention_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+def _latent_attention_layer(
+    config: TransformerConfig, backend: BackendSpecProvider, norm: Any, shape: GPTShape
+) -> ModuleSpec:
     """Its first norm stands alone in Transformer Engine's spec too: two projections read its output."""
     fused = backend.fuse_layernorm_and_linear() and config.qk_layernorm
     alone = norm if config.qk_layernorm and not fused else IdentityOp
@@ -203,37 +224,43 @@ def _latent_attention_layer(config: TransformerConfig, backend: BackendSpecProvi
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
+            self_attn_bda=bias_dropout_add(shape.residual_multiplier),
             sharded_state_dict_keys_map={} if fused else FUSED_LATENT_ATTENTION,
         ),
     )
 
 
-def _mlp_layer(backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
-    fused = backend.fuse_layernorm_and_linear()
-    column = backend.column_parallel_layer_norm_linear() if fused else backend.column_parallel_linear()
+def _mlp_layer(backend: BackendSpecProvider, norm: Any, shape: GPTShape) -> ModuleSpec:
+    linear, norm_before = _input_linear(backend, shape)
+    kind = LearnedMLP if ACTIVATIONS[shape.activation].learned else MLP
     mlp = partial(
-        MLP.as_mlp_submodule, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=backend.row_parallel_linear())
+        kind.as_mlp_submodule,
+        submodules=MLPSubmodules(
+            linear_fc1=with_bias(linear, shape.fc_bias),
+            linear_fc2=with_bias(_output_linear(backend, norm, shape), shape.fc_bias),
+        ),
     )
     return ModuleSpec(
-        module=MLPLayer,
+        module=ParallelMLPLayer if shape.parallel_residual else MLPLayer,
         submodules=TransformerLayerSubmodules(
-            pre_mlp_layernorm=IdentityOp if fused else norm,
+            pre_mlp_layernorm=norm if norm_before else IdentityOp,
             mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
-            sharded_state_dict_keys_map={} if fused else FUSED_MLP,
+            mlp_bda=bias_dropout_add(shape.residual_multiplier),
+            sharded_state_dict_keys_map=FUSED_MLP if norm_before else {},
         ),
     )
 
 
-def _moe_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any) -> ModuleSpec:
+def _moe_layer(config: TransformerConfig, backend: BackendSpecProvider, norm: Any, shape: GPTShape) -> ModuleSpec:
     """Its norm stands alone in Transformer Engine's spec too: the router and all experts read its output."""
     experts = get_moe_module_spec_for_backend(
         backend, num_experts=config.num_moe_experts or 1, moe_grouped_gemm=config.moe_grouped_gemm
     )
     return ModuleSpec(
         module=MoETransformerLayer,
-        submodules=TransformerLayerSubmodules(pre_mlp_layernorm=norm, mlp=experts, mlp_bda=get_bias_dropout_add),
+        submodules=TransformerLayerSubmodules(
+            pre_mlp_layernorm=norm, mlp=experts, mlp_bda=bias_dropout_add(shape.residual_multiplier)
+        ),
     )
 
 

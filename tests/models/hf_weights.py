@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.hf.families import TABLES
 from models.hf.shapes import write_config
-from models.hf.tables import entries
+from models.hf.tables import entries, is_computed
 from models.names import canonical
 from models.shapes import GPTShape
 from parallel.regions import boxes_of, whole_tensors
 
 State = dict[str, Tensor]
+XIELU_CONSTANTS = ("mlp.act_fn.beta", "mlp.act_fn.eps")
+"""Apertus saves them with its weights."""
 
 
 def hf_config(shape: GPTShape) -> Any:
@@ -21,7 +24,7 @@ def hf_config(shape: GPTShape) -> Any:
     import transformers
 
     values = write_config(shape)[1]
-    return transformers.AutoConfig.for_model(**values | {"bos_token_id": None, "eos_token_id": None})
+    return transformers.AutoConfig.for_model(**values | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")))
 
 
 def hf_model(shape: GPTShape) -> nn.Module:
@@ -34,19 +37,21 @@ def hf_model(shape: GPTShape) -> nn.Module:
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, seed: int) -> None:
+def randomise(model: nn.Module, seed: int, centre: float = 1.0) -> None:
     """Random values for every parameter and saved buffer, such that none can be missed without changing the output.
 
     Matrices halve what they multiply: with larger ones, transformers' own fp32 logits are 2e-5 from its fp64 ones for
-    DeepSeek's, and with these 2e-6. Norms' weights differ from 1, biases from 0.
+    DeepSeek's, and with these 2e-6. Norms' weights differ from ``centre``, biases from 0.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict().items():
+        if name.endswith(XIELU_CONSTANTS):
+            continue
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.dim() > 1:
             tensor.copy_(noise * 0.5 * tensor.shape[-1] ** -0.5)
         else:
-            tensor.copy_((0.0 if name.endswith("bias") else 1.0) + 0.3 * noise)
+            tensor.copy_((0.0 if name.endswith("bias") else centre) + 0.3 * noise)
 
 
 def hf_mtp_model(theirs: nn.Module, shape: GPTShape) -> nn.Module:
@@ -66,7 +71,7 @@ def canonical_weights(model: nn.Module, shape: GPTShape) -> State:
     theirs = revert_weight_conversion(model, dict(model.state_dict()))  # as it would save them: each expert alone
     plain = dataclasses.replace(shape, mtp_num_layers=0)
     if shape.tied:
-        theirs.pop("lm_head.weight", None)
+        theirs.pop(TABLES[write_config(shape)[0]].whole["output_layer.weight"].names[0], None)
     return arranged(theirs, plain)
 
 
@@ -99,8 +104,9 @@ def of_each_expert(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def arranged(theirs: State, shape: GPTShape, prefix: str = "") -> State:
     """Their tensors as ours, for all of our parameters whose canonical names begin with ``prefix``."""
-    weights, unused = {}, set(theirs)
-    for entry in entries(write_config(shape)[0], shape):
+    model_type = write_config(shape)[0]
+    weights, unused = {}, {name for name in theirs if not is_computed(model_type, name)}
+    for entry in entries(model_type, shape):
         if not entry.name.startswith(prefix):
             continue
         whole = torch.zeros(entry.rows, entry.columns)

@@ -29,6 +29,10 @@ VOCAB, SAMPLES, SEQ = 257, 2, 96
 
 NO_GROUPS = {"moe_router_num_groups": 0, "moe_router_group_topk": 0, "moe_router_topk_scaling_factor": 1.0}
 YARN = {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_scaling": "longrope", "rope_scaling_factor": 4.0, "rope_original_max_position_embeddings": 128,
+    "rope_short_factor": (1.0, 1.1, 1.2, 1.3, 1.4, 1.5), "rope_long_factor": (1.0, 2.0, 3.0, 4.5, 6.0, 7.5),
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2_tiny", {}),
@@ -39,13 +43,74 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3.1": ("llama3_tiny", {}),
     "llama3.2 tied": ("llama3_tiny", {"untie_embeddings_and_output_weights": False}),
     "mistral": ("mistral_tiny", {}),
+    "llama attention biases": ("llama2_tiny", {"add_qkv_bias": True, "attention_out_bias": True}),
+    "llama MLP biases": ("llama2_tiny", {"mlp_bias": True}),
     "mixtral": ("mixtral_tiny", {}),
+    "ministral": ("ministral_tiny", {}),
+    "ministral windows in some": ("ministral_tiny", {"window_attn_skip_freq": "[1,0,0,1]"}),
     "qwen2": ("qwen2_tiny", {}),
     "qwen2 tied": ("qwen2_tiny", {"untie_embeddings_and_output_weights": False}),
     "qwen2_moe": ("qwen2_moe_tiny", {}),
     "qwen2_moe dense blocks between": ("qwen2_moe_tiny", {"moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3}),
     "qwen3": ("qwen3_tiny", {}),
     "qwen3_moe": ("qwen3_moe_tiny", {}),
+    "qwen2 windows": ("qwen2_tiny", {"window_size": (10, 0), "window_attn_skip_freq": "[0,0,1,1]"}),
+    "qwen3 windows, biases": (
+        "qwen3_tiny",
+        {"window_size": (10, 0), "window_attn_skip_freq": "2", "add_qkv_bias": True, "attention_out_bias": True},
+    ),
+    "seed_oss": ("seed_oss_tiny", {}),
+    "seed_oss all biases": ("seed_oss_tiny", {"mlp_bias": True, "attention_out_bias": True}),
+    "smollm3": ("smollm3_tiny", {}),
+    "starcoder2": ("starcoder2_tiny", {}),
+    "starcoder2 untied, no biases": (
+        "starcoder2_tiny",
+        {"add_bias_linear": False, "untie_embeddings_and_output_weights": True},
+    ),
+    "granite": ("granite_tiny", {}),
+    "granite biases": ("granite_tiny", {"add_bias_linear": True}),
+    "phi3": ("phi3_tiny", {}),
+    "phi4": ("phi4_tiny", {}),
+    "phi4 partial rotary": ("phi4_tiny", {"rotary_percent": 0.75}),
+    "phi4 longrope, short": ("phi4_tiny", {"rotary_percent": 0.75, **LONGROPE}),
+    "phi4 longrope, long": (
+        "phi4_tiny",
+        {"rotary_percent": 0.75, **LONGROPE, "rope_original_max_position_embeddings": 32},
+    ),
+    "pythia": ("pythia_tiny", {}),
+    "gpt_neox one after the other, tied": (
+        "pythia_tiny",
+        {
+            "parallel_residual": False,
+            "rotary_percent": 1.0,
+            "activation": "gelu",
+            "untie_embeddings_and_output_weights": False,
+        },
+    ),
+    "gpt_neox without attention biases": ("pythia_tiny", {"add_bias_linear": False, "mlp_bias": True}),
+    "olmo2": ("olmo2_tiny", {}),
+    "olmo2 groups, biases": ("olmo2_tiny", {"num_query_groups": 2, "add_qkv_bias": True, "attention_out_bias": True}),
+    "olmo3": ("olmo3_tiny", {}),
+    "olmo3 plain": ("olmo3_tiny", {"rope_scaling": "none", "rotary_base_local": 0}),
+    "gemma": ("gemma_tiny", {}),
+    "gemma one key": ("gemma_tiny", {"num_query_groups": 1, "kv_channels": 24}),
+    "gemma2": ("gemma2_tiny", {}),
+    "gemma2 without caps, windows": (
+        "gemma2_tiny",
+        {"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0, "window_size": (-1, 0)},
+    ),
+    "gemma3": ("gemma3_tiny", {}),
+    "gemma3 unstretched, capped, other pattern": (
+        "gemma3_tiny",
+        {"rope_scaling": "none", "final_logit_softcapping": 3.0, "window_attn_skip_freq": "[1,0,0,1]"},
+    ),
+    "nemotron": ("nemotron_tiny", {}),
+    "nemotron biases": ("nemotron_tiny", {"add_bias_linear": True}),
+    "apertus": ("apertus_tiny", {}),
+    "ernie4_5": ("ernie45_tiny", {}),
+    "ernie4_5 biases": ("ernie45_tiny", {"add_bias_linear": True}),
+    "glm4": ("glm4_tiny", {}),
+    "glm": ("glm4_tiny", {"norm_placement": "pre", "add_qkv_bias": False, "hf_model_type": "glm"}),
     "qwen3_moe weights that do not sum to 1, dense blocks": (
         "qwen3_moe_tiny",
         {"moe_router_pre_softmax": True, "moe_layer_freq": "[0,1,0,1]", "moe_router_topk": 3},
@@ -80,6 +145,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "nemotron_3": ("nemotron3_tiny", {}),
+    "qwen3_next": ("qwen3_next_tiny", {}),
+    "qwen3_next of odd sizes": (
+        "qwen3_next_tiny",
+        {
+            "linear_attention_freq": "[1,0,1,1]",
+            "moe_layer_freq": "[1,1,1,0]",
+            "hidden_size": 60,
+            "num_attention_heads": 6,
+            "num_query_groups": 3,
+            "kv_channels": 24,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 9,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 7,
+        },
+    ),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
     "moonlight": ("moonlight_tiny", {}),
@@ -133,7 +214,7 @@ def some_tokens() -> tuple[torch.Tensor, torch.Tensor]:
 def _same_logits(ranks: Any, model: ModelConfig) -> None:
     shape = resolve(model, VOCAB)
     theirs = hf_model(shape)
-    randomise(theirs, seed=1)
+    randomise(theirs, seed=1, centre=0.0 if shape.layernorm_zero_centered_gamma else 1.0)
     ours = build(ranks, model, shape)
     copy_into(ours, canonical_weights(theirs, shape))
     tokens, positions = some_tokens()
@@ -181,9 +262,10 @@ def test_multi_token_prediction_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     "name",
     ["gpt2_xl", "llama2_7b", "llama31_8b", "llama32_1b", "mistral_7b", "mixtral_8x7b", "qwen2_0_5b", "qwen25_7b",
-     "qwen3_0_6b", "qwen3_30b_a3b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
+     "qwen3_0_6b", "qwen3_30b_a3b", "seed_oss_36b", "phi4", "pythia_1b", "olmo3_7b", "gemma2_27b", "gemma3_1b",
+     "minitron_4b", "apertus_8b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
      "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
-     "mamba_codestral_7b", "nemotron_h_47b", "nemotron3_nano_30b_a3b", *TINY],
+     "mamba_codestral_7b", "nemotron_h_47b", "nemotron3_nano_30b_a3b", "qwen3_next_80b_a3b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

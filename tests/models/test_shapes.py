@@ -234,7 +234,11 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
         ("mixtral_tiny", {"moe_layer_freq": "0"}, "makes no block a mixture"),
         ("mixtral_tiny", {"moe_router_topk": 5}, "model.moe_router_topk 5 exceeds model.num_moe_experts 4. Use 4"),
         ("mixtral_tiny", {"moe_router_topk": 1}, "Set model.moe_router_pre_softmax = true"),
-        ("mixtral_tiny", {"add_bias_linear": True}, "Set model.add_bias_linear = false"),
+        (
+            "mixtral_tiny",
+            {"add_bias_linear": True, "moe_shared_expert_intermediate_size": 64},
+            "model.add_bias_linear = false",
+        ),
         ("mixtral_tiny", {"moe_router_num_groups": 2}, "group-limited routing needs both"),
         ("mixtral_tiny", {"moe_router_group_topk": 2}, "group-limited routing needs both"),
         ("deepseek_v2_tiny", {"moe_router_num_groups": 3}, "Groups that divide 8 experts: 1, 2, 4, 8."),

@@ -19,7 +19,7 @@ TIED = dataclasses.replace(LLAMA, untie_embeddings_and_output_weights=False)
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 64}
 
 CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "model type": (LLAMA, {"model_type": "gemma2"}, "model_type 'gemma2' is not supported"),
+    "model type": (LLAMA, {"model_type": "gemma3n"}, "model_type 'gemma3n' is not supported"),
     "rope type": (LLAMA, {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     "rope parameter": (
         LLAMA,
@@ -50,8 +50,8 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "fractional base": (
         LLAMA, {"rope_scaling": None, "rope_theta": 10000.5, "rope_parameters": None}, "rope_theta = 10000.5"
     ),
-    "attention bias": (LLAMA, {"attention_bias": True}, "attention_bias = True: expected False"),
-    "MLP bias": (LLAMA, {"mlp_bias": True}, "mlp_bias = True: expected False"),
+    "attention bias": (LLAMA, {"attention_bias": 1}, "attention_bias = 1: expected true or false"),
+    "MLP bias": (TINY["phi3_tiny"], {"mlp_bias": True}, "mlp_bias = True: unknown"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu': expected 'silu'"),
     "soft cap": (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: unknown"),
     "quantised": (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
@@ -66,10 +66,39 @@ CONFIGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "loss that is text": (V2, {"aux_loss_alpha": "0.1"}, "aux_loss_alpha = '0.1': expected a number"),
     "model type that is a list": (LLAMA, {"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
     "fp8 that is text": (V3, {"quantization_config": "fp8"}, "quantization_config = 'fp8': expected {"),
-    "window in some blocks": (QWEN2, {"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window = True"),
-    "layer types": (
-        QWEN2, {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types = ['full_attention', 'sl"
+    "windows in experts' models": (
+        MOE, {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        "layer_types = ['full_attention', 'sliding_attention', 'full_attention', 'sliding_attention']: expected one",
     ),
+    "layer types without the switch": (
+        QWEN2, {"layer_types": ["full_attention", "sliding_attention"] * 2}, "use_sliding_window = False: expected true"
+    ),
+    "layer types of fewer blocks": (
+        QWEN2, {"layer_types": ["full_attention"] * 3}, "layer_types = ['full_attention', 'full_attention', 'full"
+    ),
+    "layer types of another kind": (
+        TINY["gemma3_tiny"], {"layer_types": ["linear_attention"] * 4}, "layer_types = ['linear_attention',"
+    ),
+    "windows without a width": (TINY["gemma2_tiny"], {"sliding_window": None}, "sliding_window = None: expected a num"),
+    "soft cap of scores that transformers leaves out": (
+        TINY["gemma3_tiny"], {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0: expected null"
+    ),
+    "stretched windows": (
+        TINY["olmo3_tiny"],
+        {"rope_parameters": {"full_attention": {"rope_type": "default"},
+                             "sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+         "rope_theta": None, "rope_scaling": None},
+        "sliding_attention.rope_type = 'linear': expected 'default'",
+    ),
+    "no factors of longrope": (
+        TINY["phi4_tiny"],
+        {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}},
+        "long_factor = [1.0]: expected 8 numbers",
+    ),
+    "dropouts that differ": (TINY["phi3_tiny"], {"embd_pdrop": 0.5}, "embd_pdrop = 0.5: expected 0"),
+    "an activation of another name": (TINY["pythia_tiny"], {"hidden_act": "relu"}, "hidden_act = 'relu': expected"),
+    "blocks with and without RoPE": (TINY["smollm3_tiny"], {"no_rope_layers": [1, 2, 1, 1]}, "no_rope_layers = [1, 2"),
+    "a bidirectional model": (TINY["gemma3_tiny"], {"use_bidirectional_attention": True}, "bidirectional_attention ="),
     "head width": (MOE, {"head_dim": None}, "head_dim = None: expected a number"),
     "experts twice": (MOE, {"num_local_experts": 8}, "num_local_experts = 8: expected 4"),
     "router noise": (TINY["mixtral_tiny"], {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
@@ -206,7 +235,7 @@ def test_bad_flags_are_refused(flags: tuple[str, ...], tmp_path: Path, capsys: p
     [
         ({"activation": "geglu"}, "model.activation 'geglu'"),
         ({"rotary_percent": 0.5}, "model.rotary_percent 0.5"),
-        ({"no_rope_freq": "[0,0,0,1]"}, "model.no_rope_freq"),
+        ({"no_rope_freq": "[0,0,0,1]", "qk_layernorm": True}, "model.no_rope_freq"),
         ({"mtp_num_layers": 1}, "model.mtp_num_layers 1"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from models.hf.config_parts import freq
+from models.hf.config_parts import freq, skip_freq
 from models.hf.families import ARCHITECTURES, TABLES
 from models.hf.shapes import TOKEN_IDS
 from models.hf.tables import Entry, entries
@@ -37,6 +37,9 @@ DEPENDENT = (
     "hybrid_override_pattern",
     "num_hidden_layers",
     "n_routed_experts",
+    "layer_types",
+    "no_rope_layers",
+    "max_window_layers",
 )
 """Keys of several architectures that go by the number of blocks or experts."""
 
@@ -66,7 +69,10 @@ class Cut:
 
 def cut_of(model_type: str, shape: GPTShape) -> Cut:
     """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
-    blocks = tuple(shape.blocks.index(kind) for kind in dict.fromkeys(shape.blocks))
+    moe, windowed, no_rope = shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks
+    kinds = list(zip(shape.blocks, windowed, no_rope, strict=True))
+    blocks = tuple(sorted({kinds.index(kind) for kind in kinds}))
+    linear = [int(shape.linear_blocks[block]) for block in blocks]
     experts: tuple[int, ...] = ()
     if shape.num_moe_experts:
         groups, chosen = shape.moe_router_num_groups or 1, shape.moe_router_group_topk or 1
@@ -79,7 +85,10 @@ def cut_of(model_type: str, shape: GPTShape) -> Cut:
         hybrid_layer_pattern="".join(shape.hybrid_layer_pattern[block : block + 1] for block in blocks),
         vocab_size=min(IDS, shape.vocab_size),
         num_moe_experts=len(experts),
-        moe_layer_freq=freq([shape.moe_blocks[block] for block in blocks]) if experts else shape.moe_layer_freq,
+        moe_layer_freq=freq([moe[block] for block in blocks]) if experts else shape.moe_layer_freq,
+        window_attn_skip_freq=skip_freq([windowed[block] for block in blocks]),
+        no_rope_freq=freq([no_rope[block] for block in blocks]) if any(no_rope) else "0",
+        linear_attention_freq=str(linear) if any(linear) else "0",
         mtp_num_layers=0,
     )
     return Cut(model_type, small, blocks, experts)
@@ -110,8 +119,6 @@ def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
         changed |= {key: value for key, value in write(cut.shape).items() if key in DEPENDENT}
     if "num_local_experts" in config:
         changed["num_local_experts"] = cut.shape.num_moe_experts
-    if isinstance(config.get("layer_types"), list):
-        changed["layer_types"] = config["layer_types"][: len(cut.blocks)]
     if "layers_block_type" in config:
         changed["layers_block_type"] = [config["layers_block_type"][block] for block in cut.blocks]
         changed.pop("hybrid_override_pattern", None)

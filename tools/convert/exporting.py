@@ -188,7 +188,7 @@ def export_folder(
     kept = read_configuration(from_folder) if "config.json" in carried else {}
     kept = {key: value for key, value in kept.items() if key in NO_EFFECT and key != "auto_map"}
     ends, notes = own_ends(source, config, read_state(source).entries) if like is None else (None, [])
-    written = with_ends({**kept, **theirs}, carried, ends)
+    written = with_ends({"pad_token_id": None, **kept, **theirs}, carried, ends)  # its default may be no id
     more = more_files(written, carried, ends)
     fingerprint: dict[str, Any] = {
         "source": str(source.resolve()),

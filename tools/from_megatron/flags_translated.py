@@ -99,6 +99,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "disable-bias-linear": ("model.add_bias_linear", False),
     "add-qkv-bias": ("model.add_qkv_bias", True),
     "qk-layernorm": ("model.qk_layernorm", True),
+    "rotary-interleaved": ("model.rotary_interleaved", True),
     "untie-embeddings-and-output-weights": ("model.untie_embeddings_and_output_weights", True),
     "multi-latent-attention": ("model.multi_latent_attention", True),
     "eod-mask-loss": ("data.eod_mask_loss", True),

@@ -14,7 +14,7 @@ OTHER_MODEL: dict[str, str] = {
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
-        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu rotary-interleaved
+        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu
         qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla no-yarn-correction-range-round-to-int
         moe-latent-size=1 moe-shared-expert-gate mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
         moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
@@ -45,7 +45,6 @@ OTHER_MODELS: dict[str, str] = {
     r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
     r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
         "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
-    r"xielu": "the activation xIELU, which Triplane's MLPs do not have.",
     r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
     r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
         "layers of another architecture.",

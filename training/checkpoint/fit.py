@@ -46,8 +46,8 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "linear_kv_up_proj.layer_norm_weight": ("model.kv_lora_rank",),
     "linear_qkv.weight": (_HEADS, "model.hidden_size"),
     "linear_qkv.bias": (_HEADS,),
-    "q_layernorm.weight": ("model.kv_channels",),
-    "k_layernorm.weight": ("model.kv_channels",),
+    "q_layernorm.weight": ("model.kv_channels or model.qk_layernorm_full_width",),
+    "k_layernorm.weight": ("model.kv_channels or model.qk_layernorm_full_width",),
     "linear_proj.weight": ("model.hidden_size", _HEADS),
     "linear_fc1.weight": (f"{_WIDTH} or {_GATE}", "model.hidden_size"),
     "linear_fc1.bias": (f"{_WIDTH} or {_GATE}",),
@@ -55,6 +55,8 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
 }
 # A part of the name of a parameter that only one of the two has -> the field that decides it. The first fits.
 _PRESENCE: Sequence[tuple[str, str]] = (
+    (r"post_layernorm\.", "model.norm_placement"),
+    (r"activation_func\.", _GATE),
     (r"shared_experts\.", _SHARED_WIDTH),
     (r"router\.expert_bias$", "model.moe_router_enable_expert_bias"),
     (r"router\.|experts\.|pre_mlp_layernorm\.|mlp\.linear_fc[12]\.(layer_norm_)?weight$", _MIXTURES),
@@ -67,6 +69,8 @@ _PRESENCE: Sequence[tuple[str, str]] = (
     (r"norm_bias$", _NORM),
     (r"norm\.bias$", _NORM),
     (r"linear_qkv\.bias$", "model.add_qkv_bias or model.add_bias_linear"),
+    (r"linear_proj\.bias$", "model.attention_out_bias or model.add_bias_linear"),
+    (r"mlp\.linear_fc[12]\.bias$", "model.mlp_bias or model.add_bias_linear"),
     (r"\.bias$", "model.add_bias_linear"),
     ("", "model.num_layers"),
 )

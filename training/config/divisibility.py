@@ -46,6 +46,11 @@ def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
             f"model: queries, keys and values of {groups} groups make {rows} rows, not divisible by "
             f"{by_tp}. Use a smaller TP or more model.num_query_groups."
         )
+    if shape.qk_layernorm_full_width and groups < tp:
+        found.append(
+            f"model.qk_layernorm_full_width norms the keys of all model.num_query_groups {groups} together, of which "
+            f"each rank of {by_tp} has a part: there must be {tp} or more. Use a smaller TP."
+        )
     return found
 
 

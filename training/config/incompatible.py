@@ -139,10 +139,10 @@ def recompute_problems(
         needs, there = parts.get(module, ("", True))
         if not there:
             found.append(f'train.recompute_modules "{module}" needs a model with {needs}, found none. Leave it out.')
-        elif module == "mlp" and shape.add_bias_linear:
+        elif module == "mlp" and shape.fc_bias:
             found.append(
-                'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear): '
-                "its backward pass would never end. Leave it out, or recompute in full."
+                'train.recompute_modules "mlp": megatron-core recomputes no MLP with biases (model.add_bias_linear, '
+                "model.mlp_bias): its backward pass would never end. Leave it out, or recompute in full."
             )
         elif device == "cpu" and module in RECOMPUTED_BY_TRANSFORMER_ENGINE:
             found.append(

@@ -40,6 +40,7 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
     mlp = np.where(own, _own_expert_bytes(columns) if experts else _own_mlp_bytes(columns, model.ffn), mlp)
     entered = np.where(columns.software.recomputes_norms > 0, 0.0, product_input_bytes(columns))
     norms = 2 * stream * (1 + entered / width)  # what they read, and what products then read
+    norms = norms + (model.norms - 2) * stream  # those behind attention and MLP: what they read
     whole = np.where(own, _own_bytes(columns) + mlp, norms + attention + mlp)
     names = ("full", "mlp", "moe", "operators", "core_attn")
     of_mlp, of_moe = (mlp * 0, mlp) if experts else (mlp, mlp * 0)
@@ -63,7 +64,7 @@ def _own_bytes(columns: MemoryColumns) -> Column:
     it drops.
     """
     model, layout, width = columns.model, columns.layout, element_bytes(columns)
-    norms = 2 * (model.norm_inputs * width + model.norm_bytes) + 2 * width * model.hidden_dropout
+    norms = model.norms * (model.norm_inputs * width + model.norm_bytes) + 2 * width * model.hidden_dropout
     pieces = np.where(layout.sequence_parallel > 0, layout.tp, 1)
     attention = np.where(columns.matrices[3][0] > 0, _own_latent_bytes(columns), _own_grouped_bytes(columns))
     return tokens(columns) * norms * model.hidden / pieces + attention + _own_score_bytes(columns)
@@ -118,8 +119,8 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
     left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
-    found = (12 + 6 * model.attention_dropout) * scores + (8.5 + left) * both
-    return np.where(_makes_scores(columns) & (layout.cp > 1), found, 0.0)
+    found = (12 + 6 * model.attention_dropout + 8 * model.capped_scores) * scores + (8.5 + left) * both
+    return np.where((_makes_scores(columns) & (layout.cp > 1)) | (model.capped_scores > 0), found, 0.0)
 
 
 def _own_score_bytes(columns: MemoryColumns) -> Column:

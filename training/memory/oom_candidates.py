@@ -157,7 +157,7 @@ def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
     }
     module: RecomputeModule = "moe" if shape.num_moe_experts else "mlp"
     kept = train.recompute_modules if train.recompute_granularity == "selective" else ()
-    can = module == "moe" or not shape.add_bias_linear  # training/config/incompatible.py says why
+    can = module == "moe" or not shape.fc_bias  # training/config/incompatible.py says why
     if train.recompute_granularity != "full" and module not in kept and can:
         found.append({"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)})
     if train.recompute_granularity != "full" or train.recompute_method == "block":

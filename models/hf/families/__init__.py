@@ -1,14 +1,27 @@
 """Each model_type of transformers: how its config.json is read and written, and what its tensors are called."""
 
 from models.hf.families import (
+    apertus,
     deepseek,
+    ernie,
+    gemma,
+    glm,
     gpt2,
     gpt_oss,
+    granite,
     llama,
     mamba,
     mistral,
+    nemotron,
     nemotron_h,
+    neox,
+    olmo,
+    phi,
     qwen,
+    qwen3_next,
+    seed,
+    smollm,
+    starcoder,
 )
 from models.hf.keys import Architecture
 from models.hf.table import Table
@@ -17,11 +30,24 @@ _FAMILIES = (
     llama,
     mistral,
     qwen,
+    qwen3_next,
     deepseek,
     gpt2,
     gpt_oss,
     mamba,
     nemotron_h,
+    seed,
+    smollm,
+    starcoder,
+    granite,
+    phi,
+    neox,
+    olmo,
+    gemma,
+    nemotron,
+    apertus,
+    ernie,
+    glm,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}

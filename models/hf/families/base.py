@@ -3,7 +3,8 @@
 from typing import Any
 
 from models.hf import rope
-from models.hf.config_parts import heads, read_no_window, read_rope, write_no_window
+from models.hf.block_parts import bias_switches, switched_windows
+from models.hf.config_parts import heads, read_rope
 from models.hf.row_layouts import by_group, experts, same, stacked
 from models.hf.row_layouts import vocabulary as vocab
 from models.hf.table import Table
@@ -31,7 +32,10 @@ LLAMA_SWITCHES: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
 UNBIASED = LLAMA_SWITCHES | {"attention_bias": (False,)}
 LLAMA_HEADS, HEADS, WIDE_HEADS = heads(("num_key_value_heads", "head_dim")), heads(("head_dim",)), heads(())
 ROPE = (read_rope, rope.write)
-NO_WINDOW = (read_no_window, write_no_window)
+SWITCHED_WINDOWS, WINDOWS_EVERYWHERE = switched_windows(), switched_windows(everywhere=True)
+ATTENTION_BIAS, LLAMA_BIASES = bias_switches("attention_bias"), bias_switches("attention_bias", mlp="mlp_bias")
+
+LAYERNORM_IMPLIED = LLAMA_IMPLIED | {"normalization": "LayerNorm"}
 
 LLAMA_WHOLE = {
     "word_embeddings.weight": vocab("model.embed_tokens.weight"),
@@ -46,12 +50,29 @@ ATTENTION = {
     "self_attention.q_layernorm.weight": same("self_attn.q_norm.weight"),
     "self_attention.k_layernorm.weight": same("self_attn.k_norm.weight"),
     "self_attention.linear_proj.weight": same("self_attn.o_proj.weight"),
+    "self_attention.linear_proj.bias": same("self_attn.o_proj.bias"),
 }
 
 MLP = {
     "mlp.linear_fc1.layer_norm_weight": same("post_attention_layernorm.weight"),
     "mlp.linear_fc1.weight": stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.linear_fc1.bias": stacked("mlp.gate_proj.bias", "mlp.up_proj.bias"),
     "mlp.linear_fc2.weight": same("mlp.down_proj.weight"),
+    "mlp.linear_fc2.bias": same("mlp.down_proj.bias"),
+}
+
+NORM_BIASES = {
+    "self_attention.linear_qkv.layer_norm_bias": same("input_layernorm.bias"),
+    "mlp.linear_fc1.layer_norm_bias": same("post_attention_layernorm.bias"),
+}
+"""Of LayerNorm."""
+
+UNGATED_MLP = {
+    "mlp.linear_fc1.layer_norm_weight": same("post_attention_layernorm.weight"),
+    "mlp.linear_fc1.weight": same("mlp.up_proj.weight"),
+    "mlp.linear_fc1.bias": same("mlp.up_proj.bias"),
+    "mlp.linear_fc2.weight": same("mlp.down_proj.weight"),
+    "mlp.linear_fc2.bias": same("mlp.down_proj.bias"),
 }
 
 EXPERTS = {
@@ -67,6 +88,8 @@ EXPERTS = {
     ),
     "mlp.shared_experts.linear_fc2.weight": same("mlp.shared_experts.down_proj.weight"),
 }
+
+LAYERNORM_WHOLE = LLAMA_WHOLE | {"final_layernorm.bias": same("model.norm.bias")}
 
 GATED_SHARED_EXPERT = {
     "mlp.shared_experts.linear_fc1.weight": stacked(

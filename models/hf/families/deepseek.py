@@ -1,5 +1,7 @@
 """DeepSeek-V2 and V3; Moonlight and Kimi K2, which are V3s."""
 
+import dataclasses
+
 from models.hf.config_parts import tied
 from models.hf.deepseek import (
     V2_DEFAULTS,
@@ -117,7 +119,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 # Kimi K2's own class of configurations has DeepSeek-V3's keys; transformers has none of that name, so that exported
 # models are written as deepseek_v3.
-ARCHITECTURES["kimi_k2"] = ARCHITECTURES["deepseek_v3"]
+ARCHITECTURES["kimi_k2"] = dataclasses.replace(
+    ARCHITECTURES["deepseek_v3"], implied={**ARCHITECTURES["deepseek_v3"].implied, "hf_model_type": "deepseek_v3"}
+)
 
 TABLES: dict[str, Table] = {
     "deepseek_v2": Table(LLAMA_WHOLE, LATENT_ATTENTION | MLP | EXPERTS),

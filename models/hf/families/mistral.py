@@ -1,5 +1,6 @@
-"""Mistral and Mixtral."""
+"""Mistral, Mixtral and Ministral."""
 
+from models.hf.block_parts import layer_windows
 from models.hf.config_parts import read_mixtral, tied, window, write_mixtral
 from models.hf.families.base import (
     ATTENTION,
@@ -35,6 +36,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         implied=LLAMA_IMPLIED,
         parts=(HEADS, ROPE, tied(False), window(4096)),
     ),
+    "ministral": Architecture(
+        model_class="MinistralForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS,
+        switches=LLAMA_SWITCHES,
+        implied=LLAMA_IMPLIED,
+        parts=(HEADS, ROPE, tied(False), layer_windows(4096)),
+    ),
     "mixtral": Architecture(
         model_class="MixtralForCausalLM",
         numbers=LLAMA_NUMBERS
@@ -53,5 +62,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 TABLES: dict[str, Table] = {
     "mistral": LLAMA,
+    "ministral": LLAMA,
     "mixtral": Table(LLAMA_WHOLE, ATTENTION | MIXTRAL_EXPERTS),
 }

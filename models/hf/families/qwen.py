@@ -1,8 +1,10 @@
 """Qwen2 and Qwen3, dense and of experts."""
 
+from models.hf.block_parts import no_windows
 from models.hf.config_parts import qwen_moe, tied
 from models.hf.families.base import (
     ATTENTION,
+    ATTENTION_BIAS,
     EXPERTS,
     GATED_SHARED_EXPERT,
     HEADS,
@@ -13,10 +15,10 @@ from models.hf.families.base import (
     LLAMA_SWITCHES,
     LLAMA_WHOLE,
     MLP,
-    NO_WINDOW,
     ROPE,
-    UNBIASED,
+    SWITCHED_WINDOWS,
     WIDE_HEADS,
+    WINDOWS_EVERYWHERE,
 )
 from models.hf.keys import Architecture
 from models.hf.table import Table
@@ -28,7 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults=LLAMA_DEFAULTS,
         switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
-        parts=(HEADS, ROPE, tied(False), NO_WINDOW),
+        parts=(HEADS, ROPE, tied(False), SWITCHED_WINDOWS),
     ),
     "qwen2_moe": Architecture(
         model_class="Qwen2MoeForCausalLM",
@@ -49,15 +51,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         switches=LLAMA_SWITCHES | {"qkv_bias": (True,)},
         implied=LLAMA_IMPLIED
         | {"add_qkv_bias": True, "moe_shared_expert_gate": True, "moe_router_load_balancing_type": "aux_loss"},
-        parts=(HEADS, ROPE, tied(False), NO_WINDOW, qwen_moe(60)),
+        parts=(HEADS, ROPE, tied(False), no_windows(), qwen_moe(60)),
     ),
     "qwen3": Architecture(
         model_class="Qwen3ForCausalLM",
         numbers=LLAMA_NUMBERS,
         defaults=LLAMA_DEFAULTS,
-        switches=UNBIASED,
+        switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True},
-        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW),
+        parts=(WIDE_HEADS, ROPE, tied(False), SWITCHED_WINDOWS, ATTENTION_BIAS),
     ),
     "qwen3_moe": Architecture(
         model_class="Qwen3MoeForCausalLM",
@@ -69,9 +71,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         defaults=LLAMA_DEFAULTS
         | {"moe_intermediate_size": 768, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001},
-        switches=UNBIASED,
+        switches=LLAMA_SWITCHES,
         implied=LLAMA_IMPLIED | {"qk_layernorm": True, "moe_router_load_balancing_type": "global_aux_loss"},
-        parts=(WIDE_HEADS, ROPE, tied(False), NO_WINDOW, qwen_moe(128)),
+        parts=(WIDE_HEADS, ROPE, tied(False), WINDOWS_EVERYWHERE, ATTENTION_BIAS, qwen_moe(128)),
     ),
 }
 

@@ -55,6 +55,8 @@ def random_tensors(shape: GPTShape) -> dict[str, torch.Tensor | None]:
         for name, size in entry.their_shapes().items():
             small = len(size) == 1 or "wte" in name
             tensor = torch.randn(size, generator=draw) * (0.1 if small else 0.2)
+            if shape.tied and "embed" in name:
+                tensor /= 2 * shape.embedding_multiplier / shape.residual_multiplier
             found[name] = tensor + (1 if len(size) == 1 and name.endswith("weight") else 0)
     return found
 

@@ -1,0 +1,61 @@
+"""OLMo-2 and OLMo-3."""
+
+import dataclasses
+from typing import Any
+
+from models.families.base import llama, tiny
+from models.shapes import GPTShape
+
+
+def _olmo2(num_layers: int, hidden_size: int, ffn_hidden_size: int, heads: tuple[int, int], **changes: Any) -> GPTShape:
+    """Norms behind attention and MLP instead of before them, and one over the queries, or keys, of all heads.
+
+    heads: (query, key-value). Source: "2 OLMo 2 Furious" (arXiv:2501.00656), section 2, and each config.json.
+    """
+    shape = dataclasses.replace(
+        llama(num_layers, hidden_size, ffn_hidden_size, *heads),
+        vocab_size=100352,
+        norm_epsilon=1e-6,
+        norm_placement="post",
+        qk_layernorm=True,
+        qk_layernorm_full_width=True,
+        rotary_base=500_000,
+        hf_model_type="olmo2",
+    )
+    return dataclasses.replace(shape, **changes)
+
+
+def _olmo3(shape: GPTShape) -> GPTShape:
+    """Three of four blocks with windows of 4,096 tokens, the fourth with positions stretched from 8,192 by YaRN.
+
+    Source: "Olmo 3" (arXiv:2512.13961), section 3.2, and each config.json.
+    """
+    return dataclasses.replace(
+        shape,
+        vocab_size=100278,
+        window_size=(4095, 0),
+        window_attn_skip_freq="4",
+        rotary_base_local=500_000,
+        rope_scaling="yarn",
+        rope_scaling_factor=8.0,
+        rope_original_max_position_embeddings=8192,
+        max_position_embeddings=65536,
+        hf_model_type="olmo3",
+    )
+
+
+PUBLISHED: dict[str, GPTShape] = {
+    # https://huggingface.co/allenai/OLMo-2-0425-1B, OLMo-2-1124-7B, -13B, OLMo-2-0325-32B
+    "olmo2_1b": _olmo2(16, 2048, 8192, (16, 16)),
+    "olmo2_7b": _olmo2(32, 4096, 11008, (32, 32)),
+    "olmo2_13b": _olmo2(40, 5120, 13824, (40, 40)),
+    "olmo2_32b": _olmo2(64, 5120, 27648, (40, 8)),
+    # https://huggingface.co/allenai/Olmo-3-1025-7B, Olmo-3-1125-32B
+    "olmo3_7b": _olmo3(_olmo2(32, 4096, 11008, (32, 32))),
+    "olmo3_32b": _olmo3(_olmo2(64, 5120, 27648, (40, 8))),
+}
+
+TINY: dict[str, GPTShape] = {
+    "olmo2_tiny": tiny(PUBLISHED["olmo2_7b"]),
+    "olmo3_tiny": tiny(PUBLISHED["olmo3_32b"], window_size=(15, 0), rope_original_max_position_embeddings=32),
+}

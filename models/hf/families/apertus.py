@@ -1,0 +1,45 @@
+"""Apertus: xIELU with two parameters in every MLP, and norms of queries and keys."""
+
+import re
+
+from models.hf.block_parts import rotary
+from models.hf.config_parts import tied
+from models.hf.families.base import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    LLAMA_DEFAULTS,
+    LLAMA_HEADS,
+    LLAMA_IMPLIED,
+    LLAMA_NUMBERS,
+    LLAMA_WHOLE,
+    UNGATED_MLP,
+)
+from models.hf.keys import Architecture
+from models.hf.row_layouts import same
+from models.hf.table import Table
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": Architecture(
+        model_class="ApertusForCausalLM",
+        numbers=LLAMA_NUMBERS,
+        defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+        switches={"hidden_act": ("xielu",), "mlp_bias": (False,), "qk_norm": (True,), "post_norm": (False,)},
+        implied=LLAMA_IMPLIED | {"activation": "xielu", "qk_layernorm": True},
+        parts=(LLAMA_HEADS, rotary(theta=12_000_000.0), tied(False), ATTENTION_BIAS),
+    ),
+}
+
+BLOCK = (
+    ATTENTION
+    | UNGATED_MLP
+    | {
+        "self_attention.linear_qkv.layer_norm_weight": same("attention_layernorm.weight"),
+        "mlp.linear_fc1.layer_norm_weight": same("feedforward_layernorm.weight"),
+        "mlp.activation_func.alpha_p": same("mlp.act_fn.alpha_p"),
+        "mlp.activation_func.alpha_n": same("mlp.act_fn.alpha_n"),
+    }
+)
+
+TABLES: dict[str, Table] = {
+    "apertus": Table(LLAMA_WHOLE, BLOCK, computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$")),
+}

@@ -1,0 +1,55 @@
+"""StarCoder2."""
+
+from typing import Any
+
+from models.hf.block_parts import equal_dropouts
+from models.hf.config_parts import tied, window
+from models.hf.families.base import (
+    ATTENTION,
+    LAYERNORM_IMPLIED,
+    LAYERNORM_WHOLE,
+    LLAMA_HEADS,
+    LLAMA_NUMBERS,
+    NORM_BIASES,
+    ROPE,
+)
+from models.hf.keys import Architecture, Config, take_bool
+from models.hf.row_layouts import same
+from models.hf.table import Table
+
+_NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if key != "rms_norm_eps"}
+_IMPLIED = {key: ours for key, ours in LAYERNORM_IMPLIED.items() if key not in ("hidden_dropout", "add_bias_linear")}
+
+
+def read_bias(left: Config, fields: dict[str, Any]) -> None:
+    """Of all linear layers."""
+    fields["add_bias_linear"] = take_bool(left, "use_bias", True)
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "starcoder2": Architecture(
+        model_class="Starcoder2ForCausalLM",
+        numbers=_NUMBERS | {"norm_epsilon": "norm_epsilon"},
+        defaults={"attention_dropout": 0.0, "initializer_range": 0.018042, "norm_epsilon": 1e-5},
+        switches={"hidden_act": ("gelu_pytorch_tanh", "gelu_new")},
+        implied=_IMPLIED | {"activation": "gelu"},
+        parts=(
+            LLAMA_HEADS,
+            ROPE,
+            tied(True),
+            window(None),
+            (read_bias, lambda shape: {"use_bias": shape.add_bias_linear}),
+            equal_dropouts("residual_dropout", ("embedding_dropout",), 0.0),
+        ),
+    ),
+}
+
+MLP = {
+    "mlp.linear_fc1.layer_norm_weight": same("post_attention_layernorm.weight"),
+    "mlp.linear_fc1.weight": same("mlp.c_fc.weight"),
+    "mlp.linear_fc1.bias": same("mlp.c_fc.bias"),
+    "mlp.linear_fc2.weight": same("mlp.c_proj.weight"),
+    "mlp.linear_fc2.bias": same("mlp.c_proj.bias"),
+}
+
+TABLES: dict[str, Table] = {"starcoder2": Table(LAYERNORM_WHOLE, ATTENTION | NORM_BIASES | MLP)}

@@ -1,0 +1,46 @@
+"""What is said of a model_type that is not supported."""
+
+import difflib
+
+from models.hf.families import ARCHITECTURES
+from models.hf.keys import shown
+
+IMPOSSIBLE: dict[str, str] = {
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "bart", "t5gemma", "t5gemma2"),
+        "it has an encoder and a decoder; Triplane trains decoders only",
+    ),
+    **dict.fromkeys(("bert", "roberta", "modernbert", "deberta_v2"), "it is an encoder; Triplane trains decoders only"),
+    **dict.fromkeys(("bloom", "mpt"), "ALiBi adds a bias to every score, which megatron-core 0.19.2 has not"),
+    **dict.fromkeys(
+        ("cohere", "falcon", "gptj", "phi"),
+        "attention and MLP of a block read one norm together, where a block here has a norm for each",
+    ),
+    "cohere2": "attention and MLP of a block read one norm together, where a block here has a norm for each",
+    "ministral3": "its queries grow with their position (llama_4_scaling_beta), which megatron-core 0.19.2 has not",
+    "olmo": "its norms have no weights, which megatron-core 0.19.2 has not",
+    "gemma3n": "its blocks share keys and values, and have embeddings and residual streams of their own, which "
+    "megatron-core 0.19.2 has not",
+    "minicpm3": "its latent attention scales what megatron-core 0.19.2 does not",
+    **dict.fromkeys(("rwkv", "xlstm"), "megatron-core 0.19.2 has no such recurrence"),
+}
+"""Families of which megatron-core, or the code around it, cannot make the same model, and why."""
+
+LIKE: dict[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+"""Models of text and images -> the text model within them."""
+
+
+def unsupported(model_type: object) -> str:
+    """The sentence: the reason where it cannot be, else the nearest supported ones."""
+    start = f"config.json: model_type {shown(model_type)} is not supported"
+    if isinstance(model_type, str):
+        if why := IMPOSSIBLE.get(model_type):
+            return f"{start}: {why}."
+        if (inner := LIKE.get(model_type)) in ARCHITECTURES:
+            return (
+                f"{start}: it is a model of text and images. Its text model is: take text_config out of config.json, "
+                f'with "model_type": "{inner}", and the tensors below language_model.'
+            )
+        if near := difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.6):
+            return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(ARCHITECTURES)}."
+    return f"{start}. Supported: {', '.join(ARCHITECTURES)}."
