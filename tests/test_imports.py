@@ -41,7 +41,7 @@ TORCH = """
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
     models.layers: attention blockwise_attention cross_entropy cuda_graphs delta_rule documents fp8 fp8_weights
-    gated_delta_net kv_cache mamba mla mtp norm packed routing spec ssd userbuffers wgrad whole_matrices
+    gated_delta_net kv_cache mamba mixers mla mtp norm packed routing spec ssd userbuffers wgrad whole_matrices
     data: loader prefetch
     training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
     optimizer optimizer_class parts step train    training.custom: callbacks loss

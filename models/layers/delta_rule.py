@@ -33,19 +33,17 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, b
     query, written = query * width**-0.5, key * beta[..., None]
     decay = _chunks(decay.double(), size).cumsum(dim=-1)  # in fp64: its gradient is a sum of terms that nearly cancel
     earlier = torch.ones(size, size, dtype=torch.bool, device=key.device).tril()
-    entered = last = None
-    if documents is not None:
-        whole = _chunks(documents[..., None].expand(-1, -1, 1), size, repeat_last=True)  # [b, 1, c, l]
-        last = whole[..., -1:]
-        entered = torch.cat([whole[:, :, :1, :1], last[:, :, :-1]], dim=2)
-        earlier = earlier & (whole[..., None] == whole[..., None, :])
-    within = (decay[..., None] - decay[..., None, :]).float().masked_fill(~earlier, -torch.inf).exp()
-    system = (written @ key.transpose(-1, -2)) * within  # whose diagonal the solver takes to be 1
     spans = decay, decay[..., -1:] - decay, decay[..., -1]
     reached, left, kept = (span.float().exp() for span in spans)
     if documents is not None:
+        whole = _chunks(documents[..., None].expand(-1, -1, 1), size, repeat_last=True)  # [b, 1, c, l]
+        last = whole[..., -1:]
+        entered = torch.cat([whole[:, :, :1, :1], last[:, :, :-1]], dim=2)  # the document of the state before the chunk
+        earlier = earlier & (whole[..., None] == whole[..., None, :])
         reached, left = reached * (whole == entered), left * (whole == last)
         kept = kept * (last == entered)[..., 0]
+    within = (decay[..., None] - decay[..., None, :]).float().masked_fill(~earlier, -torch.inf).exp()
+    system = (written @ key.transpose(-1, -2)) * within  # whose diagonal the solver takes to be 1
     right = torch.cat([value * beta[..., None], written * reached[..., None]], dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     new, old = solved.split([value.shape[-1], width], dim=-1)

@@ -97,7 +97,7 @@ class _GatedDeltaNet(GatedDeltaNet):
         out, _ = gated_delta_rule(query, key, value, decay, beta.float().sigmoid(), documents)
         gate = gate.unflatten(-1, (-1, self.value_head_dim))
         out = self._apply_gated_norm(out.to(whole.dtype), gate).flatten(2).transpose(0, 1).contiguous()
-        return self.out_proj(tensor_a2a_hp2cp(out, seq_dim=0, head_dim=-1, cp_group=group))  # type: ignore[no-any-return]
+        return self.out_proj(tensor_a2a_hp2cp(out, seq_dim=0, head_dim=-1, cp_group=group))
 
     def _apply_gated_norm(self, x: Tensor, gate: Tensor) -> Tensor:
         """[..., v] -> the same. Each TP rank norms its heads by the one weight, whose gradients are summed."""
@@ -113,7 +113,7 @@ class KernelGatedDeltaNet(_GatedDeltaNet):
                 packed_seq_params: Documents | None = None, **kwargs: Any) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if packed_seq_params is not None:
             return self.in_torch(hidden_states, packed_seq_params)
-        return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().forward(hidden_states, attention_mask, *args, **kwargs)
 
 
 class TorchGatedDeltaNet(_GatedDeltaNet):

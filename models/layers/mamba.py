@@ -99,7 +99,7 @@ class _Mixer(MambaMixer):
         whole = self.cp.pre_conv_ssm(projected).transpose(0, 1)  # [b, s, z x B C dt of this rank's heads]
         documents = None if packed is None else starts_of_all(packed, self.pg_collection.cp)
         y = self.mix(whole, documents)
-        return self.out_proj(self.norm(self.cp.post_conv_ssm(y.transpose(0, 1).contiguous())))  # type: ignore[no-any-return]
+        return self.out_proj(self.norm(self.cp.post_conv_ssm(y.transpose(0, 1).contiguous())))
 
     def mix(self, whole: Tensor, documents: Tensor | None) -> Tensor:
         """Convolution, state space model and gate: [b, s, z x B C dt] -> [b, s, channels]."""
@@ -125,7 +125,7 @@ class KernelMambaMixer(_Mixer):
         if packed_seq_params is not None and self.cp.cp_size > 1:
             return self.in_torch(hidden_states, packed_seq_params)
         self.give_parameters()
-        return super().forward(hidden_states, *args, packed_seq_params=packed_seq_params, **kwargs)  # type: ignore[no-any-return]
+        return super().forward(hidden_states, *args, packed_seq_params=packed_seq_params, **kwargs)
 
 
 class TorchMambaMixer(_Mixer):
@@ -187,7 +187,7 @@ def starts_of_all(packed: Documents, context: Any) -> Tensor:
     mine = packed.starts.transpose(0, 1).contiguous()
     parts = [torch.empty_like(mine) for _ in range(context.size())]
     torch.distributed.all_gather(parts, mine, group=context)
-    return _undo_attention_load_balancing(torch.cat(parts), context.size()).transpose(0, 1)  # type: ignore[no-any-return]
+    return _undo_attention_load_balancing(torch.cat(parts), context.size()).transpose(0, 1)
 
 
 def split_parameter(values: Tensor) -> nn.Parameter:
@@ -197,5 +197,5 @@ def split_parameter(values: Tensor) -> nn.Parameter:
     return parameter
 
 
-def mark_split(parameter: nn.Parameter) -> None:
+def mark_split(parameter: Tensor) -> None:
     parameter.tensor_model_parallel, parameter.partition_dim = True, 0  # type: ignore[attr-defined]
