@@ -56,7 +56,7 @@ def pattern_problems(shape: GPTShape) -> Iterator[str]:
 
 def mixer_problems(shape: GPTShape) -> Iterator[str]:
     """What Mamba-2 mixers and gated delta nets are without."""
-    if not any(set(symbols) & set("MG") for symbols in shape.blocks):
+    if "M" not in shape.hybrid_layer_pattern and not any(shape.linear_blocks):
         return
     plain = {"norm_placement": "pre", "parallel_residual": False, "residual_multiplier": 1.0}
     for name, value in plain.items():
