@@ -69,4 +69,5 @@ def _widest(columns: MemoryColumns, kind: str) -> Column:
         "-": (1 + model.gated) * model.ffn,
         "E": (1 + model.gated) * model.expert_ffn * model.topk,
     }
-    return np.max([widths.get(symbol, model.attention_width) for symbol in kind], axis=0)
+    found: Column = np.max([widths.get(symbol, model.attention_width) for symbol in kind], axis=0)
+    return found

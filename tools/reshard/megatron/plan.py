@@ -27,8 +27,8 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     if shape.hybrid_layer_pattern or any(shape.linear_blocks):
         raise UserError(
             "this model is a hybrid (model.hybrid_layer_pattern or model.linear_attention_freq), whose layers Megatron "
-            "numbers, and whose projections it cuts, otherwise: Megatron's format is not written of it. Use Triplane's, "
-            "or `python -m tools.convert export` for transformers."
+            "numbers, and whose projections it cuts, otherwise: it is not written in Megatron's format. Use "
+            "Triplane's, or `python -m tools.convert export` for transformers."
         )
     if problems := options.job.problems(shape.num_layers, shape.mtp_num_layers):
         raise UserError("\n".join(problems))
