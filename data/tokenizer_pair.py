@@ -97,6 +97,8 @@ def _content(vocabulary: Path, merges: Path, flags: str) -> dict[str, Any]:
 def _ids(content: Any, path: Path) -> dict[str, int]:
     if not isinstance(content, dict) or not all(type(index) is int for index in content.values()):
         raise InputError(path, "expected an object of texts and their ids.")
+    if len(set(content.values())) < len(content):
+        raise InputError(path, "expected another id for each text; some have the same.")
     if missing := [letter for letter in byte_letters() if letter not in content]:
         raise InputError(
             path,

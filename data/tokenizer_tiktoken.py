@@ -40,6 +40,8 @@ class TiktokenTokenizer:
 
     about: Path | None
     """The description beside it."""
+    special_tokens: dict[str, int]
+    """Text and id of the control tokens."""
 
     def __init__(self, path: Path, eod_token: str | None = None, flags: str = "data.") -> None:
         """flags: what stands before `tokenizer` where a user sets it, for messages."""
@@ -68,6 +70,7 @@ class TiktokenTokenizer:
         except ValueError as error:  # of a regular expression that it cannot use
             raise UserError(f"{flags}tokenizer: {about}: pat_str: {str(error)[:200]}.") from None
         self.eod: int = said.special_tokens[eod]
+        self.special_tokens = said.special_tokens
         self.special_texts: tuple[str, ...] = tuple(said.special_tokens)
         self.vocab_size = vocabulary_size([*known.values(), *said.special_tokens.values()], path, flags)
         self.fingerprint = hashlib.blake2b(b"\0".join(raw) + b"%d" % self.eod, digest_size=16).hexdigest()

@@ -12,10 +12,11 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs import other_trainers
 from parallel.flags import field_docs
 from tools.from_megatron import flags_translated as translated
 from tools.from_megatron.flags import known
@@ -124,6 +125,14 @@ def spelled(kind: Any) -> str:
     )
 
 
+def other_trainers_table(program: str, rows: Sequence[other_trainers.Row]) -> Iterator[str]:
+    """Each key of another trainer's configuration: a field of a recipe, or none, and why."""
+    yield from head(program, "Recipe", "")
+    for key, fields, note in rows:
+        ours = ", ".join(f"`{field}`" for field in fields)
+        yield row(f"`{key}`", ours or "none", note)
+
+
 def flags_to_fields() -> Iterator[str]:
     """Flags of Megatron-LM that are one field, or one of megatron-core's through model.megatron."""
     yield from head("Megatron-LM", "Recipe", "Megatron-LM's default")
@@ -214,6 +223,9 @@ def recipes() -> Iterator[str]:
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "axes": axes,
     "configuration": configuration,
+    "deepspeed-keys": lambda: other_trainers_table("DeepSpeed", other_trainers.DEEPSPEED),
+    "torchtitan-keys": lambda: other_trainers_table("torchtitan", other_trainers.TORCHTITAN),
+    "accelerate-keys": lambda: other_trainers_table("Accelerate", other_trainers.ACCELERATE),
     "flags-to-fields": flags_to_fields,
     "flags-by-rules": flags_by_rules,
     "flags-irrelevant": lambda: flags_by_reason("irrelevant"),

@@ -65,7 +65,7 @@ def _quick_gelu() -> ActivationFunction:
 def _any_quick_gelu() -> ActivationFunction:
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
-    return quick_gelu  # type: ignore[no-any-return]
+    return quick_gelu
 
 
 def _squared_relu() -> ActivationFunction:

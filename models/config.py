@@ -14,6 +14,10 @@ RECOMPUTED_BY_TRANSFORMER_ENGINE = frozenset({"moe_act", "layernorm", "mla_up_pr
 """train.recompute_modules that megatron-core recomputes in Transformer Engine's modules only."""
 UNSUPPORTED = {
     **dict.fromkeys(("enable_cuda_graph", "external_cuda_graph"), "CUDA graphs are kernels.cuda_graph_impl"),
+    **dict.fromkeys(
+        ("cpu_offloading", "cpu_offloading_num_layers", "cpu_offloading_activations", "cpu_offloading_weights"),
+        "HybridModel ignores it; train.cpu_offloading_num_layers offloads activations",
+    ),
     "masked_softmax_fusion": "it is of megatron-core's own attention, which no model here is made of",
 }
 """Fields of mcore's that would fail late, or change nothing."""
@@ -108,6 +112,8 @@ OWNED = frozenset(
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
         "moe_shared_expert_gate",
+        "moe_apply_probs_on_input",
+        "qk_l2_norm",
         "moe_router_topk",
         "moe_router_score_function",
         "moe_router_pre_softmax",
@@ -194,6 +200,7 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "linear_num_key_heads",
     "linear_num_value_heads",
     "moe_router_topk",
+    "floor_scale",
 )
 _AT_LEAST_ZERO: tuple[str, ...] = (
     "q_lora_rank",
@@ -201,6 +208,8 @@ _AT_LEAST_ZERO: tuple[str, ...] = (
     "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size",
     "latent_norm_epsilon",
+    "attention_chunk_size",
+    "attn_scale",
     "activation_func_clamp_value",
     "moe_router_num_groups",
     "moe_router_group_topk",
@@ -240,12 +249,20 @@ _RANGES: list[tuple[tuple[str, ...], str, Callable[[float], bool]]] = [
 ]
 
 
+MOST_NAME = 100
+"""Characters of model.name."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelConfig:
     """What is trained. A named shape fills every field that is None."""
 
     shape: str = "debug"
     """Named architecture, fills every field that is not set: debug, demo, gpt2, gpt3_175b, llama3_8b, ..."""
+
+    name: str | None = None
+    """What the model is called where a start, a report or a checkpoint names it; an import notes its own. None:
+    model.shape."""
 
     seq_length: int = 4096
     """Tokens per sample."""
@@ -329,6 +346,9 @@ class ModelConfig:
     softmax_scale: float | None = None
     """Queries times keys are multiplied by this before the softmax. 0: 1 / sqrt(kv_channels)."""
 
+    qk_l2_norm: bool | None = None
+    """Give each head's queries and keys a mean square of 1, in blocks with RoPE (Llama-4)."""
+
     softmax_type: SoftmaxType | None = None
     """learnable: each head's softmax has one more logit, which is trained and takes weight from all tokens (gpt-oss);
     off-by-one: that logit is 0."""
@@ -401,6 +421,16 @@ class ModelConfig:
     window_attn_skip_freq: str | None = None
     """Blocks that see everything in spite of window_size: "N" (every N-th; "0": none) or a list with 1 for windowed."""
 
+    attention_chunk_size: int | None = None
+    """Blocks with RoPE see their own chunk of so many tokens only (Llama-4). 0: all before it."""
+
+    attn_scale: float | None = None
+    """In blocks without RoPE, queries at position p are multiplied by 1 + this x ln(1 + floor((p + 1) / floor_scale))
+    (Llama-4, arXiv:2501.19399). 0: they stay."""
+
+    floor_scale: int | None = None
+    """Tokens after which queries first grow by attn_scale."""
+
     multi_latent_attention: bool | None = None
     """Keys and values from one narrow latent vector per token (MLA, arXiv:2405.04434, section 2.1)."""
 
@@ -437,6 +467,9 @@ class ModelConfig:
     moe_shared_expert_gate: bool | None = None
     """Multiply what shared experts give by the sigmoid of a product of the token with one vector (Qwen2-MoE)."""
 
+    moe_apply_probs_on_input: bool | None = None
+    """An expert's weight multiplies what it reads, not what it gives (Llama-4). Needs moe_router_topk 1."""
+
     moe_router_topk: int | None = None
     """Experts that each token is sent to."""
 
@@ -457,7 +490,8 @@ class ModelConfig:
     """What the chosen experts' weights are multiplied by."""
 
     moe_router_enable_expert_bias: bool | None = None
-    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664)."""
+    """A bias per expert, for the choice only, moved after each step against the load (arXiv:2408.15664). With softmax
+    it is added to the softmax over all experts (ERNIE-4.5)."""
 
     moe_router_bias_update_rate: float | None = None
     """How far a step moves the expert bias."""
@@ -545,9 +579,16 @@ class ModelConfig:
     megatron: tuple[str, ...] = ()
     """More of mcore's TransformerConfig, as "field=value" strings."""
 
+    @property
+    def title(self) -> str:
+        """What the model is called."""
+        return self.name or self.shape
+
     def problems(self) -> list[str]:
         """What is wrong within this section alone; ``shape_problems`` checks what results from it."""
         found = [*unknown_shape(self.shape), *self._range_problems()]
+        if self.name is not None and (len(self.name) > MOST_NAME or not self.name.isprintable() or not self.name):
+            found.append(f"model.name: expected 1 to {MOST_NAME} printable characters, found {len(self.name)}.")
         if not found:
             found += self._head_problems()
         found += megatron_field_problems("model.megatron", self.megatron, OWNED)

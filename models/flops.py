@@ -71,6 +71,7 @@ def hardware_flops_per_token(
     recompute_num_layers: int | None = None,
     recompute_modules: Sequence[str] = ("core_attn",),
     layers_per_chunk: Sequence[int] | None = None,
+    recompute_logits: bool = False,
 ) -> float:
     """FLOPs per token that devices execute: ``flops_per_token`` and a second forward of what is recomputed.
 
@@ -87,6 +88,8 @@ def hardware_flops_per_token(
         extra += _depths(shape, seq_length) if whole else 0
     elif recompute_granularity == "selective":
         extra = _selected(shape, seq_length, recompute_modules)
+    if recompute_logits:
+        extra += (1 + shape.mtp_num_layers) * _logits(shape)
     return flops_per_token(shape, seq_length) + extra
 
 
@@ -117,7 +120,7 @@ def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     """Forward FLOPs per token of one block."""
     products, symbols = _products(shape, block_parameters(shape, block)), shape.blocks[block]
     if set(symbols) & ATTENTIONS:
-        products += _core_attention(shape, seq_length, shape.window_blocks[block])
+        products += _core_attention(shape, seq_length, _local_blocks(shape)[block])
     products += _scan(shape, min(seq_length, MAMBA_CHUNK) / 2) if "M" in symbols else 0.0
     return products + (_delta_rule(shape, min(seq_length, DELTA_CHUNK) / 2) if "G" in symbols else 0.0)
 
@@ -132,7 +135,11 @@ def _depths(shape: GPTShape, seq_length: int) -> float:
 
 def _products(shape: GPTShape, listed: Iterable[Parameter]) -> float:
     """Of the matrices among these parameters: a token is multiplied once by each that it meets."""
-    matrices = (each for each in listed if len(each.shape) > 1 and ".conv1d." not in each.name)
+    matrices = (
+        each
+        for each in listed
+        if len(each.shape) > 1 and ".conv1d." not in each.name and not each.name.endswith(".bias")  # experts' are 2-d
+    )
     return 2.0 * sum_active(shape, matrices)
 
 
@@ -141,9 +148,14 @@ def _attentions(shape: GPTShape) -> list[bool]:
 
     mcore counts the layers of a depth from 1, so that a depth does what the first block does.
     """
-    blocks = zip(shape.window_blocks, shape.blocks, strict=True)
+    blocks = zip(_local_blocks(shape), shape.blocks, strict=True)
     own = [windowed for windowed, symbols in blocks if set(symbols) & ATTENTIONS]
     return own + own[:1] * shape.mtp_num_layers
+
+
+def _local_blocks(shape: GPTShape) -> tuple[bool, ...]:
+    """Whether each block's attention sees a window, or a chunk, only."""
+    return shape.chunk_blocks if shape.attention_chunk_size else shape.window_blocks
 
 
 def _scan(shape: GPTShape, keys: float) -> float:
@@ -172,13 +184,23 @@ def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:
 
     min(x, w) keys at position x, w being the window, averaged over x from 0 to s: w - w^2 / 2s, or s / 2 without one.
     """
-    keys = min(seq_length, _window(shape, windowed) or seq_length)
-    return 2.0 * _attention_width(shape) * (keys - keys**2 / (2 * seq_length))
+    if shape.attention_chunk_size and windowed:
+        keys = mean_chunk_keys(shape.attention_chunk_size, seq_length)
+    else:
+        window = min(seq_length, _window(shape, windowed) or seq_length)
+        keys = window - window**2 / (2 * seq_length)
+    return 2.0 * _attention_width(shape) * keys
+
+
+def mean_chunk_keys(chunk: int, seq_length: int) -> float:
+    """Half of a chunk in whole ones, half of the rest in the last."""
+    left = seq_length % chunk
+    return (chunk**2 * (seq_length // chunk) + left**2) / (2 * seq_length)
 
 
 def _window(shape: GPTShape, windowed: bool) -> int | None:
     """Keys that a query sees at most, its own among them; None: all before it."""
-    return shape.window_size[0] + 1 if windowed else None
+    return (shape.attention_chunk_size or shape.window_size[0] + 1) if windowed else None
 
 
 def _attention_width(shape: GPTShape) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import cross_entropy, cuda_graphs, mtp, routing, scaling, wgrad
+from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -33,6 +33,7 @@ from models.sublayers import (
     num_sublayers,
     per_sublayer,
     recompute_num_sublayers,
+    sublayers_per_block,
 )
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.errors import SharedMistake
@@ -66,6 +67,8 @@ def build(
     attention_backend: str = "auto",
     own_loss: cross_entropy.TokenLoss | None = None,
     deterministic: bool = False,
+    loss_chunk_tokens: int | None = None,
+    offloaded_blocks: int = 0,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -74,9 +77,10 @@ def build(
     backend: whose modules to build from. None: Transformer Engine's where it can be used, else ours.
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
+    loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
     """
     backend = backend or provider(ranks.device)
-    if shape.attn_logit_softcapping:
+    if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
         backend = with_own_attention(backend)
     precision = resolve_recipe(precision, ranks.device)
     transformer_engine = backend.fuse_layernorm_and_linear()
@@ -87,7 +91,7 @@ def build(
         check_supported(config)
     if shape.mtp_num_layers:
         mtp.install()
-    if shape.moe_router_group_topk:
+    if shape.moe_router_group_topk or shape.moe_router_enable_expert_bias:
         routing.install()
     graphed = config.cuda_graph_impl != "none"
     if graphed:
@@ -108,7 +112,11 @@ def build(
         cross_entropy.install(chunk, "cross_entropy_loss_fusion" in fusions, own_loss)
         if "gradient_accumulation_fusion" in fusions:
             wgrad.fuse(chunk)
+        if loss_chunk_tokens is not None:
+            chunked_losses.install(chunk, loss_chunk_tokens)
         routing.let_go_after_use(chunk)
+        if offloaded_blocks:
+            offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
             with plain_weights(chunk):  # what will be in fp8 is filled in 16 bits
@@ -182,6 +190,9 @@ def transformer_config(
     # these.
     config.attn_logit_softcapping = shape.attn_logit_softcapping
     config.learned_activation = shape.activation
+    config.moe_router_enable_expert_bias |= shape.num_moe_experts > 0 and _biased_softmax(shape)
+    config.attention_chunk_size = shape.attention_chunk_size
+    config.attn_scale, config.floor_scale = shape.attn_scale, shape.floor_scale
     config.latent_norm_epsilon = shape.latent_norm_epsilon or shape.norm_epsilon
     return config
 
@@ -284,13 +295,14 @@ def _expert_settings(
         "moe_ffn_hidden_size": shape.expert_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": shape.moe_shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": shape.moe_shared_expert_gate,
+        "moe_apply_probs_on_input": shape.moe_apply_probs_on_input,
         "moe_router_topk": shape.moe_router_topk,
         "moe_router_score_function": shape.moe_router_score_function,
         "moe_router_pre_softmax": shape.moe_router_pre_softmax,
         "moe_router_num_groups": shape.moe_router_num_groups or None,
         "moe_router_group_topk": shape.moe_router_group_topk or None,
         "moe_router_topk_scaling_factor": shape.moe_router_topk_scaling_factor,
-        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias,
+        "moe_router_enable_expert_bias": shape.moe_router_enable_expert_bias and not _biased_softmax(shape),
         "moe_router_bias_update_rate": shape.moe_router_bias_update_rate,
         "moe_router_load_balancing_type": shape.moe_router_load_balancing_type,
         "moe_router_dtype": "fp32",  # which expert is best must not depend on rounding to bf16
@@ -307,6 +319,12 @@ def _expert_settings(
         "expert_model_parallel_size": ranks.layout.ep,
         "expert_tensor_parallel_size": ranks.layout.etp,
     }
+
+
+def _biased_softmax(shape: GPTShape) -> bool:
+    """mcore's configuration refuses a bias for the choice by softmax, which its router, with models/layers/routing.py,
+    does: it is set afterwards."""
+    return shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax"
 
 
 def _parallel_settings(parallel: ParallelConfig, ranks: Ranks) -> dict[str, Any]:
@@ -404,12 +422,14 @@ def mask_padded_logits(chunk: HybridModel, shape: GPTShape) -> None:
     rank, size = chunk.pg_collection.tp.rank(), chunk.pg_collection.tp.size()
     local = shape.padded_vocab_size // size
 
-    def mask(_module: object, _inputs: object, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        logits, bias = outputs
+    forward = chunk.output_layer.forward
+
+    def masked(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        logits, bias = forward(*args, **kwargs)
         first = shape.vocab_size - (rank * local if logits.shape[-1] == local else 0)
         if first < logits.shape[-1]:
             with torch.no_grad():
                 logits[..., max(first, 0) :] = torch.finfo(logits.dtype).min
         return logits, bias
 
-    chunk.output_layer.register_forward_hook(mask)
+    chunk.output_layer.forward = masked

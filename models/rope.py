@@ -54,7 +54,7 @@ def _llama3(plain: Tensor, shape: GPTShape) -> Tensor:
     """Llama 3.1's rule (its model card's code): long wavelengths are stretched, short ones kept, a ramp between."""
     turns = shape.rope_original_max_position_embeddings * plain / (2 * math.pi)
     low, high = shape.rope_low_freq_factor, shape.rope_high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    keep = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).float()
     return plain * (keep + (1 - keep) / shape.rope_scaling_factor)
 
 

@@ -18,7 +18,8 @@ def shape_problems(shape: GPTShape) -> list[str]:
         if problems := list(part(shape)):
             return problems
     parts: list[Callable[[GPTShape], Iterator[str]]] = [
-        _heads, _positions, _rope_scaling, _frequencies, _window, _gate, _local_rope, _norms, _residual, _scales
+        _heads, _positions, _rope_scaling, _frequencies, _window, _gate, _local_rope, _norms, _residual, _scales,
+        _chunks,
     ]  # fmt: skip
     if shape.multi_latent_attention:
         parts += [_latent_attention]
@@ -55,9 +56,9 @@ def _rope_scaling(shape: GPTShape) -> Iterator[str]:
             f'model.rope_scaling "{shape.rope_scaling}" needs model.position_embedding_type = "rope", '
             f'found "{shape.position_embedding_type}".'
         )
-    if shape.rope_scaling == "llama3" and shape.rope_low_freq_factor >= shape.rope_high_freq_factor:
+    if shape.rope_scaling == "llama3" and shape.rope_low_freq_factor > shape.rope_high_freq_factor:
         yield (
-            f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must be below "
+            f"model.rope_low_freq_factor {shape.rope_low_freq_factor} must not exceed "
             f"model.rope_high_freq_factor {shape.rope_high_freq_factor}."
         )
     if shape.rope_scaling == "longrope":
@@ -157,6 +158,29 @@ def _scales(shape: GPTShape) -> Iterator[str]:
         yield f'model.activation "{shape.activation}" has parameters, and is not supported with model.num_moe_experts.'
 
 
+def _chunks(shape: GPTShape) -> Iterator[str]:
+    if shape.attention_chunk_size and (shape.multi_latent_attention or any(shape.window_blocks)):
+        yield (
+            f"model.attention_chunk_size {shape.attention_chunk_size} is not supported with model.window_size and "
+            "latent attention. Set it to 0."
+        )
+    if shape.attn_scale and not any(shape.no_rope_blocks):
+        yield (
+            f"model.attn_scale {shape.attn_scale} scales queries in blocks without RoPE, of which there are none. Set "
+            "model.no_rope_freq, or model.attn_scale = 0."
+        )
+    if shape.qk_l2_norm and (shape.qk_layernorm or shape.multi_latent_attention):
+        yield (
+            "model.qk_l2_norm is not supported with model.qk_layernorm and latent attention. Set model.qk_l2_norm = "
+            "false."
+        )
+    if shape.moe_apply_probs_on_input and shape.num_moe_experts and shape.moe_router_topk != 1:
+        yield (
+            f"model.moe_apply_probs_on_input needs model.moe_router_topk 1, found {shape.moe_router_topk}. Set one of "
+            "them."
+        )
+
+
 def _gate(shape: GPTShape) -> Iterator[str]:
     for name in ("activation_func_clamp_value", "glu_linear_offset"):
         if getattr(shape, name) and not shape.gated:
@@ -249,10 +273,11 @@ def _balance(shape: GPTShape) -> Iterator[str]:
             f"model.moe_aux_loss_coeff {shape.moe_aux_loss_coeff} weighs no loss: model.moe_router_load_balancing_type "
             'is "none". Choose "aux_loss", "seq_aux_loss" or "global_aux_loss", or set the coefficient to 0.'
         )
-    if shape.moe_router_enable_expert_bias and shape.moe_router_score_function != "sigmoid":
+    groups = shape.moe_router_num_groups
+    if shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax" and groups:
         yield (
-            'model.moe_router_enable_expert_bias needs model.moe_router_score_function = "sigmoid", found '
-            f'"{shape.moe_router_score_function}".'
+            f"model.moe_router_enable_expert_bias with model.moe_router_num_groups {groups} needs "
+            'model.moe_router_score_function = "sigmoid", found "softmax".'
         )
 
 

@@ -53,6 +53,7 @@ class GPTShape:
     final_logit_softcapping: float = 0.0
     attn_logit_softcapping: float = 0.0
     softmax_scale: float = 0.0
+    qk_l2_norm: bool = False
     softmax_type: SoftmaxType = "vanilla"
     activation_func_clamp_value: float = 0.0
     glu_linear_offset: float = 0.0
@@ -76,6 +77,9 @@ class GPTShape:
     no_rope_freq: str = "0"
     window_size: tuple[int, int] = (-1, 0)
     window_attn_skip_freq: str = "0"
+    attention_chunk_size: int = 0
+    attn_scale: float = 0.0
+    floor_scale: int = 8192
     multi_latent_attention: bool = False
     q_lora_rank: int = 0
     kv_lora_rank: int = 512
@@ -88,6 +92,7 @@ class GPTShape:
     moe_ffn_hidden_size: int = 0
     moe_shared_expert_intermediate_size: int = 0
     moe_shared_expert_gate: bool = False
+    moe_apply_probs_on_input: bool = False
     moe_router_topk: int = 2
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
     moe_router_pre_softmax: bool = False
@@ -181,6 +186,11 @@ class GPTShape:
         if self.window_size[0] < 0:
             return (False,) * self.num_layers
         return per_block(self.window_attn_skip_freq, self.num_layers, every_nth=_windowed)
+
+    @property
+    def chunk_blocks(self) -> tuple[bool, ...]:
+        """Whether each block's attention sees its own chunk of tokens only: those with RoPE."""
+        return tuple(self.attention_chunk_size > 0 and not without for without in self.no_rope_blocks)
 
     @property
     def no_rope_blocks(self) -> tuple[bool, ...]:

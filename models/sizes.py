@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from models.flops import mean_chunk_keys
 from models.norms import NORMS
 from models.parameters import active_parameters, num_parameters
 from models.shapes import GPTShape
@@ -47,6 +48,9 @@ class ModelSizes:
     """Keys that a query sees, averaged over positions and layers: half the sequence without windows."""
     ffn: int
     gated: bool
+    gate_copies: int
+    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of
+    a clamp, of an offset."""
     norms: int
     """Of a block: before and behind attention and MLP."""
     capped_scores: bool
@@ -59,6 +63,8 @@ class ModelSizes:
     """Queries and keys are turned by their position."""
     query_norms: bool
     """Queries and keys are normalised, head by head."""
+    softmax_offset: bool
+    """Each head's softmax has one more logit, which Triplane's own attention computes in blocks of queries."""
     hidden_dropout: bool
     attention_dropout: bool
     experts: int
@@ -67,7 +73,7 @@ class ModelSizes:
     expert_hidden: int
     """Channels that experts take and give: the hidden size, but where they work in a smaller space."""
     expert_biases: bool
-    """Experts' products have biases, as no model has that is trained here."""
+    """Experts' products have biases."""
     shared_ffn: int
     vocab: int
     tied: bool
@@ -109,12 +115,16 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
+        gate_copies=(shape.activation == "quick_geglu")
+        + (shape.activation_func_clamp_value > 0)
+        + (shape.glu_linear_offset != 0),
         norms=2 * (shape.pre_norm + shape.post_norm),
         capped_scores=shape.attn_logit_softcapping > 0,
         norm_inputs=NORMS[shape.normalization].kept_inputs,
         norm_bytes=NORMS[shape.normalization].kept_bytes,
         rotary=shape.position_embedding_type == "rope",
         query_norms=shape.qk_layernorm,
+        softmax_offset=shape.softmax_type != "vanilla",
         hidden_dropout=shape.hidden_dropout > 0,
         attention_dropout=shape.attention_dropout > 0,
         experts=shape.num_moe_experts,
@@ -166,6 +176,10 @@ def _latent(shape: GPTShape) -> tuple[Matrix, ...]:
 
 
 def _mean_keys(shape: GPTShape, seq_length: int) -> float:
+    if shape.attention_chunk_size:
+        share = sum(shape.chunk_blocks) / shape.num_layers
+        chunk = mean_chunk_keys(shape.attention_chunk_size, seq_length)
+        return share * chunk + (1 - share) * seq_length / 2
     window = min(seq_length, shape.window_size[0] + 1) if shape.window_size[0] >= 0 else seq_length
     share = sum(shape.window_blocks) / shape.num_layers
     return share * (window - window**2 / (2 * seq_length)) + (1 - share) * seq_length / 2

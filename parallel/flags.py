@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import sys
 import textwrap
 import typing
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
+from parallel.switches import as_tyro_has_them, switches
+
 
 def parse_flags[Flags](
     kind: type[Flags], arguments: Sequence[str] | None, program: str, description: str | None = None
@@ -20,12 +23,15 @@ def parse_flags[Flags](
     """An instance of ``kind``, a dataclass or a union of them (subcommands).
 
     arguments: None: this process's. program: its name in --help. description: above the flags; None: that of ``kind``.
-    Bad flags, and --help, end the process (SystemExit 2 and 0).
+    Booleans are written in any of the ways of parallel/switches.py. Bad flags, and --help, end the process
+    (SystemExit 2 and 0).
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    given = as_tyro_has_them(words, switches(kind, words), program)
     registry = ConstructorRegistry()
     registry.struct_rule(_with_help)
     text = description and inspect.cleandoc(description)
-    return tyro.cli(kind, args=arguments, prog=program, description=text, use_underscores=True, registry=registry)
+    return tyro.cli(kind, args=given, prog=program, description=text, use_underscores=True, registry=registry)
 
 
 source = functools.cache(inspect.getsource)

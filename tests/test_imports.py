@@ -40,8 +40,10 @@ TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: attention blockwise_attention cross_entropy cuda_graphs delta_rule documents fp8 fp8_weights
-    gated_delta_net kv_cache mamba mixers mla mtp norm packed routing spec ssd userbuffers wgrad whole_matrices
+    models.layers: activation attention blockwise_attention chunked chunked_losses cross_entropy cuda_graphs delta_rule
+        documents gated_delta_net mixers whole_matrices
+        experts fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection routing scaling
+        self_attention spec ssd userbuffers wgrad
     data: loader prefetch
     training: attention_backend batches determinism forward_backward gradient_norm loop loss_scale manual_gc
     optimizer optimizer_class parts step train    training.custom: callbacks loss

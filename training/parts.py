@@ -10,17 +10,17 @@ import torch
 from data.loader import Packing, Samples, build_source
 from data.prepared import Prepared
 from data.split import SplitName
-from models.flops import flops_per_token, hardware_flops_per_token, peak_flops
+from models.flops import flops_per_token, peak_flops
 from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
-from parallel.stages import layers_per_chunk
 from training import optimizer
 from training.batches import BatchStream
 from training.checkpoint import stream_position
 from training.checkpoint.callback import SaveCallback
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.state import JSON
+from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule
 from training.evaluation.batching import row_shape
 from training.evaluation.harness_tokens import HarnessTokenizer
@@ -242,15 +242,7 @@ def build_recorder(
     rates = Rates(
         world_size=ranks.layout.world_size,
         flops_per_token=flops_per_token(shape, seq_length),
-        hardware_flops_per_token=hardware_flops_per_token(
-            shape,
-            seq_length,
-            recompute_granularity=config.train.recompute_granularity,
-            recompute_method=config.train.recompute_method,
-            recompute_num_layers=config.train.recompute_num_layers,
-            recompute_modules=config.train.recompute_modules,
-            layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
-        ),
+        hardware_flops_per_token=executed_flops_per_token(config, shape),
         peak_flops_per_gpu=peak_flops(torch.cuda.get_device_name(ranks.device), dtype) if cuda else None,
     )
     sinks = None

@@ -209,7 +209,8 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
     model = gpt.build(
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
-        config.train.deterministic_mode,
+        config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
+        config.train.cpu_offloading_num_layers,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)
@@ -270,7 +271,7 @@ def announce(run: TrainingRun) -> None:
         f"{ranks.layout}; {computed_in(config.precision, ranks.device, shape.mtp_num_layers > 0)}"
     )
     ranks.say(
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
+        f"model {config.model.title}: {shape.num_layers} layers, hidden {shape.hidden_size}, "
         f"vocabulary {shape.vocab_size} (padded {shape.padded_vocab_size}); "
         f"batch {batch} samples x {config.model.seq_length} tokens "
         f"= {batch // (micro * ranks.layout.dp)} microbatches of {micro} on each of {ranks.layout.dp} replicas"

@@ -25,8 +25,8 @@ class Header(NamedTuple):
     """Where the records behind it begin."""
     column: int
     """Number of the one that holds the document."""
-    count: int
-    """Of the columns."""
+    columns: int
+    """How many there are."""
 
 
 def read_csv(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) -> Iterator[DocumentBatch]:
@@ -69,8 +69,8 @@ def _field(record: bytes, header: Header, part: SourcePart, reading: ReadOptions
     fields, reason = _fields(record, part.source.kind)
     if fields is None:
         return None, reason
-    if len(fields) != header.count:
-        return None, f"{len(fields)} fields, expected {header.count} as in the header; {_quoting(part)}."
+    if len(fields) != header.columns:
+        return None, f"{len(fields)} fields, expected {header.columns} as in the header; {_quoting(part)}."
     return checked(fields[header.column], f'column "{reading.column}"', reading)
 
 

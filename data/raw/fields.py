@@ -5,6 +5,7 @@ from typing import Any
 
 SHOWN = 20
 """Names that a message lists."""
+LIST = " (a list)"
 
 
 def value_at(value: Any, name: str) -> Any:
@@ -73,7 +74,7 @@ def _object_names(value: Any, before: str) -> Iterator[str]:
         if isinstance(one, Mapping) and one:
             yield from _object_names(one, f"{before}{name}.")
         else:
-            yield f"{before}{name}"
+            yield f"{before}{name}{LIST if isinstance(one, list) else ''}"
 
 
 def _arrow_names(fields: Any, before: str) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _arrow_names(fields: Any, before: str) -> Iterator[str]:
         if pyarrow.types.is_struct(one.type) and one.type.num_fields:
             yield from _arrow_names(one.type, f"{before}{one.name}.")
         else:
-            yield f"{before}{one.name}"
+            yield f"{before}{one.name}{LIST if pyarrow.types.is_nested(one.type) else ''}"
 
 
 def _joined(names: Iterator[str]) -> str:

@@ -9,7 +9,6 @@ from data.raw import compressed
 
 Kind = Literal["jsonl", "text", "parquet", "csv", "tsv", "json", "binary"]
 """All but the last two can be read."""
-READABLE = ("jsonl", "text", "parquet", "csv", "tsv")
 ENDINGS: dict[str, Kind] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),

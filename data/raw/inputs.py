@@ -11,7 +11,7 @@ from typing import Literal
 
 from data.config import path_of
 from data.raw import compressed, hub
-from data.raw.format import ENDINGS, READABLE, format_in
+from data.raw.format import ENDINGS, format_in
 from data.raw.identity import ends_digest
 from data.raw.shard_files import is_made, is_shard_file, is_work_folder
 from parallel.errors import UserError
@@ -211,7 +211,7 @@ def _is_known(path: Path) -> bool:
 
 def _inner_suffix(path: Path) -> str:
     """Without what says how the file is packed."""
-    return Path(path.stem if path.suffix in compressed.ENDINGS else path.name).suffix.lower()
+    return Path(path.stem if path.suffix.lower() in compressed.ENDINGS else path.name).suffix.lower()
 
 
 def file_source(path: Path) -> InputSource:
@@ -223,7 +223,7 @@ def file_source(path: Path) -> InputSource:
         raise UserError(f"{path} is of a saved dataset, not documents; expected its folder: give {path.parent}.")
     with open_regular(path) as file:
         found, status = format_in(file, path), os.fstat(file.fileno())
-        if found.kind not in READABLE:
+        if found.kind == "json" or found.kind == "binary":
             raise UserError(f"{path}: found {found.what}")
         if found.kind == "parquet" and found.compression:
             raise UserError(f"{path}: parquet is compressed inside; unpack the file first.")

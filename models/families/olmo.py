@@ -1,4 +1,4 @@
-"""OLMo-2 and OLMo-3."""
+"""OLMo-2, OLMo-3 and OLMoE."""
 
 import dataclasses
 from typing import Any
@@ -53,9 +53,25 @@ PUBLISHED: dict[str, GPTShape] = {
     # https://huggingface.co/allenai/Olmo-3-1025-7B, Olmo-3-1125-32B
     "olmo3_7b": _olmo3(_olmo2(32, 4096, 11008, (32, 32))),
     "olmo3_32b": _olmo3(_olmo2(64, 5120, 27648, (40, 8))),
+    # https://huggingface.co/allenai/OLMoE-1B-7B-0924; "OLMoE" (arXiv:2409.02060), section 2 and appendix B: norms
+    # before blocks, and over the queries and keys of all heads.
+    "olmoe_7b": dataclasses.replace(
+        llama(16, 2048, 1024, 16, 16),
+        vocab_size=50304,
+        qk_layernorm=True,
+        qk_layernorm_full_width=True,
+        num_moe_experts=64,
+        moe_ffn_hidden_size=1024,
+        moe_router_topk=8,
+        moe_router_pre_softmax=True,
+        moe_router_load_balancing_type="aux_loss",
+        moe_aux_loss_coeff=0.01,
+        moe_z_loss_coeff=0.001,
+    ),
 }
 
 TINY: dict[str, GPTShape] = {
     "olmo2_tiny": tiny(PUBLISHED["olmo2_7b"]),
+    "olmoe_tiny": tiny(PUBLISHED["olmoe_7b"], num_moe_experts=6, moe_router_topk=3, moe_ffn_hidden_size=40),
     "olmo3_tiny": tiny(PUBLISHED["olmo3_32b"], window_size=(15, 0), rope_original_max_position_embeddings=32),
 }

@@ -49,8 +49,9 @@ def switched_windows(everywhere: bool = False) -> PARTS:
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         on = take_bool(left, "use_sliding_window", False)
-        window, first = pop_window(left, 4096), pop_number(left, "max_window_layers", 28, COUNTS)
-        window = window if on else None
+        first = pop_number(left, "max_window_layers", 28, COUNTS)
+        window = pop_window(left, 4096) if on else None
+        left.pop("sliding_window", None)  # off, it may be 0
         plain = [window is not None and (everywhere or block >= first) for block in range(count(fields))]
         windowed = pop_layer_types(left, fields, plain)
         if everywhere and len(set(windowed)) > 1:
@@ -147,10 +148,10 @@ def rotary(theta: float = 10000.0, share: float | None = None) -> PARTS:
     return read, write
 
 
-def rotary_by_window(theta: float, local: float | None = None) -> PARTS:
+def rotary_by_window(theta: float, local: float, *, local_key: bool = True) -> PARTS:
     """A RoPE for windowed blocks, plain, and one for the others, stretched: Gemma-3's, OLMo-3's.
 
-    theta, local: their bases where files leave them out. local None: windowed blocks have the others' base.
+    theta, local: the others' base, and theirs, where files leave them out. local_key: older files had a key for theirs.
     """
 
     def read(left: Config, fields: dict[str, Any]) -> None:
@@ -160,7 +161,7 @@ def rotary_by_window(theta: float, local: float | None = None) -> PARTS:
         if plain or fields.get("window_size", (-1, 0))[0] < 0:
             fields["rotary_base_local"] = 0
 
-    return read, lambda shape: rope.write_by_window(shape, with_local_key=local is not None)
+    return read, lambda shape: rope.write_by_window(shape, with_local_key=local_key)
 
 
 def bias_switches(
@@ -186,7 +187,7 @@ def bias_switches(
 
 
 def activation(key: str, known: dict[str, str]) -> PARTS:
-    """known: their name -> ours; the first of ours is written."""
+    """known: their name -> ours."""
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         found = left.pop(key, next(iter(known)))

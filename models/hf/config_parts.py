@@ -121,6 +121,24 @@ def qwen_moe(default: int) -> tuple[Read, Write]:
     return lambda left, fields: _read_qwen_moe(left, fields, default), write_qwen_moe
 
 
+def olmoe_experts(default: int) -> tuple[Read, Write]:
+    """Experts in every block, as wide as intermediate_size says. default: how many where no key says so."""
+
+    def read(left: Config, fields: dict[str, Any]) -> None:
+        fields["moe_ffn_hidden_size"] = fields["ffn_hidden_size"]
+        fields["num_moe_experts"] = pop_number(left, "num_experts", default, EXPERTS)
+        fields["moe_router_pre_softmax"] = not take_bool(left, "norm_topk_prob", False)
+
+    def write(shape: GPTShape) -> Config:
+        return {
+            "intermediate_size": shape.expert_ffn_hidden_size,
+            "num_experts": shape.num_moe_experts,
+            "norm_topk_prob": not shape.moe_router_pre_softmax,
+        }
+
+    return read, write
+
+
 def _read_qwen_moe(left: Config, fields: dict[str, Any], default: int) -> None:
     """transformers 5 writes num_experts as num_local_experts."""
     experts = pop_number(left, "num_experts", 0, EXPERTS)

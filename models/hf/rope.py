@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_one_of
+from models.hf.keys import MOST_TOKENS, Span, Unsupported, is_number, is_one_of
 from models.shapes import GPTShape
 
 Known = dict[str, tuple[str, float | None]]
@@ -131,7 +131,7 @@ def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kin
     """Of queries and keys; transformers has keys for it, or makes it of both mscales."""
     if kind != "yarn" or latent:
         return
-    factor = values.get("factor")
+    factor = values.get("factor") or 1.0
     if (given := values.pop("attention_factor", None)) is None:
         scales = [values.pop(name, None) for name in ("mscale", "mscale_all_dim")]
         if all(scales) and all(MSCALES.problem("", scale) is None for scale in [*scales, factor]):
@@ -141,7 +141,7 @@ def _read_factor(where: str, values: dict[str, Any], fields: dict[str, Any], kin
     if given is None:
         return
     fields["rope_attention_factor"] = _number(f"{where}.attention_factor", given, FACTORS, whole=False)
-    if factor and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
+    if is_number(factor) and math.isclose(fields["rope_attention_factor"], yarn_mscale(factor, 1.0), rel_tol=1e-9):
         del fields["rope_attention_factor"]
 
 
@@ -170,18 +170,18 @@ def write(shape: GPTShape) -> dict[str, Any]:
 WINDOWED, WHOLE_SEQUENCE = "sliding_attention", "full_attention"
 
 
-def read_by_window(config: dict[str, Any], theta: float, local: float | None) -> dict[str, Any]:
+def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[str, Any]:
     """Of models whose windowed blocks have a plain RoPE of their own. Raises RopeError.
 
     transformers 5 keeps both in rope_parameters, by kind of block; older files have rope_local_base_freq for the
-    windowed ones. theta, local: where the bases are left out; local None: it is that of the other blocks.
+    windowed ones. theta, local: the others' base, and theirs, where they are left out.
     """
     both = config.get("rope_parameters")
     nested = isinstance(both, dict) and {WINDOWED, WHOLE_SEQUENCE} & both.keys()
     base = config.pop("rope_local_base_freq", None)
     if not nested:
         fields = read(config, theta=theta)
-        plain = {"rope_theta": base if base is not None else local or fields["rotary_base"]}
+        plain = {"rope_theta": local if base is None else base}
     else:
         assert isinstance(both, dict)
         config.pop("rope_parameters")
@@ -198,7 +198,7 @@ def read_by_window(config: dict[str, Any], theta: float, local: float | None) ->
         if old is not None and {**whole, **old} != whole:
             raise RopeError("rope_scaling", old, "what rope_parameters says")
         fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, theta=theta)
-        plain = {"rope_theta": base if base is not None else local or fields["rotary_base"], **kinds[WINDOWED]}
+        plain = {"rope_theta": local if base is None else base, **kinds[WINDOWED]}
     where = f"rope_parameters.{WINDOWED}"
     of_windows = read_values(where, plain, theta=theta)
     if of_windows["rope_scaling"] != "none":

@@ -22,7 +22,7 @@ NO_EFFECT = frozenset("""
     pretraining_tp ep_size n_ctx task_specific_params output_router_logits output_attentions output_hidden_states
     return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     reorder_and_upcast_attn is_encoder_decoder is_decoder id2label label2id problem_type chunk_size_feed_forward
-    _attn_implementation_autoset
+    _attn_implementation_autoset cache_implementation _sliding_window_pattern
 """.split())  # fmt: skip
 """Keys that say nothing about what the model computes in pretraining."""
 
@@ -167,6 +167,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         return not shape.multi_latent_attention
     if name.startswith("linear_"):
         return not any(shape.linear_blocks)
+    if name == "floor_scale":
+        return not shape.attn_scale
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern
     if name in ("num_attention_heads", "num_query_groups", "kv_channels", "qk_layernorm", "add_qkv_bias"):

@@ -23,3 +23,5 @@ class Table:
     """Tensors in old files that are no weights: they follow from the configuration."""
     mtp_copies: Mapping[str, str] = field(default_factory=dict)
     """What a block of multi-token prediction holds again: their name, and which of our parameters it is."""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that each block's files hold although every model has the same; ``computed`` knows them, too."""

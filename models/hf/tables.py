@@ -61,7 +61,7 @@ class Entry:
         return self.transposed or any(strip.step > 1 for strip in self.strips[:1])
 
     def rectangle(self, first: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Offset and shape of rows of ours within one unit, in the tensor."""
+        """Offset and shape of our rows within one unit, in the tensor."""
         if len(self.shape) == 1:
             return (first,), (count,)
         if self.vectors:
@@ -118,6 +118,16 @@ def copies(model_type: str, shape: GPTShape) -> dict[str, str]:
             equal = "word_embeddings.weight" if shape.tied else ours
             found[f"{table.prefix}{shape.num_layers + depth}.{name}"] = equal
     return found
+
+
+def constants(model_type: str, shape: GPTShape) -> dict[str, float]:
+    """Numbers that their files hold beside weights, by name."""
+    table = TABLES[model_type]
+    return {
+        f"{table.prefix}{block}.{name}": value
+        for block in range(shape.num_layers)
+        for name, value in table.constants.items()
+    }
 
 
 def is_computed(model_type: str, name: str) -> bool:

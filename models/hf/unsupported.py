@@ -13,15 +13,13 @@ IMPOSSIBLE: dict[str, str] = {
     **dict.fromkeys(("bert", "roberta", "modernbert", "deberta_v2"), "it is an encoder; Triplane trains decoders only"),
     **dict.fromkeys(("bloom", "mpt"), "ALiBi adds a bias to every score, which megatron-core 0.19.2 has not"),
     **dict.fromkeys(
-        ("cohere", "falcon", "gptj", "phi"),
+        ("cohere", "cohere2", "gptj", "phi"),
         "attention and MLP of a block read one norm together, where a block here has a norm for each",
     ),
-    "cohere2": "attention and MLP of a block read one norm together, where a block here has a norm for each",
     "ministral3": "its queries grow with their position (llama_4_scaling_beta), which megatron-core 0.19.2 has not",
     "olmo": "its norms have no weights, which megatron-core 0.19.2 has not",
     "gemma3n": "its blocks share keys and values, and have embeddings and residual streams of their own, which "
     "megatron-core 0.19.2 has not",
-    "minicpm3": "its latent attention scales what megatron-core 0.19.2 does not",
     **dict.fromkeys(("rwkv", "xlstm"), "megatron-core 0.19.2 has no such recurrence"),
 }
 """Families of which megatron-core, or the code around it, cannot make the same model, and why."""

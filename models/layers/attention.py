@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from models.layers import packed
 from models.layers.blockwise_attention import AttentionMask, attend, attend_in_blocks
+from models.layers.chunked import chunk_of, temperature_of
+from models.layers.documents import Documents
 from parallel.errors import SharedMistake
 
 
@@ -41,7 +43,8 @@ class SDPAttention(MegatronModule):
     A layer that is windowed sees ``config.window_size[0]`` tokens before each query's own, and documents see only
     themselves (models/layers/documents.py). Context parallelism gathers keys and values of the whole sequence: simple,
     exact, and cheap with few KV groups. With ``config.softmax_type`` "learnable" or "off-by-one" each head's softmax
-    has one more logit (mcore's ``softmax_offset``), which takes weight from all tokens.
+    has one more logit (mcore's ``softmax_offset``), which takes weight from all tokens. Chunks and growing queries are
+    Llama-4's (models/layers/chunked.py).
     """
 
     softmax_offset: Tensor | None
@@ -64,6 +67,7 @@ class SDPAttention(MegatronModule):
         self.softcap = softcap_of(config)
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         self.left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
+        self.chunk, self.temperature = chunk_of(config, layer_number), temperature_of(config, layer_number)
         self.cp_group = pg_collection.cp if pg_collection and config.context_parallel_size > 1 else None
         self.tp_group = pg_collection.tp if pg_collection else None
         self.softmax_offset = None
@@ -78,7 +82,9 @@ class SDPAttention(MegatronModule):
 
         kwargs: of all that mcore passes, ``packed_seq_params`` counts: Documents, or None.
         """
-        sight = AttentionMask(left=self.left, documents=kwargs.get("packed_seq_params"))
+        sight = AttentionMask(left=self.left, documents=kwargs.get("packed_seq_params"), chunk=self.chunk)
+        if self.temperature is not None:
+            query = self.temperature.apply(query, self._positions(query, sight.documents))
         dropout = self.dropout if self.training else 0.0
         # Heads differ over TP, so must their dropout. Under sequence parallelism the whole stack is in this region.
         own_rng = dropout > 0 and not self.config.sequence_parallel
@@ -86,6 +92,15 @@ class SDPAttention(MegatronModule):
             out = self._attend(query, key, value, sight, dropout)
         s, b = query.shape[:2]
         return out.permute(2, 0, 1, 3).reshape(s, b, -1)
+
+    def _positions(self, query: Tensor, documents: Documents | None) -> Tensor:
+        """Of this rank's tokens within their documents: [s/cp, 1 or b]."""
+        s = query.shape[0]
+        positions = torch.arange(s, device=query.device)
+        if self.cp_group is not None:
+            cp, rank, half = self.cp_group.size(), self.cp_group.rank(), s // 2
+            positions = positions + torch.where(positions < half, rank * half, (2 * cp - 2 - rank) * half)
+        return positions[:, None] if documents is None else positions[:, None] - documents.starts.T
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, dropout: float) -> Tensor:
         """[b, n, s/cp, d]. This rank's two zigzag pieces (r and 2 cp - 1 - r of 2 cp) see all keys before them."""
@@ -97,7 +112,7 @@ class SDPAttention(MegatronModule):
             return attend_in_blocks(
                 query, key, value, sight, dropout, self.softmax_scale, pieces=pieces, sink=sink, softcap=self.softcap
             )
-        plain = sink is None and not self.softcap
+        plain = sink is None and not self.softcap and (sight.chunk is None or sight.chunk >= s)
         if plain and sight.documents is not None and not packed.why_not(
             query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3], value.shape[3], sight.left,
             dropout,
@@ -110,8 +125,8 @@ class SDPAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, as Transformer Engine's has."""
-        return make_sharded_tensors_for_checkpoint(  # type: ignore[no-any-return]
+        """The learned logits, of which each TP rank has its heads'; no ``_extra_state``, unlike Transformer Engine."""
+        return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             {"softmax_offset": 0},

@@ -42,6 +42,8 @@ class AttentionMask:
     left: int | None = None
     """Tokens before its own that a query sees; None: all."""
     documents: Documents | None = None
+    chunk: int | None = None
+    """Tokens of a chunk, counted from the start of its document: a query sees its own only; None: all."""
 
     def blocks(self, pieces: Sequence[int], length: int, block_rows: int = BLOCK_ROWS) -> Iterator[QueryBlock]:
         """Blocks of at most ``block_rows`` queries, in order.
@@ -59,7 +61,8 @@ class AttentionMask:
         """The first query of a block sees furthest back: neither windows nor documents move backwards."""
         by_window = 0 if self.left is None else position - self.left
         by_document = 0 if self.documents is None else self.documents.earliest[row]
-        return max(0, by_window, by_document)
+        by_chunk = position - position % self.chunk if self.chunk and self.documents is None else 0
+        return max(0, by_window, by_document, by_chunk)
 
     def mask(self, block: QueryBlock, device: torch.device) -> Tensor:
         """Whether each query of a block sees each of its keys: bool [1 or b, 1, rows, keys]."""
@@ -69,8 +72,13 @@ class AttentionMask:
         if self.left is not None:
             seen &= keys >= queries - self.left
         if self.documents is None:
-            return seen[None, None]
-        return seen & (keys >= self.documents.starts[:, None, block.rows, None])
+            return (seen & (keys >= self._chunk_start(queries, 0)))[None, None]
+        starts = self.documents.starts[:, None, block.rows, None]
+        return seen & (keys >= self._chunk_start(queries, starts))
+
+    def _chunk_start(self, queries: Tensor, start: Tensor | int) -> Tensor | int:
+        """Of each query's chunk; of its document, which begins at ``start``, where there are no chunks."""
+        return start if self.chunk is None else queries - (queries - start) % self.chunk
 
 
 def attend(
@@ -116,14 +124,18 @@ def _attend_by_scores(
     """[b, n, s, d] and [b, g, t, d] twice -> [b, n, s, d]; cap tanh(scores / cap), and the softmax in fp32."""
     times = q.shape[1] // k.shape[1]
     k, v = (one.repeat_interleave(times, dim=1) if times > 1 else one for one in (k, v))
-    scores = (q @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = (q @ k.mT).float().mul_(scale / softcap if softcap else scale)  # in place: no backward reads them
     if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask, -torch.inf)
+        scores = torch.tanh_(scores) * softcap
+    scores = scores.masked_fill_(~mask, -torch.inf)
     if sink is None:
-        return F.dropout(scores.softmax(dim=-1).type_as(v), dropout) @ v
-    total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
-    return F.dropout((scores - total[..., None]).exp().type_as(v), dropout) @ v
+        weights = scores.softmax(dim=-1)
+    else:
+        total = torch.logaddexp(scores.logsumexp(dim=-1), sink.float().view(1, -1, 1))
+        weights = (scores - total[..., None]).exp()
+    weights = weights.type_as(v)
+    return (F.dropout(weights, dropout) if dropout else weights) @ v
 
 
 def attend_in_blocks(

@@ -12,9 +12,9 @@ from torch import Tensor
 class ExpertOutput(RowParallelLinear):
     """The last linear layer of an expert, whose output mcore adds the weighted bias to in place (mlp.py:354).
 
-    On one rank its output is that of a custom autograd function, unchanged, which torch forbids to be changed in place.
-    Under sequence parallelism mcore marks the bias as one whose gradient is summed over TP, where each TP rank has other
-    experts: each has all tokens of its own already.
+    On one rank its output is that of a custom autograd function, unchanged, which torch forbids to be changed in
+    place. Under sequence parallelism mcore marks the bias as one whose gradient is summed over TP, where each TP rank
+    has other experts: each has all tokens of its own already.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from models.layers.attention import check_supported, softcap_of
 from models.layers.blockwise_attention import attend
+from models.layers.chunked import Temperature, chunk_of, temperature_of
 from parallel.ddp import Chunks
 
 
@@ -62,10 +63,13 @@ class KVCache:
         scale: float | None,
         sink: Tensor | None = None,
         softcap: float = 0.0,
+        chunk: int | None = None,
+        temperature: Temperature | None = None,
     ) -> Tensor:
         """query [n, b, heads, d], key and value [n, b, groups, d] -> [n, b, heads * d].
 
-        left: tokens before its own that a query sees; None: all. sink: one more logit of each head's softmax.
+        left: tokens before its own that a query sees; None: all. sink: one more logit of each head's softmax. chunk,
+        temperature: models/layers/chunked.py.
         """
         assert self.call is not None
         n, b = query.shape[:2]
@@ -78,6 +82,10 @@ class KVCache:
         mask = seen <= queries
         if left is not None:
             mask &= seen >= queries - left
+        if chunk is not None:
+            mask &= seen >= queries - queries % chunk
+        if temperature is not None:
+            query = temperature.apply(query, self.call.rows.T)
         keys, values = keys[: self.call.end], values[: self.call.end]
         out = attend(query, keys, values, 0.0, scale, mask[:, None], sink, softcap)
         return out.permute(2, 0, 1, 3).reshape(n, b, -1)
@@ -119,10 +127,12 @@ def _keep(attention: Attention, cache: KVCache, layer: int) -> None:
     left = config.window_size[0] if windowed and config.window_size[0] >= 0 else None
     scale = getattr(attention, "softmax_scale", config.softmax_scale)  # latent attention has its own
     softcap = softcap_of(config)
+    chunk, temperature = chunk_of(config, attention.layer_number), temperature_of(config, attention.layer_number)
 
     def forward(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         sink = getattr(attention.core_attention, "softmax_offset", None)
-        return cache.attend(layer, query, key, value, left, scale, None if sink is None else sink.view(-1), softcap)
+        sink = None if sink is None else sink.view(-1)
+        return cache.attend(layer, query, key, value, left, scale, sink, softcap, chunk, temperature)
 
     attention.core_attention.forward = forward
 

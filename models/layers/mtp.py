@@ -12,6 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, MTPLossLoggingHelper, roll_tensor
 from torch import Tensor
 
+from models.layers.chunked_losses import chunked_head
 from models.layers.cross_entropy import LossesAndLogZ
 
 
@@ -61,13 +62,19 @@ def process_mtp_loss(
         return trunk
     mask = torch.ones_like(labels) if loss_mask is None else loss_mask
     all_tokens = _over_context(mask.sum(), cp_group)
+    head = chunked_head(output_layer)
+    if head is not None:
+        compute_language_model_loss = head.losses
     if isinstance(compute_language_model_loss, LossesAndLogZ):  # a user's own loss is of the next token alone
         compute_language_model_loss = compute_language_model_loss.plain
     for number, hidden in enumerate(depths):
-        logits, _ = output_layer(hidden, weight=output_weight, runtime_gather_output=runtime_gather_output)
         labels, _ = roll_tensor(labels, shifts=-1, dims=-1, cp_group=cp_group)
         mask, tokens = roll_tensor(mask, shifts=-1, dims=-1, cp_group=cp_group)
-        losses = mask * compute_language_model_loss(labels, logits)
+        if head is not None:
+            losses = mask * head.losses_of(hidden, output_weight, labels, compute_language_model_loss)
+        else:
+            logits, _ = output_layer(hidden, weight=output_weight, runtime_gather_output=runtime_gather_output)
+            losses = mask * compute_language_model_loss(labels, logits)
         tokens = _over_context(tokens, cp_group).clamp(min=1)
         if is_training:
             unknown = torch.zeros((), device=losses.device)  # how often a depth's guess is right is not measured

@@ -1,4 +1,5 @@
-"""Group-limited routing as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2), and what routing leaves behind."""
+"""Group-limited routing as DeepSeek-V2 has it (arXiv:2405.04434, section 2.2.2), a softmax with a bias as ERNIE-4.5 has
+it, and what routing leaves behind."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ def topk_routing_with_score_function(
     num_groups: int | None = None,
     group_topk: int | None = None,
     score_function: str = "softmax",
+    expert_bias: Tensor | None = None,
     router_replay: Any = None,
     fused: bool = False,
     **settings: Any,
@@ -62,24 +64,34 @@ def topk_routing_with_score_function(
     groups). V2, with a softmax, takes the groups that hold the highest scores: for its 6 of 160 experts from 3 of 8
     groups, mcore would send one token in three (of normal logits) to other experts. Softmax scores with groups are
     rated here: fused routing (kernels.moe_router_fusion), which sums too, then serves the balancing loss alone.
+
+    mcore adds an expert bias to sigmoid scores only. ERNIE-4.5 chooses by softmax and bias: so does this.
     """
-    if score_function != "softmax" or not group_topk:
+    own = group_topk or expert_bias is not None
+    if score_function != "softmax" or not own:
         return route(
             logits,
             topk,
             num_groups=num_groups,
             group_topk=group_topk,
             score_function=score_function,
+            expert_bias=expert_bias,
             router_replay=router_replay,
             fused=fused,
             **settings,
         )
     scores = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    scores = scores if expert_bias is None else scores + expert_bias
+    choose = best_of_best_groups if group_topk else _best
     if router_replay is None:
-        _, indices = best_of_best_groups(scores, topk, num_groups, group_topk)
+        _, indices = choose(scores, topk, num_groups, group_topk)
     else:
-        _, indices = router_replay.get_replay_topk(scores, topk, num_groups, group_topk, best_of_best_groups)
+        _, indices = router_replay.get_replay_topk(scores, topk, num_groups, group_topk, choose)
     return route(logits, topk, score_function=score_function, precomputed_indices=indices, **settings)
+
+
+def _best(scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None) -> tuple[Tensor, Tensor]:
+    return scores.topk(topk, dim=-1)
 
 
 def best_of_best_groups(

@@ -1,5 +1,7 @@
-"""Multipliers of embeddings and logits, and the logits' soft cap: hooks on the chunk's own modules, which multi-token
+"""Multipliers of embeddings and logits, and the logits' soft cap: within the chunk's own modules, which multi-token
 prediction calls, too."""
+
+from typing import Any
 
 import torch
 from megatron.core.models.hybrid.hybrid_model import HybridModel
@@ -28,9 +30,11 @@ def scale_embeddings(chunk: HybridModel, multiplier: float) -> None:
 def scale_logits(chunk: HybridModel, divisor: float, cap: float) -> None:
     """Divided, then capped: cap tanh(logits / cap)."""
 
-    def scaled(_module: object, _inputs: object, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        logits, bias = outputs
+    forward = chunk.output_layer.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        logits, bias = forward(*args, **kwargs)
         logits = logits if divisor == 1.0 else logits / divisor
         return (torch.tanh(logits / cap) * cap if cap else logits), bias
 
-    chunk.output_layer.register_forward_hook(scaled)
+    chunk.output_layer.forward = scaled

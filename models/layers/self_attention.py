@@ -10,6 +10,7 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
+from models.layers.chunked import L2Norm, goes_without_rope
 from models.rope import attention_factor
 from models.shapes import GPTShape
 
@@ -22,6 +23,9 @@ class BlockAttention(SelfAttention):
         if shape.qk_layernorm and shape.qk_layernorm_full_width:
             self.q_layernorm = AllHeadsNorm(config, self.num_attention_heads_per_partition, self.tp_group)
             self.k_layernorm = AllHeadsNorm(config, self.num_query_groups_per_partition, self.tp_group)
+        if shape.qk_l2_norm and not goes_without_rope(config, self.layer_number):
+            norm: Any = L2Norm(config.layernorm_epsilon)  # turning changes no length
+            self.q_layernorm = self.k_layernorm = norm
         self._yarn_concentration_factor = attention_factor(shape)
         self.rotary_part: int | None = None
         """Which half of the rotary embedding this block's is (models/rope.py); None: all of it."""

@@ -43,6 +43,7 @@ from models.layers.gated_delta_net import gated_delta_net_layer
 from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
+from models.layers.offload import Offload
 from models.layers.parallel_residual import ParallelAttentionLayer, ParallelMLPLayer, join
 from models.layers.projection import bias_dropout_add, with_bias, with_post_norm
 from models.layers.self_attention import BlockAttention
@@ -92,7 +93,7 @@ def provider(device: torch.device, documents: bool = False) -> BackendSpecProvid
 
 def with_own_attention(backend: BackendSpecProvider) -> BackendSpecProvider:
     """Its modules around our attention, for what Transformer Engine's does not have: documents, soft caps of scores."""
-    backend.core_attention = lambda: SDPAttention  # type: ignore[method-assign]
+    backend.core_attention = lambda: SDPAttention
     return backend
 
 
@@ -111,12 +112,17 @@ class LayerStack(HybridStack):
         super().__init__(config, *args, post_process=post_process, post_layer_norm=False, **kwargs)
         self.post_layer_norm, self.single_layers = post_layer_norm, single_layers
         join(self.layers)
+        self.offload: Offload | None = None
         if post_process and post_layer_norm:
             self.final_norm = final_norm(config=config, hidden_size=config.hidden_size, eps=config.layernorm_epsilon)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """[s/tp, b, h] -> [s/tp, b, h]."""
-        with get_cuda_rng_tracker().fork() if self.config.sequence_parallel else contextlib.nullcontext():
+        offloads = self.offload is not None and self.training and torch.is_grad_enabled()
+        with (
+            get_cuda_rng_tracker().fork() if self.config.sequence_parallel else contextlib.nullcontext(),
+            self.offload.forward_pass() if self.offload and offloads else contextlib.nullcontext(),
+        ):
             output = super().forward(*args, **kwargs)
         self.input_tensor = None  # else each chunk keeps its last input, and that input's gradient, to the next one
         return output

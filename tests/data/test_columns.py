@@ -105,7 +105,7 @@ def by_all(path, folder, capsys, **names):
         ("a.csv.xz", lzma.compress(BOM + written())),
         ("a.csv", written().removesuffix(b"\r\n")),
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_a_column_is_read_by_all(tmp_path, capsys, name, content):
     (tmp_path / name).write_bytes(content)
@@ -155,6 +155,13 @@ def test_the_scanner_finds_the_same_ends_in_any_pieces(content, cuts):
     for start, stop in itertools.pairwise(borders):
         found += [start + end for end in scanner.ends(content[start:stop])]
     assert found == whole
+
+
+def test_a_quote_within_a_field_without_quotes_is_a_letter(tmp_path):
+    texts = ['5" disk', 'a 3" one', "x"]
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\tid\n" for text in ["body", *texts]))
+    for unit_bytes in (1, 10, 1000):
+        assert texts_of(tmp_path / "a.tsv", unit_bytes) == texts
 
 
 def test_units_are_cut_where_records_begin(tmp_path):
@@ -294,6 +301,18 @@ def test_a_field_within_another_is_named_with_a_dot(tmp_path, capsys, kind):
         texts_of(path, jsonl_key="doc")
 
 
+def test_a_list_is_no_field_and_is_said_to_be_one(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"messages": [{"content": "a"}], "id": 1}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    for name in ("a.parquet", "a.jsonl"):
+        with pytest.raises(UserError, match=r"no (column|field) \"messages\.content\"; found: messages \(a list\), id"):
+            texts_of(tmp_path / name, jsonl_key="messages.content")
+
+
 def test_a_null_within_nested_columns_is_a_bad_document(tmp_path):
     import pyarrow
     import pyarrow.parquet
@@ -316,3 +335,12 @@ def test_a_column_whose_own_name_has_a_dot_comes_first(tmp_path):
     assert texts_of(tmp_path / "a.parquet", jsonl_key="doc.text") == ["own"]
     (tmp_path / "a.jsonl").write_text('{"doc": {"text": "within"}, "doc.text": "own"}\n{"doc": {"text": "within"}}\n')
     assert texts_of(tmp_path / "a.jsonl", jsonl_key="doc.text") == ["own", "within"]
+
+
+def test_a_tokenizer_is_trained_on_a_column(tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes(written([f"some words, {number} and more\nlines" for number in range(500)]))
+    command = ["train", str(tmp_path / "a.csv"), "--output", str(tmp_path / "t.model"), "--vocab_size", "300"]
+    assert main(command) == 2
+    assert 'no column "text"; found: "id", "body", "a,b". Set --csv_column.' in capsys.readouterr().err
+    assert main([*command, "--csv_column", "body"]) == 0
+    assert (tmp_path / "t.model").is_file()

@@ -114,6 +114,7 @@ def test_either_file_or_both_name_a_pair(pair, tmp_path, monkeypatch, names):
         ({"merges.txt": b"#version: 0.2\n\xff \xfe\n"}, "merges.txt: byte 14 is not UTF-8"),
         ({"vocab.json": '{"a": 0, "b": 1}'}, "no id for 254 of the 256 bytes"),
         ({"vocab.json": '{"a": 0, "b": "1"}'}, "expected an object of texts and their ids"),
+        ({"vocab.json": '{"a": 0, "b": 0}'}, "expected another id for each text"),
         ({"vocab.json": ""}, "vocab.json is empty"),
         ({"tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'}, "says CLIPTokenizer; expected GPT-2's"),
         ({"tokenizer_config.json": '{"eos_token": "<end>"}'}, 'no token "<end>", which ends a document by'),
@@ -134,8 +135,12 @@ def test_a_pair_that_is_none_is_named(pair, tmp_path, changes, said):
 
 @pytest.fixture(scope="module")
 def llama3(tmp_path_factory):
+    """A folder with a tokenizer.model as Meta's."""
+    return write_llama3(tmp_path_factory.mktemp("llama3"))
+
+
+def write_llama3(folder):
     """128,000 ranks as Meta's file has them: the bytes, and what pairs of earlier ones make."""
-    folder = tmp_path_factory.mktemp("llama3")
     order = [*range(33, 127), *range(161, 173), *range(174, 256), *range(33), *range(127, 161), 173]
     known = dict.fromkeys(bytes([byte]) for byte in order)
     words = sorted({word for path in corpus.files(max_bytes=1_500_000) for word in path.read_bytes().split()})
@@ -167,11 +172,12 @@ def test_metas_file_gives_the_ids_of_tiktoken_and_transformers(llama3, texts):
     assert (ours.vocab_size, ours.eod) == (128_256, 128_001)
     ranks = load_tiktoken_bpe(str(llama3 / "tokenizer.model"))
     assert len(ranks) == 128_000
-    encoding = tiktoken.Encoding("x", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens={})
+    theirs = TikTokenConverter(str(llama3 / "tokenizer.model"))  # its default pattern is Llama 3's
+    encoding = tiktoken.Encoding("x", pat_str=theirs.pattern, mergeable_ranks=ranks, special_tokens={})
     assert [ours.encode(text).tolist() for text in texts] == [encoding.encode_ordinary(text) for text in texts]
-    theirs = TikTokenConverter(str(llama3 / "tokenizer.model"), pattern=LLAMA3_PATTERN).converted()
+    converted = theirs.converted()
     assert [ours.encode(text).tolist() for text in texts] == [
-        theirs.encode(text, add_special_tokens=False).ids for text in texts
+        converted.encode(text, add_special_tokens=False).ids for text in texts
     ]
     assert [ours.decode(ours.encode(text)) for text in texts] == texts
     assert open_tokenizer(llama3, "<|eot_id|>").eod == 128_009
@@ -198,6 +204,11 @@ def test_metas_control_tokens_are_where_meta_has_them():
     }  # fmt: skip
     assert {text: llama4.special_tokens[text] for text in places} == places
     assert sorted(llama4.special_tokens.values()) == list(range(200_000, 202_048))
+    assert llama4.pattern == (
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+        r"""|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
+        r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+    )
 
 
 def test_ranks_that_nothing_describes_are_refused(llama3, tmp_path):

@@ -53,6 +53,43 @@ def waste() -> None:
     train.one_step = wasteful
 
 
+def small_activations_offloaded() -> None:
+    """No fault: those of tiny models wait on the host, too."""
+    from models.layers import offload
+
+    offload.LEAST_BYTES = 1
+
+
+def offload_not_awaited_on_the_way_back() -> None:
+    """Activations are used before they have come back from the host."""
+    from models.layers import offload
+
+    small_activations_offloaded()
+    offload._unpack = _without("wait_event", offload._unpack)
+
+
+def offload_not_awaited_on_the_way_out() -> None:
+    """Activations are copied to the host before they are computed."""
+    from models.layers import offload
+
+    small_activations_offloaded()
+    offload._Layer._copied = _without("wait_stream", offload._Layer._copied)  # type: ignore[method-assign]
+
+
+def _without(wait: str, call: Any) -> Any:
+    """``call`` with one of a stream's methods doing nothing."""
+
+    def unawaited(*args: Any) -> Any:
+        real = getattr(torch.cuda.Stream, wait)
+        setattr(torch.cuda.Stream, wait, lambda *_: None)
+        try:
+            return call(*args)
+        finally:
+            setattr(torch.cuda.Stream, wait, real)
+
+    return unawaited
+
+
 def graph_input_not_copied() -> None:
     """A layer's graph computes on what its input held when it was captured."""
     from megatron.core.transformer.cuda_graphs import _CudagraphReplayNode as Node
@@ -86,5 +123,8 @@ def capture_draws() -> None:
 
 FAULTS = (overlap_not_awaited, collectives_not_awaited, checkpoint_copy_not_awaited, waste)
 GRAPH_FAULTS = (graph_input_not_copied, graph_not_launched, capture_draws)
-MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS)}
+OFFLOADED = (
+    small_activations_offloaded, offload_not_awaited_on_the_way_back, offload_not_awaited_on_the_way_out,
+)  # fmt: skip
+MUTANTS = {mutant.__name__: mutant for mutant in (*FAULTS, *GRAPH_FAULTS, *OFFLOADED)}
 MUTANTS[os.environ["EMULATED_CUDA_MUTANT"]]()

@@ -147,3 +147,47 @@ def test_a_missing_wait_is_found(device: WarmDevice, on_the_cpu: Any, tmp_path: 
     reference = on_the_cpu("debug")
     worst = max(one.relative or 0 for one in trainings.checkpoint_differences(tmp_path, reference))
     assert max(trainings.loss_difference(tmp_path, reference), worst) > 100 * WEIGHTS_BOUND
+
+
+OFFLOADED = ("--train.cpu_offloading_num_layers", "4")
+
+
+def offloading(order: Order, mutant: str = "small_activations_offloaded") -> Emulation:
+    # Without a lull, work that nothing asks for has not been done yet.
+    settings = {"EMULATED_CUDA_MUTANT": mutant, "EMULATED_CUDA_LULL_MS": "300"}
+    return Emulation(order=order, hooks=("tests.gpu_path.mutants",), settings=settings)
+
+
+@pytest.mark.parametrize(
+    "layout, shape, order",
+    [
+        ("", "debug", "late"),
+        ("pp2vpp2", "debug", "random"),
+        ("dp2zero3", "debug", "late"),
+        *(pytest.param(*case, marks=pytest.mark.campaign)
+          for case in [("", "debug", "random"), ("tp2sp", "debug", "late"), ("pp2vpp2", "debug", "late"),
+                       ("dp2zero3", "debug", "random"), ("ep2", "mixtral_tiny", "late"),
+                       ("tp2sp", "deepseek_v3_tiny", "late"), ("tp2sppp2", "debug", "late")]),
+    ],
+)  # fmt: skip
+def test_activations_wait_on_the_host(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str, order: Order
+) -> None:
+    device.train(Training(layout=layout, shape=shape), tmp_path, offloading(order), OFFLOADED)
+    compare(tmp_path, on_the_cpu(shape))
+
+
+@pytest.mark.parametrize(
+    "mutant, order",
+    [("offload_not_awaited_on_the_way_back", "late"),
+     pytest.param("offload_not_awaited_on_the_way_out", "random", marks=pytest.mark.campaign)],
+)  # fmt: skip
+def test_a_missing_wait_for_the_host_is_found(
+    device: WarmDevice, on_the_cpu: Any, tmp_path: Path, mutant: str, order: Order
+) -> None:
+    try:
+        device.train(Training(), tmp_path, offloading(order, mutant), OFFLOADED)
+    except TrainingError as error:
+        assert "gradient norm nan" in str(error)
+        return
+    assert trainings.loss_difference(tmp_path, on_the_cpu("debug")) > 100 * LOSS_BOUND

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.config import ModelConfig
 from models.layers.blockwise_attention import AttentionMask, QueryBlock, attend_in_blocks
+from models.layers.chunked import Temperature
 from models.layers.documents import Documents
 from models.resolve import resolve
 from parallel.config import ParallelConfig, PrecisionConfig
@@ -34,11 +35,14 @@ def inputs(length: int, heads: int = 4, groups: int = 2) -> list[Tensor]:
     return [torch.randn(size, generator=draw, dtype=torch.float64) for size in sizes]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, left: int | None, starts: Tensor | None) -> Tensor:
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, left: int | None, starts: Tensor | None, softcap: float = 0.0
+) -> Tensor:
     """[2, heads, t, 8] by softmax over all t x t scores."""
     t, heads = query.shape[0], query.shape[2]
     key, value = (tensor.repeat_interleave(heads // key.shape[2], dim=2) for tensor in (key, value))
     scores = torch.einsum("sbnd,tbnd->bnst", query, key) / query.shape[-1] ** 0.5
+    scores = torch.tanh(scores / softcap) * softcap if softcap else scores
     row, column = torch.arange(t)[:, None], torch.arange(t)
     hidden = column > row
     if left is not None:
@@ -128,6 +132,50 @@ def test_a_sink_takes_weight_from_all_tokens(left: int | None, packed: bool) -> 
     expected = with_gradients(dense_with_sink(*leaves, left, starts), leaves, grad)
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("left", [None, 5])
+def test_scores_have_a_soft_cap(left: int | None) -> None:
+    """Output and all gradients; scores are in fp32 here. A cap of 1 changes most of them."""
+    *leaves, grad = inputs(37)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    output = attend_in_blocks(*leaves, AttentionMask(left=left), softcap=1.0, block_rows=8)
+    expected = with_gradients(dense(*leaves, left, None, softcap=1.0), leaves, grad)
+    for mine, theirs in zip(with_gradients(output, leaves, grad), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert (output - dense(*leaves, left, None)).abs().max() > 0.1
+
+
+# ---- chunks, and queries that grow (Llama 4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunk", [1, 5, 12, 100])
+def test_a_query_sees_its_own_chunk_of_its_document(chunk: int, packed: bool) -> None:
+    """A chunk is a document that begins at a multiple of its length: output and all gradients, in blocks of 8."""
+    *leaves, grad = inputs(37)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    starts, positions = starts_of(37) if packed else torch.zeros(2, 37, dtype=torch.int64), torch.arange(37)
+    chunks = positions - (positions - starts) % chunk
+    sight = AttentionMask(chunk=chunk, documents=Documents(starts) if packed else None)
+    output = attend_in_blocks(*leaves, sight, block_rows=8)
+    assert_same(with_gradients(output, leaves, grad), with_gradients(dense(*leaves, None, chunks), leaves, grad))
+
+
+def test_a_block_gets_the_keys_of_its_chunk_only() -> None:
+    assert [block.keys for block in AttentionMask(chunk=12).blocks([0], 24, 8)] == [
+        slice(0, 8), slice(0, 16), slice(12, 24)
+    ]  # fmt: skip
+
+
+def test_queries_grow_with_their_position() -> None:
+    """arXiv:2501.19399: a step after 3, 7, 11, ... tokens, where floor_scale is 4."""
+    query = torch.ones(9, 1, 2, 3)
+    grown = Temperature(scale=0.5, floor=4).apply(query, torch.arange(9)[:, None])
+    steps = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+    torch.testing.assert_close(grown[:, 0, 0, 0], 1 + 0.5 * torch.log1p(steps.float()))
 
 
 # ---- which keys a block needs

@@ -116,7 +116,14 @@ def test_deepseek_v3_has_the_published_numbers_of_parameters() -> None:
 
 
 # Billions of parameters and of those that a token meets, as model cards round them.
-ROUNDED = {"kimi_k2": (1_000, 32), "qwen15_moe_a2_7b": (14.3, 2.7), "qwen2_57b_a14b": (57.4, 14.2)}
+ROUNDED = {
+    "llama4_scout": (109, 17),  # the model cards; less the images' part
+    "llama4_maverick": (400, 17),
+    "olmoe_7b": (6.9, 1.3),
+    "kimi_k2": (1_000, 32),
+    "qwen15_moe_a2_7b": (14.3, 2.7),
+    "qwen2_57b_a14b": (57.4, 14.2),
+}
 
 
 @pytest.mark.parametrize("name, billions", ROUNDED.items())
@@ -132,6 +139,15 @@ def test_gpt_oss_has_the_model_card_s_numbers_of_parameters(name: str, total: fl
     looked_up = shape.vocab_size * shape.hidden_size
     assert num_parameters(shape) / 1e9 == pytest.approx(total, abs=0.006)
     assert (active_parameters(shape) - looked_up) / 1e9 == pytest.approx(active, abs=0.006)
+
+
+@pytest.mark.parametrize("name, total, active", [("glm45", 355, 32), ("glm45_air", 106, 12), ("minimax_m2", 230, 10)])
+def test_sizes_without_embedding_and_output_layer_are_published(name: str, total: int, active: int) -> None:
+    """arXiv:2508.06471, table 1, with multi-token prediction; the model card of MiniMax-M2."""
+    shape = named(name)
+    tables = 2 * shape.vocab_size * shape.hidden_size
+    assert (num_parameters(shape) - tables) / 1e9 == pytest.approx(total, abs=3)
+    assert (active_parameters(shape) - tables) / 1e9 == pytest.approx(active, abs=1)
 
 
 def test_moonlight_has_the_paper_s_numbers_of_parameters() -> None:
@@ -218,6 +234,11 @@ SIBLINGS = {
     "nemotron_h_tiny": "nemotron_h_8b",
     "nemotron3_tiny": "nemotron3_nano_30b_a3b",
     "qwen3_next_tiny": "qwen3_next_80b_a3b",
+    "glm45_tiny": "glm45",
+    "llama4_tiny": "llama4_scout",
+    "ernie45_moe_tiny": "ernie45_21b_a3b",
+    "olmoe_tiny": "olmoe_7b",
+    "minimax_m2_tiny": "minimax_m2",
 }
 
 

@@ -11,6 +11,7 @@ from models.flops import (
     flops_per_token,
     flops_per_token_palm,
     hardware_flops_per_token,
+    mean_chunk_keys,
     peak_flops,
 )
 from models.shapes import GPTShape
@@ -37,6 +38,20 @@ def test_model_flops_by_hand() -> None:
 def test_ungated_mlp_has_two_matrices() -> None:
     difference = flops_per_token(tiny(), SEQ_LENGTH) - flops_per_token(tiny(activation="gelu"), SEQ_LENGTH)
     assert difference == 6 * 3 * 8 * 16
+
+
+def test_a_chunk_is_seen_to_half_and_what_is_left_of_one_too() -> None:
+    """Six tokens in chunks of four: means of 4 / 2 over four tokens, of 2 / 2 over two."""
+    assert mean_chunk_keys(4, SEQ_LENGTH) == (4 * 2 + 2 * 1) / 6
+    chunked = tiny(attention_chunk_size=4, no_rope_freq="3")
+    saved = 2 * (2 * 8) * (SEQ_LENGTH / 2 - mean_chunk_keys(4, SEQ_LENGTH))
+    assert flops_per_token(tiny(), SEQ_LENGTH) - flops_per_token(chunked, SEQ_LENGTH) == pytest.approx(3 * 2 * saved)
+
+
+def test_biases_of_experts_are_no_products() -> None:
+    with_biases = named("gpt_oss_tiny")
+    without = dataclasses.replace(with_biases, add_bias_linear=False)
+    assert flops_per_token(with_biases, SEQ_LENGTH) == flops_per_token(without, SEQ_LENGTH)
 
 
 def test_padding_of_the_vocabulary_does_not_count() -> None:

@@ -20,7 +20,7 @@ from training.forward_backward import run_schedule
 
 SAMPLES = 2
 # Not mistral_tiny: attention with a window skips blocks and recomputes others, as no kernel on a GPU does.
-SHAPES = "gpt2 llama3 qwen3 mixtral qwen3_moe deepseek_v2 deepseek_v3 mamba2 nemotron_h nemotron3".split()
+SHAPES = "gpt2 llama3 qwen3 mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 mamba2 nemotron_h nemotron3".split()
 
 
 def half_of_attention(shape: GPTShape, seq_length: int) -> float:

@@ -131,7 +131,7 @@ def test_experts_without_gates_or_shared_ones() -> None:
 def test_every_shape_field_can_be_set_in_the_model_section() -> None:
     model = {field.name for field in dataclasses.fields(ModelConfig)}
     shape = {field.name for field in dataclasses.fields(GPTShape)}
-    assert model - shape == {"shape", "seq_length", "megatron"}
+    assert model - shape == {"name", "shape", "seq_length", "megatron"}
     assert shape <= model
 
 
@@ -209,8 +209,8 @@ def test_section_reports_bad_values(config: ModelConfig, expected: str) -> None:
             'needs model.position_embedding_type = "rope"',
         ),
         (
-            {"rope_scaling": "llama3", "rope_low_freq_factor": 4.0},
-            "must be below model.rope_high_freq_factor",
+            {"rope_scaling": "llama3", "rope_low_freq_factor": 5.0},
+            "must not exceed model.rope_high_freq_factor",
         ),
         ({"rope_scaling": "yarn", "yarn_beta_slow": 33.0}, "must not exceed model.yarn_beta_fast"),
     ],
@@ -252,7 +252,7 @@ def test_shape_reports_what_does_not_fit_together(changes: dict[str, object], ex
         ("mixtral_tiny", {"moe_router_load_balancing_type": "none"}, "model.moe_aux_loss_coeff 0.02 weighs no loss"),
         (
             "mixtral_tiny",
-            {"moe_router_enable_expert_bias": True},
+            {"moe_router_enable_expert_bias": True, "moe_router_num_groups": 2, "moe_router_group_topk": 1},
             'moe_router_score_function = "sigmoid", found "softmax"',
         ),
         ("mixtral_tiny", {"moe_pad_expert_input_to_capacity": True}, "model.moe_expert_capacity_factor is 0"),

@@ -43,6 +43,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2_tiny", {}),
     "deepseek_v2_lite": ("deepseek_v2_tiny", {"q_lora_rank": 0, **NO_GROUPS}),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
+    "moonlight": ("moonlight_tiny", {}),
+    "kimi_k2": ("kimi_k2_tiny", {}),
+    "qwen2_moe": ("qwen2_moe_tiny", {}),
+    "gpt_oss": ("gpt_oss_tiny", {}),
+    "minimax_m2": ("minimax_m2_tiny", {}),
+    "ernie45": ("ernie45_moe_tiny", {}),
+    "olmoe": ("olmoe_tiny", {}),
+    "llama4": ("llama4_tiny", {"moe_layer_freq": "[0,1,0,1]"}),
+    "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
     "mamba2": ("mamba2_tiny", {}),
     "nemotron_h": ("nemotron_h_tiny", {}),
     "nemotron3": ("nemotron3_tiny", {}),
@@ -76,7 +85,7 @@ def our_differences(identity: Identity, root: Path, output: Path) -> None:
     from training.checkpoint.storage import TensorReader
 
     tp = identity.world_size
-    parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1)
+    parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=tp > 1, expert_tensor_parallel_size=1)
     found = {}
     with groups.start(layout_of(parallel, tp), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
         for name in FAMILIES:

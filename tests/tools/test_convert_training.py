@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 
+from data.config import DataConfig
 from data.tokenizers import open_tokenizer
 from models.families import TINY
 from parallel.errors import UserError
 from parallel.launch import Identity
 from ranks import run_ranks
 from runs import configuration, train
+from tests.data.test_tokenizer_files import write_llama3
 from tests.tools.hf_folders import write_folder
 from tools.convert.__main__ import main
+from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.source import HfFolder
 from training import prepare
 from training.checkpoint.folders import checkpoints, latest
 from training.checkpoint.state import read_state
 from training.config.recipe import load
+from training.config.run_config import RunConfig
 
 BOS, EOS, EOT = "<|begin|>", "<|end|>", "<|turn|>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}"
@@ -147,6 +151,29 @@ def test_a_model_of_our_own_ends_its_texts_as_its_documents(tmp_path: Path, text
         assert (found["ends"], found["eos"]) == (eod, eod)
         name = "tokenizer.json" if kind == "json" else "tokenizer.model"
         assert found["ids"] == list(open_tokenizer(checkpoint / name, EOS).encode("Some words."))
+
+
+def test_llama_3s_ranks_have_their_control_tokens_in_transformers(tmp_path: Path) -> None:
+    """They are not in Meta's tokenizer.model."""
+    carried = {"tokenizer.model": write_llama3(tmp_path) / "tokenizer.model"}
+    checkpoint = RunConfig(data=DataConfig(tokenizer=str(carried["tokenizer.model"])))
+    ends, notes = own_ends(tmp_path, checkpoint, {})
+    assert ends is not None and (ends.eos, ends.bos, notes) == (128_001, 128_000, [])
+    config = with_ends({"model_type": "llama"}, carried, ends)
+    for name, content in more_files(config, carried, ends).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def look(_: Identity) -> None:
+        import transformers
+
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+        ids = theirs("some words<|eot_id|>", add_special_tokens=False)["input_ids"]
+        (tmp_path / "found").write_text(json.dumps([len(theirs), theirs.eos_token_id, theirs.bos_token_id, *ids]))
+
+    run_ranks(1, look)
+    plain = open_tokenizer(carried["tokenizer.model"], None).encode("some words").tolist()
+    assert json.loads((tmp_path / "found").read_text()) == [128_256, 128_001, 128_000, *plain, 128_009]
 
 
 CHOICES: dict[str, tuple[dict[str, str | None], dict[str, Any], str | None]] = {

@@ -271,6 +271,13 @@ def test_a_tokenizer_that_cannot_be_read_is_listed(kind: str) -> None:
     assert "data.tokenizer" not in draft.values
 
 
+def test_a_vocabulary_and_its_merges_are_the_tokenizer() -> None:
+    draft = drafted(f"{SMALLEST} --vocab-file d/gpt2-vocab.json --merge-file e/merges.txt")
+    assert draft.values["data.tokenizer"] == "d/gpt2-vocab.json,e/merges.txt" and not draft.unsupported
+    alone = drafted(f"{SMALLEST} --tokenizer-type GPT2BPETokenizer --vocab-file d/gpt2-vocab.json")
+    assert alone.values["data.tokenizer"] == "d/gpt2-vocab.json"
+
+
 def test_a_tokenizer_of_hugging_face_is_its_folder() -> None:
     draft = drafted(f"{SMALLEST} --tokenizer-type HuggingFaceTokenizer --tokenizer-model models/mine")
     assert draft.values["data.tokenizer"] == "models/mine"

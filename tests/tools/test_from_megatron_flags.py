@@ -126,6 +126,7 @@ SHOWS: dict[str, tuple[str, str]] = {
     "tokenizer-type": ("", "NullTokenizer"),
     "tokenizer-model": ("--tokenizer-type SentencePieceTokenizer", "a.model"),
     "vocab-file": ("", "gpt2-vocab.json"),
+    "merge-file": ("--vocab-file gpt2-vocab.json", "gpt2-merges.txt"),
     "no-pad-vocab-size": ("--vocab-size 7 --vocab-file gpt2-vocab.json", ""),
     "disable-pad-vocab-size": ("--vocab-size 7 --vocab-file gpt2-vocab.json", ""),
     "no-load-rng": ("--load there", ""),

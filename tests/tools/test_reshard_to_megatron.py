@@ -16,10 +16,12 @@ from checkpoint_parts import (
     on_ranks,
     sizes,
 )
+from models.families import named
 from parallel.config import ParallelConfig
 from parallel.ddp import unwrap
 from tests.tools.reshard_sources import as_torch_reads, gpt_on_ranks, optimizer_states, states
 from tools.reshard.__main__ import main
+from tools.reshard.megatron.args import problems
 from training.checkpoint import optimizer_state
 from training.checkpoint.state import read_state
 from training.config import recipe
@@ -81,6 +83,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], ParallelConfig, int, ParallelConfig, in
     "bf16": ({"shape": "llama2_tiny", "dtype": "bf16"}, sizes(), 2, sizes(2), 2, []),
     "EP1 to EP2": ({"shape": "qwen3_moe_tiny"}, sizes(), 1, sizes(expert_model_parallel_size=2), 2,
                    ["--expert_model_parallel_size", "2"]),
+    "biases of experts, learned softmax logits": (
+        {"shape": "gpt_oss_tiny"}, sizes(), 1, sizes(expert_model_parallel_size=2), 2,
+        ["--expert_model_parallel_size", "2"],
+    ),
     "EP2 to EP1": ({"shape": "deepseek_v3_tiny"}, sizes(expert_model_parallel_size=2), 2, sizes(), 1, []),
 }  # fmt: skip
 
@@ -91,6 +97,15 @@ def test_megatron_core_loads_it_whole_in_another_layout(name: str, run_of: RunOf
     source = run_of(configuration(written, **model), writers)
     assert main([str(source), str(tmp_path / "theirs"), "--format", "megatron", "--verify", *more]) == 0
     on_ranks(readers, configuration(read, **model), load_and_go_on, tmp_path / "theirs", source, tmp_path / "pieces")
+
+
+def test_what_megatron_has_no_argument_for_is_refused(run_of: RunOf, tmp_path: Path, capsys: Any) -> None:
+    assert not problems(named("gpt_oss_20b")) and not problems(named("deepseek_v3"))
+    assert problems(named("ernie45_21b_a3b")) == ["model.moe_router_enable_expert_bias with softmax scores"]
+    source = run_of(configuration(sizes(), shape="llama2_tiny", attn_logit_softcapping=30.0), 1)
+    assert main([str(source), str(tmp_path / "theirs"), "--format", "megatron"]) == 2
+    assert "has no argument for model.attn_logit_softcapping = 30.0" in capsys.readouterr().err
+    assert not (tmp_path / "theirs").exists()
 
 
 @torch.no_grad()

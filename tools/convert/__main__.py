@@ -1,7 +1,7 @@
 """Hugging Face folders <-> Triplane checkpoints, on a CPU, with neither GPU nor Transformer Engine.
 
     python -m tools.convert import HF_FOLDER CHECKPOINT_FOLDER
-    python -m tools.convert export CHECKPOINT_FOLDER HF_FOLDER
+    python -m tools.convert export CHECKPOINT_OR_RUN_FOLDER HF_FOLDER
 
 Nothing is downloaded and no code of the folder is run. The same command continues a killed conversion. A
 tensor that no table covers is refused by name. An import first compares logits of one block of each kind with those of
@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ from tools.convert.exporting import export_folder
 from tools.convert.importing import import_folder
 from tools.convert.source import HfFolder
 from tools.convert.verify import verify
+from training.checkpoint import folders
 from training.checkpoint.format.manifest import DamagedError
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -47,23 +49,20 @@ class Import:
     """Size of the checkpoint's files. A kill loses at most one file per worker."""
     verify: bool = False
     """Convert back in memory and compare with the source, byte by byte; what differs is removed."""
-    logits: tyro.conf.FlagCreatePairsOff[bool] = False
+    logits: bool | None = None
     """Compare the whole model's logits with transformers' own, for models that fit into memory; where they differ, the
-    checkpoint is removed. Otherwise those of one block of each kind are compared, before anything is converted."""
-    no_logits: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Compare no logits."""
+    checkpoint is removed. --no_logits: compare none. None: compare those of one block of each kind, before anything is
+    converted."""
 
     def run(self) -> None:
         """Raises UserError."""
-        if self.logits and self.no_logits:
-            raise UserError("--logits and --no_logits: expected at most one of them.")
         notes = import_folder(
             self.hf_folder,
             self.checkpoint,
             dtype=self.dtype,
             workers=at_least_one(self.workers),
             max_file_bytes=size_in_bytes(self.max_file_size),
-            begin=None if self.logits or self.no_logits else self._begin,
+            begin=self._begin if self.logits is None else None,
             accept=self._accept,
         )
         _show(notes, self.checkpoint)
@@ -85,7 +84,7 @@ class Export:
     """A checkpoint becomes a Hugging Face folder."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A checkpoint, of a run or imported."""
+    """A checkpoint, of a run or imported; or a run's folder, or one of checkpoints, whose newest is taken."""
     hf_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="HF_FOLDER")]
     """Folder to write; must not exist."""
     dtype: Dtype | None = None
@@ -104,24 +103,33 @@ class Export:
 
     def run(self) -> None:
         """Raises UserError."""
+        checkpoint = newest(self.checkpoint)
         notes = export_folder(
-            self.checkpoint,
+            checkpoint,
             self.hf_folder,
             dtype=self.dtype,
             workers=at_least_one(self.workers),
             max_shard_bytes=size_in_bytes(self.max_shard_size),
             like=self.like,
-            accept=self._accept,
+            accept=partial(self._accept, checkpoint),
         )
+        if checkpoint != self.checkpoint:
+            notes = [f"the newest checkpoint is {checkpoint}.", *notes]
         _show(notes, self.hf_folder)
 
-    def _accept(self, folder: Path) -> list[str]:
-        found = [verify(folder, self.checkpoint, "hf_folder")] if self.verify else []
+    def _accept(self, checkpoint: Path, folder: Path) -> list[str]:
+        found = [verify(folder, checkpoint, "hf_folder")] if self.verify else []
         if self.logits:
-            found.append(
-                logits.compare(folder, self.checkpoint, self.dtype or exporting.default_dtype(self.checkpoint))
-            )
+            found.append(logits.compare(folder, checkpoint, self.dtype or exporting.default_dtype(checkpoint)))
         return [line.replace(str(folder), str(self.hf_folder)) for line in found]
+
+
+def newest(path: Path) -> Path:
+    """A checkpoint, or the newest of a run's folder or of a folder of checkpoints. Raises UserError where none is."""
+    try:
+        return folders.find(str(path), partial(print, file=sys.stderr))[0]
+    except UserError as error:
+        raise UserError(f"CHECKPOINT {str(error).removeprefix('checkpoint.load ')}") from None
 
 
 Command: Any = Annotated[Import, tyro.conf.subcommand("import")] | Annotated[Export, tyro.conf.subcommand("export")]

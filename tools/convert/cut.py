@@ -33,6 +33,9 @@ DEPENDENT = (
     "mlp_only_layers",
     "decoder_sparse_step",
     "num_experts",
+    "moe_layer_start_index",
+    "moe_layer_end_index",
+    "moe_layer_interval",
     "num_nextn_predict_layers",
     "hybrid_override_pattern",
     "num_hidden_layers",
@@ -107,6 +110,10 @@ def write_cut(source: HfFolder, cut: Cut, folder: Path) -> None:
     with (folder / SINGLE).open("wb") as file:
         file.write(encode_header((name, dtype, shape) for _, name, shape, dtype in found))
         for entry, name, shape, dtype in found:
+            if entry.lead:  # of experts, side by side
+                words = source.rows(names[whole_name(name, cut)], 0, 1, dtype)[:, list(cut.experts)]
+                file.write(memoryview(np.ascontiguousarray(words).reshape(-1).view(np.uint8)))
+                continue
             for rows in _rows(entry, shape, cut):
                 file.write(_words(source, names[whole_name(name, cut)], rows, dtype))
 

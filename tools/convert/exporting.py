@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from data import tokenizers
 from models.hf.files import CARRIED, CARRIED_BYTES, present
 from models.hf.row_layouts import Strip
 from models.hf.shapes import NO_EFFECT, write_config
-from models.hf.tables import Entry, copies, entries
+from models.hf.tables import Entry, constants, copies, entries
 from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.durable import replace_file
@@ -25,7 +25,7 @@ from parallel.schema import shown
 from parallel.untrusted import JSON_BYTES, read_bytes, read_text
 from tools.convert import resumable
 from tools.convert.checked import CheckedReader, check_files
-from tools.convert.dtypes import cast
+from tools.convert.dtypes import cast, from_numbers
 from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.headers import INDEX, SINGLE, encode_header
 from tools.convert.row_blocks import BLOCK_BYTES
@@ -58,6 +58,8 @@ class ExportedTensor:
     entry: Entry
     strips: Sequence[Strip]
     """By their rows."""
+    constant: float | None = None
+    """What it holds, where it is a number of the architecture and no weight."""
 
     @property
     def bytes(self) -> int:
@@ -129,7 +131,8 @@ class ExportPlan:
         with Weights(self.source) as weights:
             found: list[list[ExportedTensor]] = [[]]
             size = 0
-            for target in targets(self.model_type, self.shape, weights, self.dtype):
+            of_weights = list(targets(self.model_type, self.shape, weights, self.dtype))
+            for target in [*of_weights, *constant_targets(self.model_type, self.shape, self.dtype, of_weights[0])]:
                 if size and size + target.bytes > self.max_shard_bytes:
                     found.append([])
                     size = 0
@@ -267,6 +270,14 @@ def targets(model_type: str, shape: GPTShape, weights: Weights, dtype: str) -> I
                 yield ExportedTensor(name, their_shape, dtype, found[ours], found[ours].strips)
 
 
+def constant_targets(
+    model_type: str, shape: GPTShape, dtype: str, any_other: ExportedTensor
+) -> Iterator[ExportedTensor]:
+    """Numbers beside weights, which transformers would not load without."""
+    for name, value in constants(model_type, shape).items():
+        yield replace(any_other, name=name, shape=(), dtype=dtype, strips=(), constant=value)
+
+
 def write_shard(path: Path, shard: Sequence[ExportedTensor], weights: Weights, report: resumable.Report) -> None:
     """One safetensors file: length of the table of contents, the table, the tensors' bytes; named when durable."""
     header = encode_header((target.name, target.dtype, target.shape) for target in shard)
@@ -301,6 +312,9 @@ def one_ahead[T](items: Iterator[T]) -> Iterator[T]:
 def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
     """A tensor of theirs, in order, in blocks of rows."""
     entry = target.entry
+    if target.constant is not None:
+        yield from_numbers(np.array([[target.constant]], np.float32), target.dtype)
+        return
     if entry.fused or entry.vectors or entry.turned or entry.lead:
         yield from _turned_words(target, weights)
         return
@@ -311,7 +325,7 @@ def target_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarra
 
 
 def _turned_words(target: ExportedTensor, weights: Weights) -> Iterator[np.ndarray]:
-    """Rows of their file that are not rows of ours, in blocks of one expert, or all at once."""
+    """Rows of their file that are not our rows, in blocks of one expert, or all at once."""
     entry = target.entry
     by_expert = entry.fused or entry.vectors
     rows = entry.unit if by_expert else math.prod(target.shape) // entry.columns

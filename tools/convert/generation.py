@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from data import tokenizers
 from data.tokenizer_json import JsonTokenizer
-from data.tokenizers import SentencePieceTokenizer, Tokenizer
+from data.tokenizers import SentencePieceTokenizer, TiktokenTokenizer, Tokenizer
 from parallel.errors import UserError
 from parallel.untrusted import read_json
 from tools.convert.tokenizer import eos_ids, read_beside
@@ -49,6 +49,9 @@ def own_ends(checkpoint: Path, config: RunConfig, entries: Mapping[str, Any]) ->
         bos = pieces.bos_id() if pieces.bos_id() >= 0 else None
         ids = {"eos_token": found.eod, "bos_token": bos, "unk_token": pieces.unk_id()}
         texts = {name: pieces.id_to_piece(index) for name, index in ids.items() if index is not None and index >= 0}
+    elif is_llama3(found):
+        bos = found.special_tokens["<|begin_of_text|>"]
+        texts = {"eos_token": "<|end_of_text|>", "bos_token": "<|begin_of_text|>"}
     return Ends(found.eod, bos, texts, found), []
 
 
@@ -88,10 +91,26 @@ def more_files(config: Mapping[str, Any], carried: Mapping[str, Path], ends: End
     if ends is not None and TOKENIZER not in carried and ends.texts:
         if "tokenizer.json" in carried:
             files[TOKENIZER] = _encoded({"tokenizer_class": "PreTrainedTokenizerFast", **ends.texts})
+        elif "tokenizer.model" in carried and is_llama3(ends.tokenizer):
+            files[TOKENIZER] = _encoded({**_llama3_config(ends.tokenizer), **ends.texts})
         elif "tokenizer.model" in carried:
             plain = {"add_bos_token": False, "add_eos_token": False, "add_prefix_space": _adds_space(ends.tokenizer)}
             files[TOKENIZER] = _encoded({"tokenizer_class": "LlamaTokenizer", **plain, **ends.texts})
     return files
+
+
+def is_llama3(tokenizer: Tokenizer) -> TypeGuard[TiktokenTokenizer]:
+    """Whether it is Meta's tokenizer.model of Llama 3, whose ranks transformers reads as such; of Llama 4's it does not
+    know how text is split."""
+    return isinstance(tokenizer, TiktokenTokenizer) and tokenizer.about is None and tokenizer.vocab_size == 128_256
+
+
+def _llama3_config(tokenizer: TiktokenTokenizer) -> dict[str, Any]:
+    """The control tokens, which are not in the file; of an id with two texts the later versions' counts."""
+    by_id = {index: text for text, index in tokenizer.special_tokens.items()}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(index): {"content": text, **flags} for index, text in sorted(by_id.items())}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added}
 
 
 def _adds_space(tokenizer: Tokenizer) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from models.config import MOST_NAME
 from models.hf.files import CARRIED_BYTES
 from models.hf.tables import entries
 from models.shapes import GPTShape
@@ -146,12 +147,20 @@ def commit(folder: Path, source: HfFolder, job: ImportPlan, parts: int, tokenize
     for name, path in source.carried().items():
         replace_file(folder / name, read_bytes(path, CARRIED_BYTES))
     dtype = job.dtype or most_frequent_dtype(job.parts(source))
-    name = source.folder.resolve().name
+    name = model_name(source.folder.resolve())
     text = config_toml(shape, dtype, name, tokenizer)
     replace_file(folder / "config.toml", text.encode())
-    about: dict[str, JSON] = {"source": name, "model_type": model_type}
+    about: dict[str, JSON] = {"source": source.folder.resolve().name, "model_type": model_type}
     write_state(folder, State(progress=Progress(), layout=Layout(), device="cpu", entries={IMPORTED: about}))
     write_manifest(folder, facts, {**about, "iteration": 0, "layout": str(Layout())})
+
+
+def model_name(folder: Path) -> str:
+    """What a folder's model is called: OWNER/NAME of one in the cache of huggingface_hub, else the folder's name."""
+    cached = folder.parents[1].name if folder.parent.name == "snapshots" else ""
+    owner, _, name = cached.removeprefix("models--").partition("--")
+    found = f"{owner}/{name}" if cached.startswith("models--") and name else folder.name
+    return " ".join(printable(found).split())[:MOST_NAME] or "imported"
 
 
 LONGEST = 4096
@@ -163,13 +172,17 @@ PRECISION = {"float64": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16"
 def config_toml(shape: GPTShape, dtype: str, source: str, tokenizer: Choice) -> str:
     """A recipe that ``pretrain_gpt.py`` reads. ``finetune``: there is no optimizer's state to continue with."""
     sections: dict[str, dict[str, Any]] = {
-        "model": {"seq_length": min(LONGEST, shape.max_position_embeddings), **dataclasses.asdict(shape)},
+        "model": {
+            "name": source,
+            "seq_length": min(LONGEST, shape.max_position_embeddings),
+            **dataclasses.asdict(shape),
+        },
         "precision": {"dtype": PRECISION[dtype]},
         "data": {"tokenizer": tokenizer.name} | ({"eod_token": tokenizer.eod_token} if tokenizer.eod_token else {}),
         "checkpoint": {"finetune": True},
     }
     lines = [
-        f"# Imported from {' '.join(printable(source).split())}. Train on from it:",
+        f"# Imported from {source}. Train on from it:",
         "#   python pretrain_gpt.py CHECKPOINT/config.toml --checkpoint.load CHECKPOINT --data.paths YOUR_DATA",
         "# Every number of the model is its own; none comes from a named shape.",
     ]

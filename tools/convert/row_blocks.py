@@ -72,7 +72,7 @@ def read_block(block: RowBlock, source: HfFolder, names: dict[str, str]) -> np.n
 
 
 def _fill_turned(words: np.ndarray, block: RowBlock, source: HfFolder, names: dict[str, str]) -> None:
-    """Where rows of ours are not rows of their file: of one expert, or of all of the tensor."""
+    """Where our rows are not rows of their file: of one expert, or of all of the tensor."""
     entry, last = block.entry, block.first + block.rows
     unit = block.first // entry.unit
     theirs = {name: _unit_of(entry, unit, source, names[name], block.dtype) for name in entry.their_shapes()}

@@ -77,7 +77,7 @@ def evaluate(job: ScoringJob, model: LoadedModel) -> None:
     )  # fmt: skip
     shared = SharedModel(scorer, generator, model.ranks)
     model.ranks.say(
-        f"{model.folder} ({config.model.shape}), {model.ranks.layout} on {model.ranks.device.type}, "
+        f"{model.folder} ({config.model.title}), {model.ranks.layout} on {model.ranks.device.type}, "
         f"{config.precision.dtype}, at most {shape.seq_length} tokens of a request"
     )
     began_s = time.time()

@@ -49,7 +49,7 @@ IRRELEVANT: dict[str, str] = {
         tokenizer-sentencepiece-legacy null-tokenizer-pad-id=1 allow-ambiguous-pad-tokens
     """,
     "files of a tokenizer, which is reported with --tokenizer-type": """
-        merge-file=1 tokenizer-metadata=1
+        tokenizer-metadata=1
     """,
     "how ranks find each other is the launcher's business here": """
         distributed-backend=1 local-rank=1 local_rank=1 lazy-mpu-init disable-gloo-process-groups

@@ -34,6 +34,7 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "hysteresis": ("precision.hysteresis", 2),
     "lr": ("optimizer.lr", None),
     "min-lr": ("optimizer.min_lr", 0.0),
+    "cpu-offloading-num-layers": ("train.cpu_offloading_num_layers", 0),
     "lr-decay-style": ("optimizer.lr_decay_style", "linear"),
     "lr-wsd-decay-style": ("optimizer.lr_wsd_decay_style", "exponential"),
     "weight-decay": ("optimizer.weight_decay", 0.01),
@@ -161,7 +162,7 @@ RULES = """
     window-size=1 window-attn-skip-freq=1
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
-    vocab-file=1
+    vocab-file=1 merge-file=1
     sequence-parallel num-layers-per-virtual-pipeline-stage=1 num-virtual-stages-per-pipeline-rank=1 cp-comm-type=+
     high-priority-stream-groups=+ use-megatron-fsdp use-custom-fsdp use-torch-fsdp2
     torch-fsdp2-no-reshard-after-forward data-parallel-sharding-strategy=1 num-distributed-optimizer-instances=1

@@ -45,6 +45,7 @@ OTHER_MODELS: dict[str, str] = {
     r"ademamix": "settings of the optimizer AdEMAMix; optimizer.optimizer takes a class of yours.",
     r"(^|-)(lion|sophia|shampoo|soap|muon|adafactor|schedule-?free)(-|$)":
         "another optimizer than AdamW: optimizer.optimizer takes a class of yours.",
+    r"xielu": 'the activation xIELU: leave it out, and set model.activation = "xielu" in the recipe.',
     r"goldfish": "the goldfish loss, which leaves tokens out of the loss.",
     r"(^|-)(mamba|rwkv|retnet|hyena|gated-delta|linear-attention|mamba2|kda|moba|nsa)(-|$)":
         "layers of another architecture.",
@@ -139,7 +140,7 @@ UNSUPPORTED: dict[str, str] = {
         disable-tp-comm-split-rs tp-comm-overlap-rs-dgrad delay-wgrad-compute overlap-moe-expert-parallel-comm
         overlap-dispatch-backward-with-experts-wgrad ep-overlap-early-attn-memory-release defer-embedding-wgrad-compute
         wgrad-deferral-limit=1|0 overlap-p2p-communication-warmup-flush overlap-param-gather-with-optimizer-step
-        distribute-saved-activations moe-layer-recompute cpu-offloading-num-layers=1|0
+        distribute-saved-activations moe-layer-recompute
         cpu-offloading-retain-pinned-cpu-buffers fine-grained-activation-offloading offload-modules=+
         min-offloaded-tensor-size=1 delay-offload-until-cuda-graph delta-offload-bytes-across-pp-ranks=1
         activation-offload-fraction=1 fine-grained-offloading-max-inflight-offloads=1 moe-paged-stash

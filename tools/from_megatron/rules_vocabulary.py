@@ -63,12 +63,23 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
             )
     elif kind in _NULL:
         draft.put("data.tokenizer", "byte", f"{kind}: no text is read")
+    elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
+        _byte_pairs(draft)
     else:
         draft.unsupported.append(
-            f"--tokenizer-type {kind}: Triplane reads SentencePiece models, tokenizer.json and .tiktoken files. Give "
-            "data.tokenizer one; or train on token files (.bin/.idx) that Megatron-LM made: model.vocab_size is right "
-            "for them."
+            f"--tokenizer-type {kind}: Triplane reads a SentencePiece or Llama tokenizer.model, tokenizer.json, a "
+            "vocab.json with its merges.txt, and .tiktoken files. Give data.tokenizer one; or train on token files "
+            "(.bin/.idx) that Megatron-LM made: model.vocab_size is right for them."
         )
+
+
+def _byte_pairs(draft: Draft) -> None:
+    """GPT-2's two files; where --merge-file is not given, Triplane looks for it beside the vocabulary."""
+    given = [flag for flag in ("vocab-file", "merge-file") if draft.arguments.switch(flag)]
+    paths = [draft.path(flag, "data.tokenizer") for flag in given]
+    known = [path for path in paths if path is not None]
+    if len(known) == len(paths):
+        draft.put("data.tokenizer", ",".join(known), " and ".join(f"--{flag}" for flag in given))
 
 
 def _ids(draft: Draft, kind: str | None, path: str | None) -> tuple[int | None, str]:

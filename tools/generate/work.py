@@ -159,7 +159,7 @@ def _introduce(model: LoadedModel, job: Job) -> None:
     without = f"; without a KV cache ({reason})" if reason else ""
     shape = f"{model.shape.num_layers} layers, hidden {model.shape.hidden_size}"
     model.ranks.say(
-        f"{model.folder} ({model.config.model.shape}: {shape}), {model.ranks.layout} on {model.ranks.device.type}, "
+        f"{model.folder} ({model.config.model.title}: {shape}), {model.ranks.layout} on {model.ranks.device.type}, "
         f"{model.config.precision.dtype}; {how}{without}"
     )
 

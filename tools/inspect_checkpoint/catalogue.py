@@ -48,11 +48,18 @@ class Checkpoint:
     config: Mapping[str, Any] = field(default_factory=dict)
     """config.toml."""
 
+    @property
+    def model(self) -> str:
+        """What its configuration calls the model; empty where it does not say."""
+        section = _within(dict(self.config), "model")
+        return next((one for one in (section.get("name"), section.get("shape")) if isinstance(one, str)), "")
+
     def to_json(self) -> dict[str, Any]:
         """Without state and configuration, which are files of their own."""
         return {
             "path": str(self.path),
             "status": self.status,
+            "model": self.model or None,
             "iteration": self.iteration,
             "consumed_samples": self.samples,
             "consumed_tokens": self.tokens,

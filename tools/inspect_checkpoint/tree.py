@@ -27,6 +27,7 @@ def head(checkpoint: Checkpoint, found: list[StoredParameter]) -> list[str]:
     ]
     rows = {
         "DAMAGED": "manifest.json cannot be read; --verify says more" if checkpoint.status == "damaged" else "",
+        "model": checkpoint.model,
         "progress": ", ".join(filter(None, steps)),
         "layout": f"{checkpoint.layout or 'unknown'}, {checkpoint.state.get('device', 'device unknown')}",
         "written": f"{checkpoint.written:%Y-%m-%d %H:%M}",

@@ -129,6 +129,10 @@ def _small_positions(shape: GPTShape, num_layers: int) -> dict[str, Any]:
     }
     if shape.window_size[0] >= 0:
         changes["window_size"] = (min(shape.window_size[0], 10), shape.window_size[1])
+    if shape.attention_chunk_size:
+        changes["attention_chunk_size"] = min(shape.attention_chunk_size, 12)
+    if shape.attn_scale:
+        changes["floor_scale"] = min(shape.floor_scale, 8)
     if shape.rope_scaling in ("llama3", "yarn"):
         changes["rope_original_max_position_embeddings"] = 32
     return changes

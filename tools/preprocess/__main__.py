@@ -195,13 +195,7 @@ class Train:
         if self.vocab_size < 1:
             raise UserError(f"--vocab_size {self.vocab_size}: expected a number above 0.")
         check_names(self.jsonl_key, self.csv_column)
-        reading = ReadOptions(
-            jsonl_key=self.jsonl_key,
-            csv_column=self.csv_column,
-            on_bad_document="skip",
-            max_document_bytes=64_000_000,
-            max_expansion=200,
-        )
+        reading = training.read_options(self.jsonl_key, self.csv_column)
         training.train(self.input, self.output, self.vocab_size, reading, int(self.sample_mb * 1e6))
         return 0
 

@@ -13,6 +13,17 @@ from tools.preprocess.output import saying_where_no_space_is, write_whole
 PART_BYTES = 1 << 20
 
 
+def read_options(jsonl_key: str = "text", csv_column: str | None = None) -> ReadOptions:
+    """Bad documents are left out: a sample is enough."""
+    return ReadOptions(
+        jsonl_key=jsonl_key,
+        csv_column=csv_column,
+        on_bad_document="skip",
+        max_document_bytes=64_000_000,
+        max_expansion=200,
+    )
+
+
 def train(names: tuple[str, ...], output: Path, vocab_size: int, reading: ReadOptions, sample_bytes: int) -> None:
     """Train a byte-pair model with bytes for unknown characters, reversible: nothing is normalised.
 

@@ -38,8 +38,10 @@ def summary(run: RunData) -> str:
 
 
 def sentences(run: RunData) -> Iterator[str]:
-    """How far, how good, how fast, until when."""
+    """What, how far, how good, how fast, until when."""
     metrics, total = run.metrics, run.setting("train.train_iters")
+    if isinstance(model := run.setting("model.name") or run.setting("model.shape"), str):
+        yield f"Model {model}."
     share = f" of {total:,} ({run.iteration / total:.0%})" if isinstance(total, int) and total > 0 else ""
     tokens = metrics.last("consumed_tokens")
     yield f"Iteration {run.iteration:,}{share}{f', {short(tokens)} tokens' if tokens is not None else ''}."

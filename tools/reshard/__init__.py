@@ -8,9 +8,15 @@
     checkpoint_source.py  what it holds, under Triplane's keys
     tensors.py            tensors to write, and where each of their elements comes from
     plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding
+    model_recipe.py       the model of another program's checkpoint: a recipe, or a config.json
+    naming.py             parameter names of transformers and torchtitan, and which of their rows is which of Triplane's
+    mapped.py             tensors made of rows of others
+    named_source.py       which of a checkpoint's names is which weight, and which state of its optimizer
     rewriting.py          the work: parts of bounded size, by workers, resumable; the target against the source
     triplane_format.py    Triplane's checkpoint, from the parts
     megatron/             Megatron's formats, read and written
+    deepspeed/            DeepSpeed's ZeRO folders, read
+    dcp/                  PyTorch's distributed checkpoints (FSDP, torchtitan, Accelerate), read and written
 
 Bytes go from file to file in blocks of at most BLOCK_BYTES, so memory does not grow with the model. A Triplane
 checkpoint fits every layout as it is; what is rewritten here is what it holds.

@@ -1,8 +1,10 @@
-"""Rewrite a checkpoint offline, on a CPU: Triplane's or Megatron's (torch_dist, mp_rank), to Triplane's or Megatron's.
+"""Rewrite a checkpoint offline, on a CPU: Triplane's, Megatron's, PyTorch DCP's or DeepSpeed's.
 
     python -m tools.reshard SOURCE TARGET [--drop_optimizer] [--dtype bfloat16] [--max_file_size 2GB]
     python -m tools.reshard SOURCE TARGET --make_vocab_size_divisible_by 512
     python -m tools.reshard MEGATRON_FOLDER TARGET --recipe RECIPE.toml
+    python -m tools.reshard DCP_FOLDER TARGET --recipe config.json
+    python -m tools.reshard SOURCE TARGET --format dcp --names torchtitan
     python -m tools.reshard SOURCE TARGET --format megatron --keys stacked
     python -m tools.reshard SOURCE TARGET --format megatron --optimizer_format dp_reshardable --data_parallel_size 8
 
@@ -25,8 +27,10 @@ from parallel.flags import parse_flags
 from tools.convert.__main__ import at_least_one, size_in_bytes
 from tools.reshard import triplane_format
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.dcp import target as dcp_target
 from tools.reshard.megatron import target as megatron_target
 from tools.reshard.megatron.job import MegatronJob
+from tools.reshard.naming import Names
 from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify
@@ -43,10 +47,13 @@ class Reshard:
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """Folder to write; must not exist."""
     format: Format = "triplane"
-    """megatron: TARGET/iter_N with latest_checkpointed_iteration.txt beside it, for Megatron-LM's --load TARGET."""
+    """megatron: TARGET/iter_N with latest_checkpointed_iteration.txt beside it, for Megatron-LM's --load TARGET. dcp:
+    for torch.distributed.checkpoint.load, FSDP2 and torchtitan."""
     keys: Keys = "per_layer"
     """With --format megatron: per_layer for HybridModel; stacked for GPTModel, per_block for GPTModel with
     non_homogeneous_layers."""
+    names: Names = "transformers"
+    """With --format dcp: whose parameter names; transformers' are also Accelerate's and Trainer's."""
     job: tyro.conf.OmitArgPrefixes[MegatronJob] = field(default_factory=MegatronJob)
     drop_optimizer: bool = False
     """Weights alone."""
@@ -57,7 +64,8 @@ class Reshard:
     make_vocab_size_divisible_by: int | None = None
     """Pad the vocabulary to a multiple of this, moments included; rows of padding may be dropped."""
     recipe: Path | None = None
-    """The model of a Megatron checkpoint as a recipe; python -m tools.from_megatron makes one of its command line."""
+    """The model of another program's checkpoint as a recipe (python -m tools.from_megatron makes one of Megatron-LM's
+    command line); for PyTorch DCP and DeepSpeed folders also a config.json of Hugging Face's."""
     max_file_size: str = "4GB"
     """Size of the files. A kill loses at most one file per worker."""
     workers: int = 1
@@ -81,6 +89,7 @@ class Reshard:
             vocab_size=self.vocab_size,
             make_vocab_size_divisible_by=self.make_vocab_size_divisible_by,
             keys=self.keys,
+            names=self.names,
             job=self.job,
             recipe=self.recipe.resolve() if self.recipe else None,
         )
@@ -124,8 +133,8 @@ def reshard(job: Reshard) -> None:
 
 def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions, workers: int) -> None:
     """In the form that is asked for."""
-    form = megatron_target if options.format == "megatron" else triplane_format
-    form.write(source, plan, target, options, workers)
+    forms = {"megatron": megatron_target, "dcp": dcp_target, "triplane": triplane_format}
+    forms[options.format].write(source, plan, target, options, workers)
 
 
 def compare(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions) -> str:
@@ -133,7 +142,7 @@ def compare(source: CheckpointSource, plan: ReshardPlan, target: Path, options: 
     if options.format == "triplane":
         files = open_ours(target).files
     else:
-        files = megatron_target.reader(target)
+        files = (megatron_target if options.format == "megatron" else dcp_target).reader(target)
     try:
         return verify(source, plan, files, target)
     finally:

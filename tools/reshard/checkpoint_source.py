@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data import tokenizers
-from tools.reshard.tensors import Origin, Tensors
+from tools.reshard.tensors import SourceRows, Tensors
 from training.checkpoint.state import JSON, State
 from training.config.run_config import RunConfig
 
@@ -22,7 +22,7 @@ class CheckpointSource:
 
     folder: Path
     files: Tensors
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, SourceRows]
     """Every tensor by our key."""
     state: State
     config: RunConfig
@@ -42,13 +42,13 @@ class CheckpointSource:
         """Token ids. Raises UserError where the tokenizer that tells them is not there."""
         return real_vocab_size(self.config, self.folder)
 
-    def weights(self) -> dict[str, Origin]:
+    def weights(self) -> dict[str, SourceRows]:
         """Weights and buffers; those that are there as the optimizer's fp32 ones only, as these."""
         masters = {key.removeprefix(MASTER): origin for key, origin in self.origins.items() if key.startswith(MASTER)}
         plain = {key: origin for key, origin in self.origins.items() if not key.startswith((STATE, *UNCHANGED))}
         return masters | plain
 
-    def states(self, key: str) -> dict[str, Origin]:
+    def states(self, key: str) -> dict[str, SourceRows]:
         """The optimizer's tensors of a weight by their keys; empty where there are none."""
         return {
             name: self.origins[name] for name in (f"{STATE}{part}.{key}" for part in STATES) if name in self.origins

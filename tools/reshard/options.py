@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from parallel.untrusted import read_text
 from tools.reshard.megatron.job import MegatronJob
+from tools.reshard.naming import Names
 
 Dtype = Literal["float32", "float16", "bfloat16"]
-Format = Literal["triplane", "megatron"]
+Format = Literal["triplane", "megatron", "dcp"]
 Keys = Literal["stacked", "per_block", "per_layer"]
 
 
@@ -24,6 +25,8 @@ class ReshardOptions:
     vocab_size: int | None = None
     make_vocab_size_divisible_by: int | None = None
     keys: Keys = "per_layer"
+    names: Names = "transformers"
+    """Of the form "dcp"."""
     job: MegatronJob = field(default_factory=MegatronJob)
     """Which loads it, with the form "megatron"."""
     recipe: Path | None = None

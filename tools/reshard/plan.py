@@ -9,7 +9,7 @@ from tools.convert.dtypes import FLOATS
 from tools.reshard.checkpoint_source import STATE, STATES, UNCHANGED, CheckpointSource
 from tools.reshard.megatron.buckets import FlatMemory
 from tools.reshard.options import ReshardOptions
-from tools.reshard.tensors import Origin, TargetTensor
+from tools.reshard.tensors import SourceRows, TargetTensor
 from training.checkpoint.state import State
 from training.config.run_config import RunConfig
 
@@ -77,14 +77,14 @@ def padded_rows(source: CheckpointSource, config: RunConfig, options: ReshardOpt
     return rows
 
 
-def weight_dtype(key: str, origin: Origin, options: ReshardOptions) -> str:
+def weight_dtype(key: str, origin: SourceRows, options: ReshardOptions) -> str:
     """Of a weight that is written as such."""
     if options.dtype is None or key.endswith(KEEPS_DTYPE) or origin.dtype not in FLOATS:
         return origin.dtype
     return options.dtype
 
 
-def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> TargetTensor:
+def _target(key: str, origin: SourceRows, dtype: str, rows: int | None) -> TargetTensor:
     shape = origin.shape
     if rows is not None and is_of_vocabulary(key):
         shape = (rows, *shape[1:])

@@ -13,8 +13,9 @@ from tools.convert import resumable
 from tools.convert.row_blocks import in_parts, is_done, part_name, write_parts
 from tools.reshard import plan
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.dcp import plan as dcp_plan
 from tools.reshard.megatron import plan as megatron_plan
-from tools.reshard.options import ReshardOptions
+from tools.reshard.options import Format, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.sources import open_source
 from tools.reshard.tensors import BLOCK_BYTES, TargetTensor, TensorBlock, Tensors, blocks, rectangles
@@ -70,6 +71,13 @@ def rewrite(
     return write_parts(job, folder, parts_of(planned, options.max_file_bytes), workers, "reshard")
 
 
+PLANS: dict[Format, Callable[[CheckpointSource, ReshardOptions], ReshardPlan]] = {
+    "triplane": plan.plan,
+    "megatron": megatron_plan.plan,
+    "dcp": dcp_plan.plan,
+}
+
+
 def planned(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     """What to write, in the form that is asked for. Raises UserError for the state of a user's own optimizer."""
     own = source.config.optimizer.optimizer
@@ -78,11 +86,11 @@ def planned(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
             f'{source.folder}: optimizer.optimizer is "{own}", and tools.reshard rewrites AdamW\'s state only. Add '
             "--drop_optimizer for the weights alone."
         )
-    return megatron_plan.plan(source, options) if options.format == "megatron" else plan.plan(source, options)
+    return PLANS[options.format](source, options)
 
 
 def writer_of(options: ReshardOptions) -> Callable[[Path, str], AbstractContextManager[Writer]]:
-    """Of the form's files. Megatron's needs torch, so it is imported where it is wanted."""
+    """Of the form's files. Others' need torch, so it is imported where it is wanted."""
     if options.format == "triplane":
         return FileWriter
     from tools.reshard.megatron.blobs import BlobWriter

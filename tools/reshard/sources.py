@@ -1,17 +1,21 @@
-"""Opens a checkpoint to read, Triplane's or Megatron's."""
+"""Opens a checkpoint to read, Triplane's or another program's."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from parallel.errors import UserError
 from tools.reshard.assembled import AssembledFiles
 from tools.reshard.checkpoint_source import CheckpointSource
+from tools.reshard.dcp import source as dcp_source
+from tools.reshard.deepspeed import source as deepspeed_source
 from tools.reshard.megatron import mp_rank
 from tools.reshard.megatron import source as megatron_source
 from tools.reshard.options import ReshardOptions
 from tools.reshard.tensors import Origin
 from training.checkpoint import folders
+from training.checkpoint.foreign import Kind, recognise
 from training.checkpoint.format.manifest import read_manifest
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages
@@ -23,18 +27,27 @@ REWRITTEN = {"index.json", "pieces.jsonl", "manifest.json", folders.STATE, CONFI
 """Files of a checkpoint that a rewritten one has of its own."""
 
 
+READERS: dict[Kind, Callable[[Path, ReshardOptions], CheckpointSource]] = {
+    "torch_dist": megatron_source.open_source,
+    "mp_rank": mp_rank.open_source,
+    "dcp": dcp_source.open_source,
+    "deepspeed": deepspeed_source.open_source,
+}
+
+
 def open_source(path: Path, options: ReshardOptions) -> CheckpointSource:
-    """A checkpoint, or the newest of a run or of a folder of checkpoints; ours or Megatron's.
+    """A checkpoint, or the newest of a run or of a folder of checkpoints; ours or another program's.
 
     Raises UserError where there is none.
     """
-    if (folder := megatron_source.find(path)) is not None:
-        return megatron_source.open_source(folder, options)
-    if (folder := mp_rank.find(path)) is not None:
-        return mp_rank.open_source(folder, options)
+    foreign = recognise(path)
+    if foreign is not None and foreign.kind == "hf":
+        raise UserError(f"SOURCE {path}: {foreign.description}. Use {foreign.command('TARGET', 'RECIPE.toml')}")
+    if foreign is not None:
+        return READERS[foreign.kind](foreign.path, options)
     if options.recipe is not None:
         raise UserError(
-            f"--recipe {options.recipe}: for Megatron's checkpoints; {path} is ours and has its own {CONFIG}."
+            f"--recipe {options.recipe}: for other programs' checkpoints; {path} is ours and has its own {CONFIG}."
         )
     return open_ours(find_ours(path))
 
@@ -45,9 +58,7 @@ def find_ours(path: Path) -> Path:
         return folders.find(str(path), partial(print, file=sys.stderr))[0]
     except UserError as error:
         text = str(error).removeprefix(f"checkpoint.load {path}: ")
-        raise UserError(
-            f"SOURCE {path}: {text} Megatron's folders, torch_dist (.metadata) and mp_rank_XX, are read, too."
-        ) from None
+        raise UserError(f"SOURCE {path}: {text} Megatron's, PyTorch DCP and DeepSpeed folders are read, too.") from None
 
 
 def open_ours(folder: Path) -> CheckpointSource:
@@ -73,9 +84,10 @@ def check(source: CheckpointSource) -> None:
 
     A copy gets hashes of its own, which would hide what was wrong before.
     """
-    if isinstance(source.files, AssembledFiles):
+    if isinstance(source.files, AssembledFiles | dcp_source.DcpFiles):
         source.files.check()
     elif not isinstance(source.files, FileReader):
+        megatron_source.check_bytes(source)
         megatron_source.check_optimizer(source)
     elif found := damages(source.folder, "hashes"):
         texts = "; ".join(damage.text for damage in found[:3])

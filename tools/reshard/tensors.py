@@ -55,6 +55,14 @@ class RowRange(Protocol):
         """A rectangle as words of ``dtype``."""
 
 
+class SourceRows(RowRange, Protocol):
+    """One whole tensor of a source."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows of dim 0 beyond it are 0."""
+
+
 @dataclass(slots=True, frozen=True)
 class Origin:
     """Where a tensor lies in a source: whole, or as one index of the first dim of a stack of layers."""

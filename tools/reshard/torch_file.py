@@ -38,7 +38,7 @@ SPAN_BYTES = 64 << 20
 _MAGIC = 0x1950A86A20F9469CFC6C
 _CUT = "ends before what it says it holds. Copy it again."
 
-Parameter, TypedTensor = record("Parameter"), record("TypedTensor")
+Parameter, TypedTensor, Subclass = record("Parameter"), record("TypedTensor"), record("Subclass")
 
 
 class _AnyDict(Ordered):
@@ -56,12 +56,14 @@ OF_FILES: Mapping[tuple[str, str], Any] = InertNames(
         **OF_BLOBS,
         **{("torch", name): name for name in ("uint16", "uint32", "uint64", "complex64", "float8_e8m0fnu")},
         ("torch", "device"): record("Device"),
+        ("torch", "Tensor"): record("TensorClass"),
         ("torch.storage", "UntypedStorage"): "untyped",
         ("torch", "UntypedStorage"): "untyped",
         ("torch._utils", "_rebuild_tensor"): Tensor,
         ("torch._utils", "_rebuild_tensor_v3"): TypedTensor,
         ("torch._utils", "_rebuild_parameter"): Parameter,
         ("torch._utils", "_rebuild_parameter_with_state"): Parameter,
+        ("torch._tensor", "_rebuild_from_type_v2"): Subclass,
         ("collections", "defaultdict"): _AnyDict,
         ("_codecs", "encode"): record("Encoded"),
         ("_io", "BytesIO"): record("Bytes"),
@@ -224,6 +226,8 @@ class TorchFile:
             return tuple(self._with_views(each) for each in value)
         if isinstance(value, Parameter):
             return self._with_views(value.args[0])
+        if isinstance(value, Subclass) and value.args[0] in (Tensor, TypedTensor, Parameter):
+            return self._with_views(value.args[0](*value.args[2]))  # a record, as every class here is
         if isinstance(value, TypedTensor):
             return self._view(value, value.args[6])
         if isinstance(value, Tensor):

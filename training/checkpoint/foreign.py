@@ -21,6 +21,10 @@ NAMES: dict[Kind, str] = {
 }
 _MP_RANK = re.compile(r"^mp_rank_\d+(_\d+)*$")
 _DEEPSPEED = re.compile(r"^(mp_rank_\d+|zero_pp_rank_\d+_mp_rank_\d+)_model_states\.pt$")
+DCP_PARTS = re.compile(r"^(pytorch_model_fsdp|optimizer)_\d+$")
+"""Folders of one checkpoint of Accelerate's and Trainer's: weights, and the optimizer's states."""
+_NUMBERED = re.compile(r"^(?:step|checkpoint|global_step)[-_]?(\d+)$")
+"""torchtitan's, Trainer's and DeepSpeed's checkpoints in their folder."""
 _POINTERS = ("latest_checkpointed_iteration.txt", "latest")
 """Megatron's file beside iterations, and DeepSpeed's beside its tags."""
 
@@ -69,6 +73,9 @@ def _candidates(path: Path) -> Iterator[Path]:
             name = f"iter_{int(said):07d}" if said.isdecimal() and pointer != "latest" else said
             if name and Path(name).name == name:
                 yield path / name
+    with contextlib.suppress(OSError):
+        numbered = {entry: match for entry in path.iterdir() if (match := _NUMBERED.match(entry.name))}
+        yield from sorted(numbered, key=lambda entry: int(numbered[entry][1]), reverse=True)
 
 
 def _kind(folder: Path) -> Kind | None:
@@ -78,6 +85,8 @@ def _kind(folder: Path) -> Kind | None:
         return None
     if ".metadata" in names:
         return "torch_dist" if _says_torch_dist(folder) else "dcp"
+    if any(DCP_PARTS.match(name) and (folder / name / ".metadata").is_file() for name in names):
+        return "dcp"
     if any(map(_DEEPSPEED.match, names)):
         return "deepspeed"
     if any(map(_MP_RANK.match, names)):

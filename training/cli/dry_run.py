@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from models.flops import flops_per_token, hardware_flops_per_token
+from models.flops import flops_per_token
 from models.parameters import active_parameters, mtp_only_parameters, num_parameters
 from models.resolve import resolve
 from models.shapes import GPTShape
@@ -16,10 +16,10 @@ from parallel.config import PrecisionConfig
 from parallel.errors import UserError
 from parallel.layout import Coordinates, Layout, bubble, smallest_world
 from parallel.output import columns
-from parallel.stages import layers_per_chunk
 from training.cli import parse, warnings
 from training.cli.elastic import elastic_layout
 from training.config.debug import debugged
+from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RunConfig, batch_schedule, learning_schedule
 from training.custom.check import check
 from training.memory.layouts import ZERO
@@ -142,7 +142,7 @@ def _grid(factors: Sequence[tuple[str, int]]) -> list[str]:
 def model(config: RunConfig, shape: GPTShape) -> list[str]:
     """The architecture, in a line for each of its parts."""
     return [
-        f"model {config.model.shape}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
+        f"model {config.model.title}: {shape.num_layers} layers, hidden {shape.hidden_size}, feed-forward "
         f"{shape.ffn_hidden_size} ({shape.activation}), {_attention(shape)}",
         *_parts(shape),
         f"  vocabulary {shape.vocab_size:,} (padded to {shape.padded_vocab_size:,}); {_parameters(shape)}; "
@@ -164,6 +164,8 @@ def _parts(shape: GPTShape) -> Iterator[str]:
     """What is not in every model: windows, experts, multi-token prediction."""
     if windowed := sum(shape.window_blocks):
         yield f"  sliding window of {shape.window_size[0] + 1:,} tokens in {_count(windowed, 'layer')}"
+    if chunked := sum(shape.chunk_blocks):
+        yield f"  chunks of {shape.attention_chunk_size:,} tokens in {_count(chunked, 'layer')}"
     if shape.num_moe_experts:
         shared = shape.moe_shared_expert_intermediate_size
         yield (
@@ -263,15 +265,7 @@ def compute(config: RunConfig, shape: GPTShape) -> list[str]:
     """FLOPs per token, and of the whole run."""
     train, seq_length = config.train, config.model.seq_length
     own = flops_per_token(shape, seq_length)
-    done = hardware_flops_per_token(
-        shape,
-        seq_length,
-        recompute_granularity=train.recompute_granularity,
-        recompute_method=train.recompute_method,
-        recompute_num_layers=train.recompute_num_layers,
-        recompute_modules=train.recompute_modules,
-        layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
-    )
+    done = executed_flops_per_token(config, shape)
     whole = own * seq_length * batch_schedule(train).consumed_after(train.train_iters)
     again = f" ({done:.4g} with recomputation)" if done != own else ""
     return [f"compute: {own:.4g} model FLOPs per token{again}, {whole:.4g} in all"]

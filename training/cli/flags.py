@@ -13,6 +13,7 @@ import tyro
 
 from parallel.errors import SharedMistake
 from parallel.schema import type_name
+from parallel.switches import negated, truth
 from training.cli import help
 from training.config.deprecated import renamed
 from training.config.recipe import did_you_mean, names
@@ -43,15 +44,21 @@ def override(default: RunConfig, arguments: Sequence[str], prog: str) -> RunConf
 
 def given(arguments: Sequence[str]) -> frozenset[str]:
     """Dotted names of the fields that flags set."""
-    return frozenset(flag.replace("-", "_") for flag, _ in _groups(arguments))
+    known = names()
+    return frozenset(_field(flag, known) for flag, _ in _groups(arguments))
 
 
 def _checked(arguments: Sequence[str]) -> list[str]:
     """The arguments as tyro wants them. Raises SharedMistake with everything that it could not read."""
     known, words, problems = names(), list[str](), list[str]()
     for flag, values in _groups(arguments):
-        name = flag.replace("-", "_")
+        name = _field(flag, known)
         kind = known.get(name)
+        if kind is not None and name != flag.replace("-", "_"):
+            if values:
+                problems.append(f"--{flag}: expected no value, as --{name} false has one; found {_cut_short(values)}.")
+            words.append(f"--{name}=False")
+            continue
         if not flag:
             problems.append(f"unexpected argument {' '.join(values)}. The recipe is the first argument, flags follow.")
         elif kind is None:
@@ -65,6 +72,13 @@ def _checked(arguments: Sequence[str]) -> list[str]:
     if problems:
         raise SharedMistake("\n".join([*problems, "All flags: python pretrain_gpt.py --help_all"]))
     return words
+
+
+def _field(flag: str, known: Mapping[str, Any]) -> str:
+    """The field that a flag sets: also one that `no_` before its name sets to false."""
+    name = flag.replace("-", "_")
+    booleans = [one for one, kind in known.items() if bool in _alternatives(kind)]
+    return name if name in known else negated(name, booleans) or name
 
 
 def _groups(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -87,10 +101,10 @@ def _cut_short(values: Sequence[str]) -> str:
 
 
 def _spelled(values: list[str], kind: Any) -> list[str]:
-    """A switch alone means True, and TOML's true and false are Python's."""
+    """A switch alone means True, and true and false may be written in letters of any case."""
     if bool not in _alternatives(kind):
         return values
-    return [{"true": "True", "false": "False"}.get(value, value) for value in values] or ["True"]
+    return [value if truth(value) is None else str(truth(value)) for value in values] or ["True"]
 
 
 def _accepts(kind: Any, values: list[str]) -> bool:

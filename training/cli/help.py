@@ -21,7 +21,12 @@ RARE = {
     "kernels": "bias_activation_fusion apply_rope_fusion cross_entropy_loss_fusion gradient_accumulation_fusion "
     "moe_grouped_gemm moe_permute_fusion moe_router_fusion moe_shared_expert_overlap attention_backend "
     "tp_comm_overlap cuda_graph_impl",
-    "model": "kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "model": "name kv_channels norm_epsilon add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "attention_out_bias mlp_bias norm_placement layernorm_zero_centered_gamma qk_layernorm_full_width "
+    "parallel_residual residual_multiplier embedding_multiplier logits_scaling final_logit_softcapping "
+    "attn_logit_softcapping softmax_scale rotary_base_local rotary_interleaved rope_attention_factor "
+    "rope_short_factor rope_long_factor hf_model_type softmax_type hybrid_layer_pattern mamba_num_heads "
+    "mamba_head_dim mamba_num_groups mamba_state_dim moe_aux_loss_coeff "
     "rope_scaling_factor rope_low_freq_factor rope_high_freq_factor rope_original_max_position_embeddings "
     "yarn_beta_fast yarn_beta_slow mscale mscale_all_dim no_rope_freq window_attn_skip_freq "
     "make_vocab_size_divisible_by init_method_std q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim "
@@ -40,7 +45,7 @@ RARE = {
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style optimizer",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
-    "detect_anomaly",
+    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng save_retain_interval verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "
@@ -79,7 +84,7 @@ def _description(hidden: int) -> str:
     paragraphs = [
         "Pretrain a GPT on megatron-core, with tensor, pipeline and data parallelism.",
         "Flags override the recipe, whose values are the defaults shown here.",
-        "None unsets a value; a True/False flag alone means True; lists take several values.",
+        "None unsets a value; lists take several values; a boolean is --flag, --flag true, --flag false or --no-flag.",
     ]
     if hidden:
         paragraphs.append(f"--help_all shows {hidden} more flags, which nearly every run leaves as they are.")

@@ -110,8 +110,8 @@ def expert_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
         )
     if shape.add_bias_linear and etp > 1:
         found.append(
-            f"model.add_bias_linear is not supported with parallel.expert_tensor_parallel_size {etp}: megatron-core has "
-            "no biases for experts whose matrices are split. Set parallel.expert_tensor_parallel_size = 1."
+            f"model.add_bias_linear is not supported with parallel.expert_tensor_parallel_size {etp}: megatron-core "
+            "has no biases for experts whose matrices are split. Set parallel.expert_tensor_parallel_size = 1."
         )
     widths = {
         "model.moe_ffn_hidden_size": (shape.expert_ffn_hidden_size, etp, "expert_tensor_parallel_size"),

@@ -51,6 +51,21 @@ def buffer_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     return []
 
 
+def offload_problems(layers: int, precision: PrecisionConfig, graphed: bool) -> list[str]:
+    """What train.cpu_offloading_num_layers cannot be with."""
+    found = {
+        f"precision.{precision.products}: Transformer Engine keeps weights beside activations, as plain tensors": (
+            precision.products is not None
+        ),
+        "kernels.cuda_graph_impl: a graph's memory is fixed": graphed,
+    }
+    return [
+        f"train.cpu_offloading_num_layers cannot be with {what}. Set it to 0."
+        for what, there in found.items()
+        if there and layers
+    ]
+
+
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
     documents_apart: bool, recompute_granularity: str | None, ramp: bool, userbuffers: bool,
@@ -61,6 +76,7 @@ def graph_problems(
         "data.reset_attention_mask: where documents start changes from sample to sample": documents_apart,
         "model.mtp_num_layers: Megatron captures no depth of multi-token prediction": shape.mtp_num_layers > 0,
         "model.multi_latent_attention: it was not captured yet": shape.multi_latent_attention,
+        "model.parallel_residual: attention hands its input on, beside what a graph returns": shape.parallel_residual,
         "model.window_size: sliding windows were not captured yet": any(shape.window_blocks),
         'precision.dtype = "fp16": it was not captured yet': precision.dtype == "fp16",
         "parallel.nccl_ub: its buffers were not captured yet": parallel.nccl_ub,

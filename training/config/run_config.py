@@ -38,6 +38,7 @@ from training.config.incompatible import (
     exchange_problems,
     graph_problems,
     mtp_problems,
+    offload_problems,
     param_gather_problems,
     recompute_problems,
     scale_problems,
@@ -229,6 +230,15 @@ class TrainConfig:
     """Your own loss, by import path: "module:function", which makes each token's loss of its cross entropy. None: the
     cross entropy."""
 
+    cross_entropy_chunk_tokens: int | None = None
+    """Tokens of a microbatch whose logits are there at once: output layer and loss run over pieces of so many, again in
+    the backward pass. For large vocabularies: it saves their logits, and costs the output layer a third product. None:
+    all."""
+
+    cpu_offloading_num_layers: int = 0
+    """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
+    (Megatron's name). 0: none. Not yet run on a GPU."""
+
     @property
     def evaluates(self) -> bool:
         """Whether there are validation losses."""
@@ -246,11 +256,12 @@ class TrainConfig:
             "eval_interval": self.eval_interval,
             "sample_interval": self.sample_interval,
             "recompute_num_layers": self.recompute_num_layers,
+            "cross_entropy_chunk_tokens": self.cross_entropy_chunk_tokens,
         }
         for name, value in counts.items():
             if value is not None and value < 1:
                 found.append(f"train.{name} must be 1 or more, found {value}.")
-        for name in ("eval_iters", "generate_tokens", "manual_gc_interval"):
+        for name in ("eval_iters", "generate_tokens", "manual_gc_interval", "cpu_offloading_num_layers"):
             if getattr(self, name) < 0:
                 found.append(f"train.{name} must not be negative, found {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
@@ -524,6 +535,7 @@ class RunConfig:
             )
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
+            found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
             if self.kernels.graphs:
                 found += graph_problems(
                     shape, self.parallel, self.precision,

@@ -123,7 +123,7 @@ def _writes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
     Over context ranks attention is in blocks of queries (models/layers/blockwise_attention.py): scores are computed,
     and none is kept.
     """
-    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1))
+    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1) & (columns.model.softmax_offset == 0))
 
 
 def _makes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
@@ -137,12 +137,15 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     them and its mask, too; keys and values of the whole sample with their gradients, of which the block before has left
     some. Counted from traces of 1,024 to 16,384 tokens over 2 to 16 context ranks, in bf16 and fp32 (2026-11-22)."""
     model, layout = columns.model, columns.layout
-    rows = np.minimum(LARGEST_BLOCK, model.seq_length / layout.cp / 2)
+    piece = model.seq_length / np.where(layout.cp > 1, 2 * layout.cp, 1)
+    rows = np.minimum(LARGEST_BLOCK, piece)
     scores = layout.mbs * model.heads / layout.tp * rows * model.seq_length
     both = tokens(columns) * layout.cp * model.attention_width / layout.tp
-    left = np.where(model.seq_length / layout.cp / 2 > rows, element_bytes(columns), 0.0)
-    found = (12 + 6 * model.attention_dropout + 8 * model.capped_scores) * scores + (8.5 + left) * both
-    return np.where((_makes_scores(columns) & (layout.cp > 1)) | (model.capped_scores > 0), found, 0.0)
+    left = np.where(piece > rows, element_bytes(columns), 0.0)
+    more = 6 * model.attention_dropout + 20 * model.capped_scores + 10 * model.softmax_offset
+    found = (12 + more) * scores + (8.5 + left) * both
+    always = (model.capped_scores > 0) | (model.softmax_offset > 0)
+    return np.where((_makes_scores(columns) & (layout.cp > 1)) | always, found, 0.0)
 
 
 def _own_score_bytes(columns: MemoryColumns) -> Column:
@@ -157,7 +160,7 @@ def _scores(columns: MemoryColumns) -> Column:
 def _own_mlp_bytes(columns: MemoryColumns, inner: Column) -> Column:
     """The first product, and of gated ones its two halves apart and their product."""
     model, width = columns.model, element_bytes(columns)
-    return width * tokens(columns) * (2 + 3 * model.gated) * inner / columns.layout.tp
+    return width * tokens(columns) * (2 + 3 * model.gated + model.gate_copies) * inner / columns.layout.tp
 
 
 def _own_expert_bytes(columns: MemoryColumns) -> Column:
@@ -168,7 +171,7 @@ def _own_expert_bytes(columns: MemoryColumns) -> Column:
     """
     model, layout, rows = columns.model, columns.layout, tokens(columns) / columns.layout.tp
     sent, width = rows * model.topk * layout.etp, element_bytes(columns)
-    inner = (3 + 3 * model.gated) * model.expert_ffn / layout.etp
+    inner = (3 + 3 * model.gated + model.gate_copies) * model.expert_ffn / layout.etp
     routed = 24 * sent + rows * (17 * model.experts + 8)
     return width * sent * (model.hidden + inner) + routed + _own_mlp_bytes(columns, model.shared_ffn)
 
@@ -335,6 +338,19 @@ def loss_bytes(columns: MemoryColumns) -> Column:
     vocabulary = model.hidden * model.vocab
     alone = np.where(columns.software.transformer_engine > 0, 0.0, 2 * tokens(columns) * model.vocab + 2 * vocabulary)
     weight = np.where(whole, 4 * vocabulary, np.maximum(0.0, alone - logits))
+    head = np.where(np.isfinite(columns.software.loss_chunk_tokens), _piece_bytes(columns), logits + weight)
     # the final norm's output, and its gradient, of all TP ranks
     gathered = np.where(whole, 4 * (1 + layout.sequence_parallel) * tokens(columns) * model.hidden, 0.0)
-    return (logits + weight + stream * tokens(columns)) / layout.tp + gathered
+    return (head + stream * tokens(columns)) / layout.tp + gathered
+
+
+def _piece_bytes(columns: MemoryColumns) -> Column:
+    """Of logits that are there piece by piece (models/layers/chunked_losses.py), of all TP ranks, beside the fp32 sum
+    of the weight's gradient: the most of two moments, as the softmax is taken, and as a piece's own gradient of the
+    weight is multiplied. Counted from traces in bf16 and fp32 (2026-11-25); where embeddings are tied, both of their
+    gradients wait for each other, and small pieces hold more than this."""
+    model, width = columns.model, element_bytes(columns)
+    logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
+    vocabulary = model.hidden * model.vocab
+    softmax = np.where(width == 4, 4, columns.software.loss_bytes) * logits
+    return np.maximum(4 * vocabulary + softmax, (4 + width) * vocabulary + width * logits)

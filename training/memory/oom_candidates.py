@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from models.flops import hardware_flops_per_token
 from models.shapes import GPTShape
 from parallel.layout import bubble, replica_size
-from parallel.stages import layers_per_chunk
+from training.config.executed_flops import executed_flops_per_token
 from training.config.run_config import RecomputeModule, RunConfig, batch_schedule
 from training.memory.predicted import Planned
 
@@ -20,6 +19,8 @@ DOUBLINGS = 3
 """Of each axis."""
 SHORTEST_PIECE = 1024
 """Tokens of a sequence on one context rank; below, a ring of them is all latency."""
+LOSS_CHUNK_TOKENS = 1024
+"""Enough for the output layer's products to fill a GPU."""
 SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
@@ -119,6 +120,7 @@ def _axes(asked: Planned, shape: GPTShape, ranks_per_node: int) -> Iterator[list
     choices = [
         _micro_batches(asked.config),
         _recomputations(asked.config, shape),
+        _logits(asked.config, shape),
         _states(asked),
         _tensor(asked.config, ranks_per_node),
         _stages(asked.config, shape.num_layers),
@@ -162,24 +164,22 @@ def _recomputations(config: RunConfig, shape: GPTShape) -> list[Change]:
         found.append({"train.recompute_granularity": "selective", "train.recompute_modules": (*kept, module)})
     if train.recompute_granularity != "full" or train.recompute_method == "block":
         found.append(full)
-    before = _flops(config, shape)
+    before = executed_flops_per_token(config, shape)
     return [
-        Change(axis="recompute", fields=fields, slower=_flops(_with(config, fields), shape) / before - 1)
-        for fields in found
+        Change(axis="recompute", fields=each, slower=executed_flops_per_token(_with(config, each), shape) / before - 1)
+        for each in found
     ]
 
 
-def _flops(config: RunConfig, shape: GPTShape) -> float:
-    train = config.train
-    return hardware_flops_per_token(
-        shape,
-        config.model.seq_length,
-        recompute_granularity=train.recompute_granularity,
-        recompute_method=train.recompute_method,
-        recompute_num_layers=train.recompute_num_layers,
-        recompute_modules=train.recompute_modules,
-        layers_per_chunk=layers_per_chunk(config.parallel, shape.num_layers),
-    )
+def _logits(config: RunConfig, shape: GPTShape) -> list[Change]:
+    """Of fewer tokens at once."""
+    own = config.train.cross_entropy_chunk_tokens
+    tokens = config.train.micro_batch_size * config.model.seq_length // config.parallel.context_parallel_size
+    if min(own or tokens, tokens) <= LOSS_CHUNK_TOKENS:
+        return []
+    fields: dict[str, Value] = {"train.cross_entropy_chunk_tokens": LOSS_CHUNK_TOKENS}
+    slower = executed_flops_per_token(_with(config, fields), shape) / executed_flops_per_token(config, shape) - 1
+    return [Change(axis="logits", fields=fields, slower=slower)]
 
 
 def _states(asked: Planned) -> list[Change]:

@@ -4,6 +4,7 @@ Weights, gradients and optimizer are exact; activations are those of the peak, w
 are Transformer Engine's or ours and no ``megatron`` field changes them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -159,6 +160,7 @@ def program(config: RunConfig, modules: Modules) -> Software:
         transformer_engine=modules.transformer_engine,
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
+        loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
     )
     return sharded(own, ZERO[config.parallel.sharding])
 

@@ -34,6 +34,8 @@ class Software:
     """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
     loss_bytes: int = 6
     """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
+    loss_chunk_tokens: float = math.inf
+    """Tokens whose logits are there at once (train.cross_entropy_chunk_tokens)."""
     keeps_fp32_gradients: bool = True
     """Gradients in 16 bits have an fp32 copy while the optimizer steps."""
     fp8_weights: bool = False

@@ -1,5 +1,6 @@
 """Weights & Biases: the same numbers as a chart that others can open."""
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ class WandbSink:
         import wandb  # about a second
 
         settings = wandb.Settings(
+            root_dir=os.environ.get("WANDB_DIR") or str(run_dir),  # its files lie in the folder `wandb` there
             silent=True,
             console="off",  # else wandb wraps stdout and keeps all that is printed
             disable_git=True,  # a remote's URL may hold a token

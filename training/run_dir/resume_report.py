@@ -1,23 +1,28 @@
 """What a start says of where it continues from, what is different now, and whether the numbers will be the same."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from parallel.layout import Layout
 from parallel.untrusted import toml_table
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
 from training.run_dir.data_changes import changed_entries
 
 RECIPE = "config.toml"
-MOST_CHANGES = 12
-"""Changed fields named one by one."""
+UNSET = "unset"
+ROW_CHARACTERS = 105
+"""Of a list in a row, so that the line fits a terminal."""
+VALUE_CHARACTERS = 24
+"""Of a changed value."""
 MOST_CHARACTERS = 2000
 """Of a row."""
 
 _NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.", "profile.")
 _NEUTRAL = frozenset({
-    "device", "data.cache_dir", "parallel.distributed_timeout_minutes",
+    "device", "data.cache_dir", "model.name", "parallel.distributed_timeout_minutes",
     "train.callbacks", "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens",
     "train.sample_interval", "train.sample_prompts", "train.train_iters",
 })  # fmt: skip
@@ -46,9 +51,6 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
     parts = {"weights": True, "optimizer": restored.optimizer_restored, "RNG": restored.rng_restored}
     taken = " + ".join(name for name, there in parts.items() if there)
     left = ", ".join(name for name, there in parts.items() if not there)
-    changed = list(changes(now.recipe_before, now.recipe))
-    named = "; ".join(changed[:MOST_CHANGES]) or "nothing"
-    more = f"; and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
     reasons = list(differences(restored, now))
     rows = {
         "from": str(restored.path),
@@ -58,7 +60,7 @@ def card(restored: Restored, now: Now, seconds: float) -> str:
         if restored.layout_before != now.layout
         else f"{now.layout}, as before",
         "restored": f"{taken}{f' (fresh: {left})' if left else ''}; {seconds:.1f} s",
-        "changed": named + more,
+        "changed": fitted(list(changes(now.recipe_before, now.recipe))) or "nothing",
         "bit for bit": "the same numbers as without the interruption"
         if not reasons
         else f"not expected: {'; '.join(reasons)}",
@@ -84,15 +86,16 @@ def differences(restored: Restored, now: Now) -> Iterator[str]:
         yield "the random numbers start fresh"
     if not restored.fp8_restored and now.fp8:
         yield "fp8's scales start fresh (recipe delayed; see docs/checkpoints.md)"
-    for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
-        yield f"{name} {old} before, {new} now"
+    if isinstance(before.get("versions"), dict):  # an imported checkpoint has none, and no schedule
+        for name, (old, new) in _pairs(before.get("versions"), now.entries.get("versions")).items():
+            yield f"{name} {old} before, {new} now"
     data = now.entries.get("data")
     if isinstance(data, dict) and (changed := changed_entries(before.get("data"), data)):
         yield f"other data ({', '.join(changed)})"
-    if before.get("schedule") != now.entries.get("schedule"):
+    if "schedule" in before and before["schedule"] != now.entries.get("schedule"):
         yield "another schedule"
     if fields := [name for name in _changed(now.recipe_before, now.recipe) if decides(name)]:
-        yield f"changed: {', '.join(fields[:MOST_CHANGES])}"
+        yield f"changed: {fitted(fields, ', ')}"
     if now.device == "cuda":
         yield "kernels on GPUs may add up in another order each time"
 
@@ -103,15 +106,38 @@ def decides(field: str) -> bool:
 
 
 def changes(before: str, now: str) -> Iterator[str]:
-    """``section.field old -> new`` for each field that differs between two recipes."""
-    for name, (old, new) in _changed(before, now).items():
-        if name == "data.cache_dir":  # a place, and another machine's as a rule
-            continue
-        yield f"{name} {old} -> {new}"
+    """``section.field old -> new`` for each field that differs between two recipes, those first that decide about
+    numbers."""
+    changed = _changed(before, now)
+    for name in sorted(changed, key=decides, reverse=True):
+        if name != "data.cache_dir":  # a place, and another machine's as a rule
+            yield f"{name} {' -> '.join(map(_short, changed[name]))}"
+
+
+def fitted(items: Sequence[str], between: str = "; ") -> str:
+    """As many of the items as a row takes, and how many more there are."""
+    for count in range(len(items), 0, -1):
+        more = f"{between}and {len(items) - count} more" if count < len(items) else ""
+        text = between.join(items[:count]) + more
+        if len(text) <= ROW_CHARACTERS or count == 1:
+            return text
+    return ""
+
+
+def _short(value: JSON) -> str:
+    text = str(value)
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}…"
 
 
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
-    return _pairs(dict(_flat(toml_table(before, RECIPE))), dict(_flat(toml_table(now, RECIPE))))
+    """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same."""
+    default = dict(_flat(toml_table(dump(RunConfig()), RECIPE)))
+    pairs = _pairs(dict(_flat(toml_table(before, RECIPE))), dict(_flat(toml_table(now, RECIPE))))
+    return {
+        name: (old, new)
+        for name, (old, new) in pairs.items()
+        if UNSET not in (old, new) or (new if old == UNSET else old) != default.get(name, UNSET)
+    }
 
 
 def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:
@@ -126,5 +152,4 @@ def _pairs(before: JSON, now: JSON) -> dict[str, tuple[JSON, JSON]]:
     """Name -> (old, new) of the entries in which two tables differ; "unset" where one lacks it."""
     old, new = (table if isinstance(table, dict) else {} for table in (before, now))
     names = dict.fromkeys([*old, *new])
-    unset = "unset"
-    return {n: (old.get(n, unset), new.get(n, unset)) for n in names if old.get(n, unset) != new.get(n, unset)}
+    return {n: (old.get(n, UNSET), new.get(n, UNSET)) for n in names if old.get(n, UNSET) != new.get(n, UNSET)}

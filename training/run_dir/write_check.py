@@ -18,7 +18,7 @@ from parallel.untrusted import regular_descriptor
 from training.checkpoint import folders, room
 from training.checkpoint.room import reason
 
-FOLDERS = ("checkpoints", "logs", "events", "watch")
+FOLDERS = ("checkpoints", "logs", "events", "watch", "wandb")
 FILES = (
     "config.toml", "metrics.jsonl", "done", "requeue", "skipped_samples.json", "wandb_id", "owner.json",
     f"checkpoints/{folders.LATEST}", f"checkpoints/{folders.LATEST_OF_MEGATRON}",

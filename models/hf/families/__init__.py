@@ -4,13 +4,17 @@ from models.hf.families import (
     apertus,
     deepseek,
     ernie,
+    ernie_moe,
     gemma,
     glm,
+    glm_moe,
     gpt2,
     gpt_oss,
     granite,
     llama,
+    llama4,
     mamba,
+    minimax,
     mistral,
     nemotron,
     nemotron_h,
@@ -48,6 +52,10 @@ _FAMILIES = (
     apertus,
     ernie,
     glm,
+    glm_moe,
+    minimax,
+    ernie_moe,
+    llama4,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {k: v for family in _FAMILIES for k, v in family.ARCHITECTURES.items()}

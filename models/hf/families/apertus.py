@@ -1,6 +1,7 @@
 """Apertus: xIELU with two parameters in every MLP, and norms of queries and keys."""
 
 import re
+from typing import Any
 
 from models.hf.block_parts import rotary
 from models.hf.config_parts import tied
@@ -14,9 +15,27 @@ from models.hf.families.base import (
     LLAMA_WHOLE,
     UNGATED_MLP,
 )
-from models.hf.keys import Architecture
+from models.hf.keys import Architecture, Config
 from models.hf.row_layouts import same
 from models.hf.table import Table
+
+READ_ROPE, WRITE_ROPE = rotary(theta=12_000_000.0)
+STRETCHED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+"""What transformers takes where a file says nothing."""
+
+
+def read_rope(left: Config, fields: dict[str, Any]) -> None:
+    """Stretched, unless a file says otherwise."""
+    if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
+        left["rope_parameters"] = STRETCHED
+    READ_ROPE(left, fields)
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     "apertus": Architecture(
@@ -25,7 +44,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
         switches={"hidden_act": ("xielu",), "mlp_bias": (False,), "qk_norm": (True,), "post_norm": (False,)},
         implied=LLAMA_IMPLIED | {"activation": "xielu", "qk_layernorm": True},
-        parts=(LLAMA_HEADS, rotary(theta=12_000_000.0), tied(False), ATTENTION_BIAS),
+        parts=(LLAMA_HEADS, (read_rope, WRITE_ROPE), tied(False), ATTENTION_BIAS),
     ),
 }
 
@@ -40,6 +59,14 @@ BLOCK = (
     }
 )
 
+CONSTANTS = {"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6}
+"""XIELU.BETA and XIELU.EPS (models/layers/activation.py)."""
+
 TABLES: dict[str, Table] = {
-    "apertus": Table(LLAMA_WHOLE, BLOCK, computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$")),
+    "apertus": Table(
+        LLAMA_WHOLE,
+        BLOCK,
+        computed=re.compile(r"(\.rotary_emb\.inv_freq|\.mlp\.act_fn\.(beta|eps))$"),
+        constants=CONSTANTS,
+    ),
 }

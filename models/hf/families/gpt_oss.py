@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from models.hf.config_parts import TOKENS, tied, window_types, write_window_types
+from models.hf.block_parts import layer_windows
+from models.hf.config_parts import tied
 from models.hf.families.base import (
     ATTENTION,
     LLAMA_DEFAULTS,
@@ -13,12 +14,11 @@ from models.hf.families.base import (
     ROPE,
     WIDE_HEADS,
 )
-from models.hf.keys import Architecture, Config, Unsupported, is_one_of, take_list
+from models.hf.keys import Architecture, Config, Unsupported, is_one_of
 from models.hf.row_layouts import fused_expert_biases, fused_experts, same
 from models.hf.table import Table
 from models.shapes import GPTShape
 
-_WINDOW = 128
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 150000.0,
@@ -32,29 +32,19 @@ _ROPE = {
 
 
 def _read(left: Config, fields: dict[str, Any]) -> None:
-    """Experts, windows, positions that are left out, and copies of other numbers."""
+    """Experts, positions that are left out, and copies of other numbers."""
     fields["moe_ffn_hidden_size"] = fields["ffn_hidden_size"]
     if left.get("rope_parameters") is None and left.get("rope_scaling") is None:
         left["rope_parameters"] = _ROPE
-    window = left.pop("sliding_window", _WINDOW)
-    if (problem := TOKENS.problem("sliding_window", window)) is not None:
-        raise Unsupported("sliding_window", window, problem)
-    kinds = take_list(left, "layer_types")
-    default = [f"{'full' if block % 2 else 'sliding'}_attention" for block in range(fields["num_layers"])]
-    fields |= window_types(kinds or default, fields["num_layers"], window)
-    for key, value in (("experts_per_token", fields["moe_router_topk"]), ("initial_context_length", None)):
-        if (found := left.pop(key, None)) is not None and value is not None and not is_one_of(found, (value,)):
-            raise Unsupported(key, found, f"{value}, which num_experts_per_tok says")
+    left.pop("initial_context_length", None)  # original_max_position_embeddings says it
+    topk = fields["moe_router_topk"]
+    if not is_one_of(found := left.pop("experts_per_token", topk), (topk, None)):
+        raise Unsupported("experts_per_token", found, f"{topk}, which num_experts_per_tok says")
 
 
 def _write(shape: GPTShape) -> Config:
     """As ``_read``."""
-    window = shape.window_size[0] + 1 if any(shape.window_blocks) else _WINDOW
-    return {
-        "intermediate_size": shape.expert_ffn_hidden_size,
-        "sliding_window": window,
-        "layer_types": write_window_types(shape),
-    }
+    return {"intermediate_size": shape.expert_ffn_hidden_size}
 
 
 def _read_quantization(left: Config, fields: dict[str, Any]) -> None:
@@ -89,7 +79,14 @@ ARCHITECTURES: dict[str, Architecture] = {
             "softmax_type": "learnable",
             "moe_router_load_balancing_type": "aux_loss",
         },
-        parts=(WIDE_HEADS, (_read, _write), ROPE, tied(False), (_read_quantization, lambda _: {})),
+        parts=(
+            WIDE_HEADS,
+            (_read, _write),
+            ROPE,
+            layer_windows(128, pattern=2),
+            tied(False),
+            (_read_quantization, lambda _: {}),
+        ),
     ),
 }
 
@@ -98,7 +95,6 @@ TABLES: dict[str, Table] = {
         LLAMA_WHOLE,
         ATTENTION
         | {
-            "self_attention.linear_proj.bias": same("self_attn.o_proj.bias"),
             "self_attention.core_attention.softmax_offset": same("self_attn.sinks"),
             "pre_mlp_layernorm.weight": same("post_attention_layernorm.weight"),
             "mlp.router.weight": same("mlp.router.weight"),

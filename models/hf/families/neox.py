@@ -87,6 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attention_dropout": 0.0,
             "max_position_embeddings": 2048,
         },
+        switches=dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), (None, 0)),
         implied={
             "normalization": "LayerNorm",
             "add_bias_linear": False,

@@ -1,10 +1,11 @@
-"""OLMo-2 and OLMo-3: norms behind attention and MLP, and over the queries and keys of all heads."""
+"""OLMo-2 and OLMo-3: norms behind attention and MLP, and over the queries and keys of all heads; OLMoE, of experts."""
 
 from models.hf.block_parts import layer_windows, rotary, rotary_by_window
-from models.hf.config_parts import tied
+from models.hf.config_parts import olmoe_experts, tied
 from models.hf.families.base import (
     ATTENTION,
     ATTENTION_BIAS,
+    EXPERTS,
     LLAMA_DEFAULTS,
     LLAMA_HEADS,
     LLAMA_IMPLIED,
@@ -38,16 +39,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         parts=(
             LLAMA_HEADS,
             layer_windows(4096, pattern=4),
-            rotary_by_window(500_000.0),
+            rotary_by_window(500_000.0, local=500_000.0, local_key=False),
             tied(False),
             ATTENTION_BIAS,
         ),
     ),
 }
 
+ARCHITECTURES["olmoe"] = Architecture(
+    model_class="OlmoeForCausalLM",
+    numbers=LLAMA_NUMBERS | {"num_experts_per_tok": "moe_router_topk", "router_aux_loss_coef": "moe_aux_loss_coeff"},
+    defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01},
+    switches=LLAMA_SWITCHES | {"clip_qkv": (None,)},
+    implied=LLAMA_IMPLIED
+    | {"qk_layernorm": True, "qk_layernorm_full_width": True, "moe_router_load_balancing_type": "aux_loss"},
+    parts=(LLAMA_HEADS, rotary(), tied(False), ATTENTION_BIAS, olmoe_experts(64)),
+)
+
 BLOCK = {key: rule for key, rule in (ATTENTION | MLP).items() if "layer_norm_" not in key} | {
     "self_attention.linear_proj.post_layernorm.weight": same("post_attention_layernorm.weight"),
     "mlp.linear_fc2.post_layernorm.weight": same("post_feedforward_layernorm.weight"),
 }
 
-TABLES: dict[str, Table] = {"olmo2": Table(LLAMA_WHOLE, BLOCK), "olmo3": Table(LLAMA_WHOLE, BLOCK)}
+TABLES: dict[str, Table] = {
+    "olmo2": Table(LLAMA_WHOLE, BLOCK),
+    "olmo3": Table(LLAMA_WHOLE, BLOCK),
+    "olmoe": Table(LLAMA_WHOLE, ATTENTION | EXPERTS),
+}

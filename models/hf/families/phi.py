@@ -24,7 +24,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_class="Phi3ForCausalLM",
         numbers=LLAMA_NUMBERS,
         defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
-        switches=LLAMA_SWITCHES | {"attention_bias": (False,)},
+        switches=LLAMA_SWITCHES
+        | {"attention_bias": (False,), "mlp_bias": (None, False), "lm_head_bias": (None, False)}
+        | {"full_attn_mod": (None, 1), "interpolate_factor": (None, 1)},
         implied=_IMPLIED,
         parts=(
             LLAMA_HEADS,

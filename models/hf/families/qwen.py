@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_class="Qwen2ForCausalLM",
         numbers=LLAMA_NUMBERS,
         defaults=LLAMA_DEFAULTS,
-        switches=LLAMA_SWITCHES,
+        switches=LLAMA_SWITCHES | {"use_mrope": (None, False)},
         implied=LLAMA_IMPLIED | {"add_qkv_bias": True},
         parts=(HEADS, ROPE, tied(False), SWITCHED_WINDOWS),
     ),

@@ -19,6 +19,16 @@ from models.hf.table import Table
 
 _NUMBERS = {key: ours for key, ours in LLAMA_NUMBERS.items() if key != "rms_norm_eps"}
 _IMPLIED = {key: ours for key, ours in LAYERNORM_IMPLIED.items() if key not in ("hidden_dropout", "add_bias_linear")}
+_UNREAD: dict[str, tuple[Any, ...]] = {
+    "activation_function": (None, "gelu", "gelu_pytorch_tanh"),
+    "attention_softmax_in_fp32": (None, True),
+    "scale_attention_softmax_in_fp32": (None, True),
+    "scale_attn_weights": (None, True),
+    "layer_norm_epsilon": (None, 1e-5),
+    "mlp_type": (None, "default"),
+    "norm_type": (None, "layer_norm"),
+}
+"""Keys of published files that transformers does not read."""
 
 
 def read_bias(left: Config, fields: dict[str, Any]) -> None:
@@ -31,7 +41,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         model_class="Starcoder2ForCausalLM",
         numbers=_NUMBERS | {"norm_epsilon": "norm_epsilon"},
         defaults={"attention_dropout": 0.0, "initializer_range": 0.018042, "norm_epsilon": 1e-5},
-        switches={"hidden_act": ("gelu_pytorch_tanh", "gelu_new")},
+        switches={"hidden_act": ("gelu_pytorch_tanh", "gelu_new")} | _UNREAD,
         implied=_IMPLIED | {"activation": "gelu"},
         parts=(
             LLAMA_HEADS,

@@ -56,9 +56,9 @@ def gpt_model(hybrid: Any, shape: GPTShape, ranks: Ranks) -> torch.nn.Module:
     backend = spec.provider(ranks.device)
     norm = backend.layer_norm(rms_norm=config.normalization == "RMSNorm")
     attention = (spec._latent_attention_layer if shape.multi_latent_attention else spec._attention_layer)(
-        config, backend, norm
+        config, backend, norm, shape
     )
-    kinds = {False: spec._mlp_layer(backend, norm), True: spec._moe_layer(config, backend, norm)}
+    kinds = {False: spec._mlp_layer(backend, norm, shape), True: spec._moe_layer(config, backend, norm, shape)}
     moe_blocks = shape.moe_blocks if shape.num_moe_experts else (False,) * shape.num_layers
     blocks = [block(attention, kinds[bool(moe)]) for moe in moe_blocks]
     made = GPTModel(

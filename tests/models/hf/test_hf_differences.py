@@ -90,7 +90,54 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
     kimi = SHAPES["kimi_k2"]
     config = write_config(kimi)[1]
     assert config["architectures"] == ["DeepseekV3ForCausalLM"]
-    assert read_shape(config | {"model_type": "kimi_k2"}) == ("kimi_k2", read_shape(config)[1])
+    model_type, shape = read_shape(config | {"model_type": "kimi_k2"})
+    assert model_type == "kimi_k2"
+    assert write_config(shape)[1] == config
+
+
+GPT_OSS, MINIMAX, LLAMA4 = (TINY[f"{name}_tiny"] for name in ("gpt_oss", "minimax_m2", "llama4"))
+
+EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "experts in MXFP4": (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "Dequantise it first: python -c"),
+    "another gain of the gate": (GPT_OSS, {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0: expected 1.702"),
+    "no biases of attention": (GPT_OSS, {"attention_bias": False}, "attention_bias = False: expected True"),
+    "two numbers of chosen experts": (GPT_OSS, {"experts_per_token": 3}, "experts_per_token = 3: expected 2"),
+    "rounded or not": (GPT_OSS, {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": 1,
+                                 "original_max_position_embeddings": 32}, "rope_scaling": None, "rope_theta": None},
+                       "rope_parameters.truncate = 1: expected true or false"),
+    "gates of shared experts in windows": (TINY["qwen2_moe_tiny"], {"use_sliding_window": True}, "use_sliding_window"),
+    "turned channels of more than a head": (MINIMAX, {"rotary_dim": 64}, "rotary_dim = 64: expected a number from 1"),
+    "softmax scores": (MINIMAX, {"scoring_func": "softmax"}, "scoring_func = 'softmax': expected 'sigmoid'"),
+    "clipped queries": (TINY["olmoe_tiny"], {"clip_qkv": 8.0}, "clip_qkv = 8.0: expected None"),
+    "no block of experts": (TINY["ernie45_moe_tiny"], {"moe_layer_start_index": 9}, "moe_layer_start_index = 9"),
+    "two of Llama 4's experts": (LLAMA4, {"num_experts_per_tok": 2}, "num_experts_per_tok = 2: expected 1"),
+    "chunks where there is no RoPE": (LLAMA4, {"layer_types": ["chunked_attention"] * 4}, "layer_types = ['chunked"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_what_is_no_such_model_is_refused(kind: str) -> None:
+    shape, changes, expected = EXPERTS[kind]
+    with pytest.raises(UserError) as error:
+        read_shape(write_config(shape)[1] | changes)
+    assert expected in str(error.value)
+
+
+def test_published_files_of_gpt_oss_say_some_things_twice() -> None:
+    """https://huggingface.co/openai/gpt-oss-20b, config.json, once dequantised."""
+    config = write_config(SHAPES["gpt_oss_20b"])[1]
+    del config["rope_parameters"], config["layer_types"], config["sliding_window"]
+    config |= {"experts_per_token": 4, "initial_context_length": 4096, "swiglu_limit": 7.0}
+    assert read_shape(config)[1] == read_shape(write_config(SHAPES["gpt_oss_20b"])[1])[1]
+    del config["rope_theta"], config["rope_scaling"]
+    assert read_shape(config)[1].rope_scaling_factor == 32.0
+
+
+def test_old_files_of_minimax_say_how_many_channels_turn() -> None:
+    config = write_config(SHAPES["minimax_m2"])[1]
+    for key in ("partial_rotary_factor", "rope_parameters"):
+        del config[key]
+    assert read_shape(config | {"rotary_dim": 64, "use_mtp": True, "num_mtp_modules": 3})[1].rotary_percent == 0.5
 
 
 def test_all_groups_are_none() -> None:

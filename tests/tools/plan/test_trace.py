@@ -27,8 +27,10 @@ from tools.plan.search.request import PlanRequest
 from tools.plan.trace import balance, command, one_rank
 from training import train
 from training.config.recipe import dump
+from training.config.run_config import RunConfig
 from training.memory.activations import LARGEST_BLOCK
 from training.memory.layouts import Candidate
+from training.memory.predicted import Modules, of_stage
 from training.memory.states import BlockStack, states
 
 
@@ -42,9 +44,12 @@ def question(model: str, layout: Candidate, seq: int) -> PlanRequest:
     )
 
 
-def traced(tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *, real: bool = False) -> dict[str, Any]:
-    """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case."""
-    config = command.traceable(configuration(asked, layout))
+def traced(
+    tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *, real: bool = False, piece: int | None = None
+) -> dict[str, Any]:
+    """In a fork, since megatron-core's groups are a process's own. Experts are chosen in balance in any case. piece:
+    train.cross_entropy_chunk_tokens."""
+    config = in_pieces(command.traceable(configuration(asked, layout)), piece)
     recipe, answer = tmp_path / "traced.toml", tmp_path / "answer.json"
     recipe.write_text(dump(config))
     rank = config.layout(asked.num_gpus).rank(Coordinates(dp=0, pp=stage, cp=0, tp=0))
@@ -61,6 +66,10 @@ def traced(tmp_path: Path, asked: PlanRequest, layout: Candidate, stage: int, *,
     assert os.waitpid(child, 0)[1] == 0
     found: dict[str, Any] = json.loads(answer.read_text())
     return found
+
+
+def in_pieces(config: RunConfig, tokens: int | None) -> RunConfig:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, cross_entropy_chunk_tokens=tokens))
 
 
 TINY = Candidate(tp=2, pp=2, dp=2, microbatches=4)
@@ -140,6 +149,17 @@ def test_formulas_are_what_is_traced(tmp_path: Path, layout: Candidate, stage: i
     assert (found["parameters"], found["weights"], found["gradients"]) == (own.dense, held.weights, held.gradients)
     assert command.optimizer_bytes(found) == held.optimizer
     assert command.by_formula(asked, layout, stage) == pytest.approx(found["activations"], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("piece", [1024, 256])
+def test_so_are_losses_in_pieces(tmp_path: Path, precision: str, piece: int) -> None:
+    """The last stage of 16 has a vocabulary of 128,256 and two blocks."""
+    layout = Candidate(pp=16, microbatches=16, recompute="full", precision=precision)
+    asked = question("llama3_8b", layout, 4096)
+    config = in_pieces(command.traceable(configuration(asked, layout)), piece)
+    expected = of_stage(config, 16, asked.shape, Modules(cuda=False, transformer_engine=False), 15).activations
+    assert traced(tmp_path, asked, layout, 15, piece=piece)["activations"] == pytest.approx(expected, rel=0.05)
 
 
 def test_experts_are_traced_in_balance(tmp_path: Path) -> None:

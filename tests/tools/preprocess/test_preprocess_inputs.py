@@ -241,7 +241,10 @@ def test_inputs_without_text_are_a_mistake(tmp_path, capsys, content):
         (("*.none",), r"no file fits *.none"),
         (("x.jsonl", "x.jsonl"), "named more than once"),
         (("x.jsonl", "--tokenizer", "missing.model"), "missing.model"),
-        (("x.jsonl", "--tokenizer", "builtin"), 'own text; expected "byte", a SentencePiece .model, a tokenizer.json'),
+        (
+            ("x.jsonl", "--tokenizer", "builtin"),
+            'own text; expected "byte", a tokenizer.json, a SentencePiece or Llama',
+        ),
         (("x.jsonl", "--tokenizer", "x.jsonl"), "--tokenizer: "),
         (("x.jsonl", "--tokenizer", "x.json"), "--tokenizer: "),
         (("x.jsonl", "--tokenizer", "x.tiktoken"), "--tokenizer: "),

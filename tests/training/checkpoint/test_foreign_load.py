@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from checkpoint_parts import Parts, configuration, on_ranks, sizes
+from models.config import ModelConfig
 from models.families import TINY
+from models.resolve import resolve
 from parallel.errors import UserError
 from programs import Program
 from runs import DEBUG
+from tests.tools import deepspeed_folders
 from tests.tools.hf_folders import write_folder
 from tests.tools.mp_rank_folders import save_ranks
 from tests.tools.reshard_sources import as_torch_reads, save
@@ -181,6 +185,31 @@ def test_other_ranks_wait_for_the_first(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="the first rank could not make"):
         converting._wait_for(target)
     os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("trainer", ["DeepSpeed", "FSDP"])
+def test_a_run_goes_on_from_other_trainers(trainer: str, tmp_path: Path) -> None:
+    """5 steps on TP2 from ZeRO-3 of 3 ranks, and on PP2 from a DCP folder: weights, moments, iteration."""
+    shape = resolve(ModelConfig(shape="llama2_tiny", vocab_size=257), 257)
+    weights = write_folder(tmp_path / "hf", shape, dtype=torch.float32)
+    weights = {name: tensor * 0.02 for name, tensor in weights.items()}
+    moments = {state: {name: tensor.abs() for name, tensor in weights.items()} for state in deepspeed_folders.MOMENTS}
+    step, theirs = deepspeed_folders.STEP, tmp_path / "theirs"
+    if trainer == "DeepSpeed":
+        deepspeed_folders.save(theirs, weights, moments, 3, 3)
+        layout = ("--parallel.tensor_model_parallel_size", "2")
+    else:
+        states = {
+            name: {"step": torch.tensor(float(step)), **{state: moments[state][name] for state in moments}}
+            for name in weights
+        }
+        content = {"app": {"model": weights, "optim": {"state": states}}}
+        dcp.save(content, checkpoint_id=theirs / f"step-{step}", no_dist=True)
+        layout = ("--parallel.pipeline_model_parallel_size", "2")
+    flags = ("--checkpoint.convert", "True", "--model.shape", "llama2_tiny", "--nproc", "2", *layout)
+    code, out, err = ended(run(tmp_path / "run", theirs, *flags, "--train.train_iters", "10"))
+    assert code == 0, out + err
+    assert trained(tmp_path / "run") == list(range(step + 1, 11))
 
 
 def test_a_hugging_face_folder(tmp_path: Path) -> None:

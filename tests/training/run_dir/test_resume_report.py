@@ -10,8 +10,10 @@ import runs
 from data.prepared import Prepared
 from parallel.layout import Layout
 from training.checkpoint.restoring import Restored
+from training.config.recipe import dump
+from training.config.run_config import RunConfig
 from training.progress import Progress
-from training.run_dir.resume_report import MOST_CHANGES, Now, card
+from training.run_dir.resume_report import Now, card
 
 ENTRIES: dict[str, Any] = {
     "schedule": "cosine",
@@ -91,8 +93,29 @@ def test_changes_are_named_and_not_all_of_them_change_numbers() -> None:
         "train.train_iters 10 -> 20; log.log_interval 1 -> unset; train.exit_interval unset -> 5"
     )
     assert row("bit for bit", now=now) == "the same numbers as without the interruption"
-    many = "".join(f"f{number} = 1\n" for number in range(MOST_CHANGES + 2))
-    assert row("changed", now=dataclasses.replace(NOW, recipe=many + RECIPE)).endswith("; and 2 more")
+
+
+def test_the_changes_fit_a_terminal_and_those_that_decide_come_first() -> None:
+    many = "".join(f"f{number} = 1\n" for number in range(20)) + f'long = "{"x" * 500}"\n'
+    shown = row("changed", now=dataclasses.replace(NOW, recipe=many + RECIPE + "exit_interval = 5\n"))
+    assert shown.startswith("f0 unset -> 1; f1 unset -> 1; ")
+    named = shown.count("->")
+    assert shown.endswith(f"; and {22 - named} more") and named > 3
+    recipe = f'long = "{"x" * 500}"\n' + RECIPE
+    lines = card(THEN, dataclasses.replace(NOW, recipe=recipe), 1.0).splitlines()
+    assert all(len(line) <= 120 for line in lines if "bit for bit" not in line)
+
+
+def test_an_imports_recipe_that_names_few_fields_differs_in_those_alone() -> None:
+    full = dump(dataclasses.replace(RunConfig(), train=dataclasses.replace(RunConfig().train, exit_interval=7)))
+    before = dataclasses.replace(NOW, recipe=full, recipe_before="[model]\nseq_length = 64\n[log]\nlog_interval = 3\n")
+    assert row("changed", now=before) == (
+        f"model.seq_length 64 -> {RunConfig().model.seq_length}; log.log_interval 3 -> {RunConfig().log.log_interval}; "
+        "train.exit_interval unset -> 7"
+    )
+    imported = dataclasses.replace(THEN, entries={"imported": {"source": "x"}}, optimizer_restored=False)
+    shown = row("bit for bit", imported, dataclasses.replace(before, entries=ENTRIES))
+    assert shown == "not expected: the optimizer starts fresh; changed: model.seq_length"
 
 
 def test_what_was_left_out_is_said() -> None:

@@ -88,7 +88,7 @@ def sentencepiece(folder: Path) -> Path:
     """A SentencePiece BPE model of 32,000 pieces."""
     path = folder / "t.model"
     if not path.is_file():
-        from tools.preprocess.training import train
+        from tools.preprocess.training import read_options, train
 
-        train((str(lines(folder, TRAINED_ON_BYTES / 1e6)),), path, VOCABULARY, "text", TRAINED_ON_BYTES)
+        train((str(lines(folder, TRAINED_ON_BYTES / 1e6)),), path, VOCABULARY, read_options(), TRAINED_ON_BYTES)
     return path

@@ -28,6 +28,19 @@ _SHAPE = (
 )  # fmt: skip
 """Fields of a model that have Megatron-LM's names and values."""
 
+_WHERE_SET = (
+    "softmax_type", "activation_func_clamp_value", "glu_linear_offset", "qk_l2_norm", "moe_shared_expert_gate",
+    "moe_apply_probs_on_input",
+)  # fmt: skip
+"""Likewise; said only where they are not what every other model has."""
+
+_NOT_MEGATRONS = (
+    "latent_norm_epsilon", "attention_chunk_size", "attn_scale", "norm_placement", "qk_layernorm_full_width",
+    "parallel_residual", "residual_multiplier", "embedding_multiplier", "logits_scaling", "final_logit_softcapping",
+    "attn_logit_softcapping", "rotary_base_local",
+)  # fmt: skip
+"""Fields of a model for which Megatron-LM core_r0.19.0 has no argument."""
+
 _OF_EXPERTS = (
     "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_score_function",
     "moe_router_enable_expert_bias", "moe_router_topk_scaling_factor",
@@ -77,13 +90,28 @@ def arguments(
     }
 
 
+def problems(shape: GPTShape) -> list[str]:
+    """What of a model Megatron-LM has no argument for: it would load these weights into another model."""
+    usual = {field.name: field.default for field in dataclasses.fields(GPTShape)}
+    names = [name for name in _NOT_MEGATRONS if getattr(shape, name) != usual[name]]
+    found = [f"model.{name} = {getattr(shape, name)!r}" for name in names]
+    if shape.num_moe_experts and shape.moe_router_enable_expert_bias and shape.moe_router_score_function == "softmax":
+        found.append("model.moe_router_enable_expert_bias with softmax scores")
+    if shape.qk_l2_norm and any(shape.no_rope_blocks):
+        found.append("model.qk_l2_norm in blocks with RoPE only")
+    return found
+
+
 def _model(shape: GPTShape) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(shape, name) for name in _SHAPE}
+    usual = {field.name: field.default for field in dataclasses.fields(GPTShape)}
+    found |= {name: value for name in _WHERE_SET if (value := getattr(shape, name)) != usual[name]}
     found |= {
         "group_query_attention": shape.num_query_groups != shape.num_attention_heads,
         "use_rotary_position_embeddings": shape.position_embedding_type == "rope",
         "swiglu": shape.activation == "swiglu",
         "squared_relu": shape.activation == "squared_relu",
+        **({"quick_geglu": True} if shape.activation == "quick_geglu" else {}),
         "multi_latent_attention": shape.multi_latent_attention,
         "mtp_num_layers": shape.mtp_num_layers or None,
         "num_experts": shape.num_moe_experts or None,

@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parallel.errors import UserError
-from parallel.untrusted import InputError, read_bytes, read_json
+from parallel.untrusted import read_bytes
 from tools.reshard.megatron.pickle import DTYPES, STORAGES, Ordered, Outside, PickledRecord, Size, read, record
 from training.checkpoint.format.coverage import covered_once
 from training.checkpoint.format.descriptors import Descriptors
@@ -235,6 +235,16 @@ class TorchDist:
         data = os.pread(self._descriptor(file), length, start)
         return read_saved(data, f"{self.folder / file}: {key}")
 
+    def check(self, keys: Collection[str]) -> None:
+        """Read each chunk once and compare it with torch.save's checksums. Raises UserError for one that differs."""
+        for key in keys:
+            for chunk in self.tensors[key].chunks:
+                where = f"{self.folder / chunk.file}: the chunk of {key} at {list(chunk.offset)}"
+                window = _Window(self._descriptor(chunk.file), chunk.start, chunk.length, where)
+                with _opened(window, where) as archive:
+                    if archive.testzip() is not None:
+                        raise UserError(f"{where} is damaged: not the checksum that torch.save has written.")
+
     def fingerprint(self) -> list[list[Any]]:
         """What tells one state of the folder from another without reading it: [name, bytes, changed]."""
         stats = [(path.name, path.stat()) for path in sorted(self.folder.iterdir()) if path.is_file()]
@@ -356,12 +366,4 @@ def _is_big_endian(archive: zipfile.ZipFile, root: str) -> bool:
     return name in archive.namelist() and archive.read(name) != b"little"
 
 
-def is_torch_dist(folder: Path) -> bool:
-    """Whether a folder says of itself that it is one."""
-    try:
-        return bool(read_json(folder / CONFIG, dict[str, Any]).get("sharded_backend") == "torch_dist")
-    except (OSError, InputError):
-        return False
-
-
-__all__ = ["COMMON", "METADATA", "Namespace", "Outside", "PickledRecord", "TorchDist", "is_torch_dist", "read_saved"]
+__all__ = ["COMMON", "METADATA", "Namespace", "Outside", "PickledRecord", "TorchDist", "read_saved"]

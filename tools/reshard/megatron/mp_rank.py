@@ -21,7 +21,6 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.untrusted import InputError, read_text
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.megatron import mp_rank_names
@@ -33,7 +32,6 @@ from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import Origin
 from tools.reshard.torch_file import StridedView, TorchFile
-from training.checkpoint.folders import LATEST_OF_MEGATRON
 from training.config.recipe import load
 
 _RANK = re.compile(r"^mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?$")
@@ -42,18 +40,6 @@ NAMES = ("model_optim_rng.pt", "model_rng.pt")
 _TIED = "output_layer.weight"
 
 Piece = tuple[tuple[int, ...], StridedView]
-
-
-def find(path: Path) -> Path | None:
-    """A folder with ``mp_rank`` folders in it: ``path`` itself, or the newest iteration in it. None: there is none."""
-    if _rank_files(path):
-        return path
-    try:
-        said = read_text(path / LATEST_OF_MEGATRON).strip()
-        name = said if said == "release" else f"iter_{int(said):07d}"
-    except (OSError, ValueError, InputError):
-        return None
-    return path / name if _rank_files(path / name) else None
 
 
 def _rank_files(path: Path) -> dict[str, tuple[int | None, ...]]:

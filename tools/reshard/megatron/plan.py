@@ -9,12 +9,13 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.convert.exporting import TORCH_DTYPES
 from tools.reshard.checkpoint_source import STATE, STATES, CheckpointSource
+from tools.reshard.megatron import args as megatron_args
 from tools.reshard.megatron.buckets import FlatMemory, flat_origin, memories
 from tools.reshard.megatron.keys import Style, theirs
 from tools.reshard.megatron.state import dtypes_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, is_of_vocabulary, padded_rows, repadded
-from tools.reshard.tensors import Origin, TargetTensor
+from tools.reshard.tensors import SourceRows, TargetTensor
 
 
 def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
@@ -32,6 +33,8 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
         )
     if problems := options.job.problems(shape.num_layers, shape.mtp_num_layers):
         raise UserError("\n".join(problems))
+    if lacking := megatron_args.problems(shape):
+        raise UserError(f"{source.folder}: Megatron-LM has no argument for {', '.join(lacking)}. It cannot load this.")
     rows = padded_rows(source, config, options)
     dtype = options.dtype or TORCH_DTYPES[config.precision.dtype]
     targets: list[tuple[str, TargetTensor]] = []
@@ -80,7 +83,7 @@ def _in_buckets(
     return flat
 
 
-def _target(key: str, origin: Origin, dtype: str, rows: int | None) -> TargetTensor:
+def _target(key: str, origin: SourceRows, dtype: str, rows: int | None) -> TargetTensor:
     shape = (rows, *origin.shape[1:]) if rows is not None and is_of_vocabulary(key) else origin.shape
     return TargetTensor(key, dtype, shape, (origin,))
 

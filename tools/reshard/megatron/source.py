@@ -17,19 +17,17 @@ from models.resolve import resolve
 from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
-from parallel.untrusted import InputError, read_text
 from tools.convert.dtypes import cast
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
 from tools.reshard.megatron.args import ARGS, SCHEDULER
 from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
-from tools.reshard.megatron.files import CONFIG, METADATA, Namespace, TorchDist, is_torch_dist
+from tools.reshard.megatron.files import Namespace, TorchDist
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
-from tools.reshard.tensors import BLOCK_BYTES, Origin, Tensors, rectangles
-from training.checkpoint.folders import LATEST_OF_MEGATRON
+from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rectangles
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State
 from training.config.recipe import load
@@ -46,22 +44,6 @@ _MASTERS = {"fp32_param": "param"}
 """How megatron-core's optimizers that are not distributed name the fp32 weights."""
 _BUCKET = re.compile(r"^(?:chained_\d+\.)?optimizer\.distributed\.")
 _NO_WEIGHTS = re.compile(r"(^|/|\.)(_extra_state|rng_state|rerun_state_machine_state|common_state)(/|$|\.)")
-
-
-def find(path: Path) -> Path | None:
-    """A torch_dist folder: ``path`` itself, or the newest iteration in it. None where there is none."""
-    if (path / METADATA).is_file():
-        if not is_torch_dist(path):
-            raise UserError(
-                f"{path}: has {METADATA}, but its {CONFIG} does not say torch_dist, the only form read here."
-            )
-        return path
-    try:
-        said = read_text(path / LATEST_OF_MEGATRON).strip()
-        folder = path / (said if said == "release" else f"iter_{int(said):07d}")
-    except (OSError, ValueError, InputError):
-        return None
-    return folder if (folder / METADATA).is_file() else None
 
 
 def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
@@ -226,6 +208,13 @@ def _name(key: str) -> str:
         return key
 
 
+def check_bytes(source: CheckpointSource) -> None:
+    """Raises UserError for a chunk that does not have the checksum that torch.save has written for it. Of flat memory
+    each element is compared with its weight instead."""
+    if isinstance(source.files, TorchDist):
+        source.files.check({origin.key for origin in source.origins.values() if isinstance(origin, Origin)})
+
+
 def check_optimizer(source: CheckpointSource) -> None:
     """The optimizer's fp32 weights, rounded, are the model's, bit by bit. Raises UserError with those that are not.
 
@@ -255,7 +244,7 @@ def check_optimizer(source: CheckpointSource) -> None:
         )
 
 
-def _rounds_to(source: CheckpointSource, master: Origin, weight: Origin) -> bool:
+def _rounds_to(source: CheckpointSource, master: SourceRows, weight: SourceRows) -> bool:
     for rectangle in rectangles(weight.shape, ITEM_BYTES[master.dtype], BLOCK_BYTES):
         rounded = cast(master.rows_read(source.files, rectangle), master.dtype, weight.dtype)
         if not np.array_equal(rounded, weight.rows_read(source.files, rectangle)):

@@ -63,7 +63,7 @@ def commit(plan: ReshardPlan, folder: Path, names: Sequence[str], options: Resha
         end += len(parts[-1])
     replace_file(folder / OBJECTS, b"".join(parts))
     tables = {name + ENDING: read_table(folder, name) for name in names}
-    replace_file(folder / METADATA, _metadata(plan, tables, objects))
+    replace_file(folder / METADATA, metadata_bytes(plan, tables, objects))
     for name in names:
         (folder / f"{name}.pieces.json").unlink(missing_ok=True)
     replace_file(folder / CONFIG, json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode())
@@ -89,8 +89,13 @@ def extra_states(plan: ReshardPlan) -> Iterator[str]:
             yield from (f"{each}._extra_state/shard_{shard}" for each in modules)
 
 
-def _metadata(plan: ReshardPlan, tables: dict[str, Any], objects: dict[str, tuple[int, int]]) -> bytes:
-    """torch's own objects, pickled: it is the only form that its reader knows."""
+def metadata_bytes(
+    plan: ReshardPlan, tables: dict[str, Any], objects: dict[str, tuple[int, int]], paths: Any = None
+) -> bytes:
+    """torch's own objects, pickled: it is the only form that its reader knows.
+
+    tables: chunks by file. objects: first byte and bytes in ``OBJECTS``. paths: where entries lie in nested dicts.
+    """
     import torch
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -112,4 +117,4 @@ def _metadata(plan: ReshardPlan, tables: dict[str, Any], objects: dict[str, tupl
     for key, (start, length) in objects.items():
         entries[key] = metadata.BytesStorageMetadata()
         places[metadata.MetadataIndex(key)] = _StorageInfo(OBJECTS, start, length)
-    return pickle.dumps(metadata.Metadata(entries, planner_data=None, storage_data=places), protocol=4)
+    return pickle.dumps(metadata.Metadata(entries, planner_data=paths, storage_data=places), protocol=4)

@@ -1,0 +1,53 @@
+"""Llama-4's attention: in blocks with RoPE a query sees its own chunk of the sequence only, and queries and keys are
+normed without weights; in those without RoPE, which see everything, queries grow with their position.
+
+mcore has no fields for it; ``transformer_config`` sets these three beside its own, and every module finds them there.
+"""
+
+from typing import NamedTuple
+
+import torch
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor, nn
+
+
+class Temperature(NamedTuple):
+    """Queries at position p are multiplied by 1 + scale ln(1 + floor((p + 1) / floor)) (arXiv:2501.19399)."""
+
+    scale: float
+    floor: int
+
+    def apply(self, query: Tensor, positions: Tensor) -> Tensor:
+        """query [s, b, n, d]; positions [s, 1 or b], within their document."""
+        factor = torch.log1p(torch.floor((positions.float() + 1.0) / self.floor)) * self.scale + 1.0
+        return (query * factor[..., None, None]).to(query.dtype)
+
+
+def chunk_of(config: TransformerConfig, layer_number: int) -> int | None:
+    """Tokens of a chunk; None: this layer has none."""
+    chunk = int(getattr(config, "attention_chunk_size", 0))
+    return chunk if chunk and not goes_without_rope(config, layer_number) else None
+
+
+def temperature_of(config: TransformerConfig, layer_number: int) -> Temperature | None:
+    """None: this layer's queries stay as they are."""
+    scale = float(getattr(config, "attn_scale", 0.0))
+    return Temperature(scale, config.floor_scale) if scale and goes_without_rope(config, layer_number) else None
+
+
+def goes_without_rope(config: TransformerConfig, layer_number: int) -> bool:
+    """layer_number: of mcore's sublayers, from 1."""
+    return isinstance(config.no_rope_freq, list) and bool(config.no_rope_freq[layer_number - 1])
+
+
+class L2Norm(nn.Module):
+    """Over the channels of each head, without a weight: mean square 1."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d], in fp32."""
+        flat = x.float()
+        return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)).type_as(x)

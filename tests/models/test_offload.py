@@ -1,0 +1,117 @@
+"""Activations that wait on the host: the same losses and gradients, and nothing of them left on the device."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data.loader import Batch
+from models.layers import offload
+from models.resolve import resolve
+from parallel import groups
+from parallel.ddp import unwrap
+from parallel.launch import Identity
+from ranks import run_ranks
+from tools.parity.layouts import shrink, with_layout
+from training import train
+from training.cli import parse
+from training.config.run_config import RunConfig
+from training.forward_backward import forward_backward
+
+VOCABULARY, MICROBATCHES = 257, 4
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def configured(layout: str, shape: str, **fields: Any) -> tuple[RunConfig, int]:
+    config = parse.load(Path("slurm/recipes/debug.toml"))
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, shape=shape),
+        train=dataclasses.replace(config.train, **fields),
+    )
+    return with_layout(shrink(config, num_layers=4), layout)
+
+
+def sums_and_gradients(config: RunConfig, ranks: groups.Ranks) -> dict[str, torch.Tensor]:
+    """The sum of losses, and this rank's reduced gradients."""
+    chunks, _ = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+    draw, size = torch.Generator().manual_seed(7), config.model.seq_length
+    batches = [
+        Batch(
+            tokens=(tokens := torch.randint(VOCABULARY, (1, size), generator=draw)),
+            labels=tokens.roll(-1, 1), loss_mask=torch.ones(1, size), position_ids=torch.arange(size)[None],
+        )
+        for _ in range(MICROBATCHES)
+    ]  # fmt: skip
+    sums, reduce = forward_backward(chunks, batches, ranks, size, 1)
+    reduce()
+    found = {"sums": sums}
+    for number, chunk in enumerate(chunks):
+        for name, param in unwrap(chunk).named_parameters():
+            gradient = getattr(param, "main_grad", param.grad)
+            local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            found[f"{number}.{name}"] = local.detach().clone()
+    return found
+
+
+def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int) -> None:
+    with groups.start(
+        config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
+    ) as ranks:
+        plain = sums_and_gradients(config, ranks)
+        kept, real = list[offload._Kept](), offload._Layer.keep
+
+        def counted(layer: offload._Layer, tensor: torch.Tensor) -> offload._Kept:
+            kept.append(real(layer, tensor))
+            return kept[-1]
+
+        offload._Layer.keep = counted  # type: ignore[method-assign]
+        moved = dataclasses.replace(config, train=dataclasses.replace(config.train, cpu_offloading_num_layers=blocks))
+        found = sums_and_gradients(moved, ranks)
+        assert len(kept) >= MICROBATCHES * blocks
+        assert plain.keys() == found.keys()
+        for name, expected in plain.items():
+            assert torch.equal(found[name], expected), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "fields"),
+    [
+        ("", "debug", {}),
+        ("", "debug", FULL),
+        ("tp2sp", "debug", {"recompute_granularity": "selective"}),
+        ("pp2vpp2", "debug", {}),
+        ("tp2sppp2", "debug", FULL),
+        ("dp2zero3", "debug", {}),
+        ("tp2spdp2ep2etp1", "mixtral_tiny", {}),
+        ("", "deepseek_v3_tiny", {}),
+        ("dp2zero3", "gpt2_tiny", FULL),
+    ],
+)
+def test_the_same_losses_and_gradients(layout: str, shape: str, fields: dict[str, Any]) -> None:
+    config, world_size = configured(layout, shape, **fields)
+    run_ranks(world_size, compare, config, world_size, 1)
+
+
+def test_weights_and_what_shares_their_memory_stay() -> None:
+    run_ranks(1, _weights_stay)
+
+
+def _weights_stay(identity: Identity) -> None:
+    """Of two linear layers the first is offloaded: its input leaves; its weight and the other's input stay."""
+    layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)])
+    own, saved = offload.Offload([layers[0]], list(layers), torch.device("cpu"), 0), list[torch.Tensor]()
+    real = offload._Layer.keep
+
+    def noted(layer: offload._Layer, tensor: torch.Tensor) -> offload._Kept:
+        saved.append(tensor)
+        return real(layer, tensor)
+
+    offload._Layer.keep = noted  # type: ignore[method-assign]
+    first = torch.randn(4, 8, requires_grad=True)
+    with own.forward_pass():
+        last = layers[1](layers[0](first))
+    assert [tensor.data_ptr() for tensor in saved] == [first.data_ptr()]
+    last.sum().backward()
