@@ -37,6 +37,7 @@ DEPENDENT = (
     "moe_layer_end_index",
     "moe_layer_interval",
     "num_nextn_predict_layers",
+    "moe_layers",
     "hybrid_override_pattern",
     "num_hidden_layers",
     "n_routed_experts",

@@ -69,5 +69,5 @@ def _widest(columns: MemoryColumns, kind: str) -> Column:
         "-": (1 + model.gated) * model.ffn,
         "E": (1 + model.gated) * model.expert_ffn * model.topk,
     }
-    found: Column = np.max([widths.get(symbol, model.attention_width) for symbol in kind], axis=0)
-    return found
+    found = np.asarray([widths.get(symbol, model.attention_width) for symbol in kind], np.float64)
+    return np.asarray(found.max(axis=0))
