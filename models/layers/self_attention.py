@@ -41,6 +41,10 @@ class BlockAttention(SelfAttention):
             rotary_pos_emb = part_of(rotary_pos_emb, self.rotary_part, self.config.rotary_interleaved)
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb, **kwargs)
 
+    def _apply_output_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [s, b, n d], gate [s, b, n, d] -> x's shape. mcore's is compiled as it is first used; this is not."""
+        return (x * torch.sigmoid(gate.reshape(x.shape).float())).to(x.dtype)
+
 
 def part_of(embedding: Tensor, part: int, interleaved: bool) -> Tensor:
     """Of the angles of whole-sequence and of windowed blocks, [..., 2 d], side by side in each copy of both: one part,
