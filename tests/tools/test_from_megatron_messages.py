@@ -80,7 +80,7 @@ def test_the_walk_sees_what_is_wrong() -> None:
         "--position-embedding-type alibi",
         "--use-alibi-position-embeddings",
         "--xielu",
-        "--softmax-type learnable",
+        "--attention-output-gate",
         "--goldfish-loss",
         "--is-hybrid-model",
         "--normalization DyT",

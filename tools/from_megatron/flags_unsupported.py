@@ -14,9 +14,8 @@ OTHER_MODEL: dict[str, str] = {
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
-        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu
-        qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla no-yarn-correction-range-round-to-int
-        moe-latent-size=1 moe-shared-expert-gate mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
+        fp32-residual-connection apply-residual-connection-post-layernorm openai-gelu qk-clip
+        attention-output-gate moe-latent-size=1 mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
         moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
     """,
     "maximal update parametrisation, which scales outputs, logits and learning rates": """

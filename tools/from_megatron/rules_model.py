@@ -45,8 +45,9 @@ def _sizes(draft: Draft) -> None:
 
 def _activation(draft: Draft) -> None:
     arguments = draft.arguments
-    swiglu, squared, unfused = map(arguments.switch, ("swiglu", "squared-relu", "no-bias-gelu-fusion"))
-    name = "swiglu" if swiglu else "squared_relu" if squared else "gelu"
+    unfused = arguments.switch("no-bias-gelu-fusion")
+    given = [name for name in ("swiglu", "squared-relu", "quick-geglu") if arguments.switch(name)]
+    name = given[0].replace("-", "_") if given else "gelu"
     draft.put("model.activation", name, f"--{name.replace('_', '-')}" if name != "gelu" else DEFAULT)
     if name == "gelu" and (unfused or arguments.switch("disable-bias-linear")):
         why = "no-bias-gelu-fusion" if unfused else "disable-bias-linear"
