@@ -77,6 +77,22 @@ EXPERT_FIELDS: dict[str, tuple[str, Default]] = {
 }
 """Fields that mean something with --num-experts only."""
 
+MAMBA_FIELDS: dict[str, tuple[str, Default]] = {
+    "mamba-state-dim": ("model.mamba_state_dim", 128),
+    "mamba-head-dim": ("model.mamba_head_dim", 64),
+    "mamba-num-groups": ("model.mamba_num_groups", 8),
+    "mamba-num-heads": ("model.mamba_num_heads", None),
+}
+"""Fields that mean something with --hybrid-layer-pattern only."""
+
+LINEAR_FIELDS: dict[str, tuple[str, Default]] = {
+    "linear-key-head-dim": ("model.linear_key_head_dim", 128),
+    "linear-value-head-dim": ("model.linear_value_head_dim", 128),
+    "linear-num-key-heads": ("model.linear_num_key_heads", 16),
+    "linear-num-value-heads": ("model.linear_num_value_heads", 32),
+}
+"""Fields that mean something with --experimental-attention-variant gated_delta_net only."""
+
 LATENT_FIELDS: dict[str, tuple[str, Default]] = {
     "q-lora-rank": ("model.q_lora_rank", 0),
     "kv-lora-rank": ("model.kv_lora_rank", 32),
@@ -104,6 +120,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "add-qkv-bias": ("model.add_qkv_bias", True),
     "qk-layernorm": ("model.qk_layernorm", True),
     "qk-l2-norm": ("model.qk_l2_norm", True),
+    "attention-output-gate": ("model.attention_output_gate", True),
     "apply-layernorm-1p": ("model.layernorm_zero_centered_gamma", True),
     "no-yarn-correction-range-round-to-int": ("model.yarn_correction_range_round_to_int", False),
     "rotary-interleaved": ("model.rotary_interleaved", True),
@@ -165,6 +182,8 @@ RULES = """
     use-rope-scaling rope-scaling-factor=1 rotary-scaling-factor=1 rope-type=1 no-rope-freq=1
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
     window-size=1 window-attn-skip-freq=1
+    hybrid-layer-pattern=1 hybrid-override-pattern=1 experimental-attention-variant=1
+    linear-attention-freq=1 linear-conv-kernel-dim=1
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
     vocab-file=1 merge-file=1

@@ -5,6 +5,7 @@ import typing
 from parallel.config import StreamGroup
 from parallel.stages import layout_chunks
 from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.rules_model import num_layers
 
 COPIES = "num-distributed-optimizer-instances"
 
@@ -34,7 +35,7 @@ def _virtual_stages(draft: Draft) -> None:
         source = "--num-virtual-stages-per-pipeline-rank"
     elif each:
         counted = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
-        layers = arguments.required("num-layers", "encoder-num-layers") + sum(map(arguments.switch, counted))
+        layers = num_layers(arguments) + sum(map(arguments.switch, counted))
         chunks, source = layers // pp // each, "--num-layers-per-virtual-pipeline-stage"
     if chunks is not None and chunks > 1:
         draft.put(name, chunks, source)
