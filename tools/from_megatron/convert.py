@@ -23,7 +23,8 @@ _OTHER_PROGRAMS = {
     "bert": "a BERT", "t5": "a T5", "retro": "a retrieval model", "ict": "a retrieval model",
     "vision": "a vision model", "vlm": "a vision-language model", "mimo": "a multimodal model",
     "multimodal": "a multimodal model", "mamba": "a hybrid, whose --hybrid-layer-pattern is missing",
-    "hybrid": "a hybrid, whose --hybrid-layer-pattern is missing", "realm": "a retrieval model", "dino": "a vision model",
+    "hybrid": "a hybrid, whose --hybrid-layer-pattern is missing", "realm": "a retrieval model",
+    "dino": "a vision model",
     "inpaint": "a vision model", "classification": "a vision model", "train_rl.py": "by reinforcement learning",
     "finetune": "on instructions", "sft": "on instructions",
 }  # fmt: skip
