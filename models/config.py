@@ -162,6 +162,12 @@ OWNED = frozenset(
         "no_rope_freq",
         "moe_layer_freq",
         "linear_attention_freq",
+        "attention_output_gate",
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
     }
 )
 """Fields of mcore's TransformerConfig that Triplane's own fields set, whose change our own initial weights, schedule
@@ -189,6 +195,10 @@ _AT_LEAST_ONE: tuple[str, ...] = (
     "mamba_state_dim",
     "mamba_head_dim",
     "mamba_num_groups",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
     "moe_router_topk",
     "floor_scale",
 )
@@ -519,6 +529,25 @@ class ModelConfig:
 
     mamba_num_heads: int | None = None
     """Mamba-2: heads. 0: as many as make 2 x hidden_size channels."""
+
+    attention_output_gate: bool | None = None
+    """Multiply what each head of attention returns by the sigmoid of a projection of its own (arXiv:2505.06708)."""
+
+    linear_attention_freq: str | None = None
+    """Blocks with a gated delta net (arXiv:2412.06464) in place of attention: "N" (all but every N-th; "0": none) or a
+    list with 1 for such blocks, e.g. "[1,1,1,0]*12"."""
+
+    linear_key_head_dim: int | None = None
+    """Gated delta net: channels of a head's queries and keys."""
+
+    linear_value_head_dim: int | None = None
+    """Gated delta net: channels of a head's values."""
+
+    linear_num_key_heads: int | None = None
+    """Gated delta net: heads of queries and keys."""
+
+    linear_num_value_heads: int | None = None
+    """Gated delta net: heads of values, each key's equally many."""
 
     mtp_num_layers: int | None = None
     """Depths of multi-token prediction, each a block that predicts one token further (arXiv:2412.19437). 0: off."""

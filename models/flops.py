@@ -14,6 +14,8 @@ from models.shapes import GPTShape
 
 MAMBA_CHUNK = 128
 """Tokens whose products Mamba-2's kernels make at once, in megatron-core."""
+DELTA_CHUNK = 64
+"""The same of gated delta nets, in flash-linear-attention."""
 ATTENTIONS = frozenset("*+")
 
 DType = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
@@ -25,7 +27,8 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
     Megatron-LM's convention: a causal query sees seq_length / 2 keys. For a GPT with a four-fold MLP this is
     equation 3 of arXiv:2104.04473 without its recomputation and with s/6h halved for causality:
     72 L h^2 (1 + s/12h + v/12Lh). Each depth of multi-token prediction adds its block, and logits once more. Mamba-2
-    counts as its chunked algorithm multiplies, half a chunk of 128 tokens being seen on average.
+    and gated delta nets count as their chunked algorithms multiply, half a chunk of 128 or 64 tokens being seen on
+    average.
     """
     blocks = sum(_block(shape, block, seq_length) for block in range(shape.num_layers))
     return 3 * (blocks + _depths(shape, seq_length) + (1 + shape.mtp_num_layers) * _logits(shape))
@@ -34,9 +37,9 @@ def flops_per_token(shape: GPTShape, seq_length: int) -> float:
 def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
     """Model FLOPs per token as PaLM defines MFU: 6 N + 12 L n d s (arXiv:2204.02311, appendix B).
 
-    Neither attention nor a chunk of Mamba-2 is halved for causality; a sliding window counts whole. N is every active
-    parameter but those that are only looked up: learned positions, and the word embeddings unless the output layer is
-    tied to them; the output layer counts again for each depth of multi-token prediction.
+    Neither attention nor a chunk of linear attention is halved for causality; a sliding window counts whole. N is every
+    active parameter but those that are only looked up: learned positions, and the word embeddings unless the output
+    layer is tied to them; the output layer counts again for each depth of multi-token prediction.
     """
     table = shape.vocab_size * shape.hidden_size
     looked_up = table if shape.untie_embeddings_and_output_weights else 0
@@ -45,6 +48,7 @@ def flops_per_token_palm(shape: GPTShape, seq_length: int) -> float:
     used = active_parameters(shape) - looked_up + shape.mtp_num_layers * table
     keys = sum(min(seq_length, _window(shape, windowed) or seq_length) for windowed in _attentions(shape))
     mixers = sum(_scan(shape, min(seq_length, MAMBA_CHUNK)) for symbols in shape.blocks if "M" in symbols)
+    mixers += sum(_delta_rule(shape, min(seq_length, DELTA_CHUNK)) for linear in shape.linear_blocks if linear)
     return float(6 * used + 6 * _attention_width(shape) * keys + 3 * mixers)
 
 
@@ -117,7 +121,8 @@ def _block(shape: GPTShape, block: int, seq_length: int) -> float:
     products, symbols = _products(shape, block_parameters(shape, block)), shape.blocks[block]
     if set(symbols) & ATTENTIONS:
         products += _core_attention(shape, seq_length, _local_blocks(shape)[block])
-    return products + (_scan(shape, min(seq_length, MAMBA_CHUNK) / 2) if "M" in symbols else 0.0)
+    products += _scan(shape, min(seq_length, MAMBA_CHUNK) / 2) if "M" in symbols else 0.0
+    return products + (_delta_rule(shape, min(seq_length, DELTA_CHUNK) / 2) if "G" in symbols else 0.0)
 
 
 def _depths(shape: GPTShape, seq_length: int) -> float:
@@ -161,6 +166,17 @@ def _scan(shape: GPTShape, keys: float) -> float:
     """
     inner, states = shape.mamba_heads * shape.mamba_head_dim, shape.mamba_state_dim
     return 2.0 * (keys * (shape.mamba_num_groups * states + inner) + 2 * states * inner)
+
+
+def _delta_rule(shape: GPTShape, keys: float) -> float:
+    """Of a gated delta net, in chunks (arXiv:2412.06464, section 3.3): forward FLOPs per token.
+
+    keys: tokens of its own chunk that a token sees: scores of keys and of queries, the weighted values, and the
+    triangular system, which is solved for as many columns as a key and a value have. Then three products with a state.
+    """
+    key, value = shape.linear_key_head_dim, shape.linear_value_head_dim
+    each = keys * (2 * key + value) + keys * (key + value) + 3 * key * value
+    return 2.0 * shape.linear_num_value_heads * each
 
 
 def _core_attention(shape: GPTShape, seq_length: int, windowed: bool) -> float:

@@ -204,9 +204,9 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "is_hybrid_model": True,  # scales output projections by sqrt(num_layers) = sqrt(2 blocks), as GPT does
         "hidden_size": shape.hidden_size,
         "ffn_hidden_size": shape.ffn_hidden_size,
-        # mcore wants heads that TP divides of every model: where nothing attends, those of the Mamba mixers do
-        "num_attention_heads": shape.num_attention_heads if shape.has_attention else shape.mamba_heads,
-        "num_query_groups": shape.num_query_groups if shape.has_attention else shape.mamba_heads,
+        # mcore wants heads that TP divides of every model: where nothing attends, those of the mixers do
+        "num_attention_heads": shape.num_attention_heads if shape.has_attention else _mixer_heads(shape),
+        "num_query_groups": shape.num_query_groups if shape.has_attention else _mixer_heads(shape),
         "kv_channels": shape.kv_channels,
         "normalization": shape.normalization,
         "layernorm_epsilon": shape.norm_epsilon,
@@ -216,6 +216,7 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
         "add_qkv_bias": shape.add_qkv_bias,
         "layernorm_zero_centered_gamma": shape.layernorm_zero_centered_gamma,
         "qk_layernorm": shape.qk_layernorm and not shape.qk_layernorm_full_width,
+        "attention_output_gate": shape.attention_output_gate,
         "softmax_scale": shape.softmax_scale or None,
         "softmax_type": shape.softmax_type,
         "rotary_interleaved": shape.rotary_interleaved,
@@ -238,6 +239,10 @@ def _block_settings(shape: GPTShape) -> dict[str, Any]:
             "mtp_loss_scaling_factor": shape.mtp_loss_scaling_factor,
         }
     return settings
+
+
+def _mixer_heads(shape: GPTShape) -> int:
+    return shape.linear_num_key_heads if any(shape.linear_blocks) else shape.mamba_heads
 
 
 def _latent_settings(shape: GPTShape) -> dict[str, Any]:
@@ -264,9 +269,14 @@ def _latent_settings(shape: GPTShape) -> dict[str, Any]:
 
 
 def _mamba_settings(shape: GPTShape) -> dict[str, Any]:
+    """Of Mamba-2 mixers and gated delta nets."""
+    settings: dict[str, Any] = {}
+    if any(shape.linear_blocks):
+        names = ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+        settings = {f"linear_{name}": getattr(shape, f"linear_{name}") for name in names}
     if "M" not in shape.hybrid_layer_pattern:
-        return {}
-    return {
+        return settings
+    return settings | {
         "mamba_state_dim": shape.mamba_state_dim,
         "mamba_head_dim": shape.mamba_head_dim,
         "mamba_num_groups": shape.mamba_num_groups,

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from models.shapes import GPTShape
+from parallel.errors import UserError
 
 SYMBOLS = {
     "M": "a Mamba-2 mixer",
+    "G": "a gated delta net",
     "*": "attention",
     "+": "latent attention",
     "-": "an MLP",
@@ -49,6 +51,40 @@ def pattern_problems(shape: GPTShape) -> Iterator[str]:
         yield (
             f"{name} cannot be combined with model.mtp_num_layers {shape.mtp_num_layers}: which layers a depth of "
             "prediction would have, it does not say. Set model.mtp_num_layers = 0."
+        )
+
+
+def mixer_problems(shape: GPTShape) -> Iterator[str]:
+    """What Mamba-2 mixers and gated delta nets are without."""
+    if "M" not in shape.hybrid_layer_pattern and not any(shape.linear_blocks):
+        return
+    plain = {"norm_placement": "pre", "parallel_residual": False, "residual_multiplier": 1.0}
+    for name, value in plain.items():
+        if (found := getattr(shape, name)) != value:
+            yield f"model.{name} {found!r} is not supported with Mamba-2 mixers or gated delta nets. Use {value!r}."
+
+
+def linear_attention_problems(shape: GPTShape) -> Iterator[str]:
+    """Gated delta nets, and attention with an output gate."""
+    if shape.attention_output_gate and shape.multi_latent_attention:
+        yield "model.attention_output_gate is not supported with model.multi_latent_attention. Set one of them false."
+    try:
+        linear = shape.linear_blocks
+    except UserError as error:
+        yield f"model.linear_attention_freq: {error}"
+        return
+    if not any(linear):
+        return
+    keys, values = shape.linear_num_key_heads, shape.linear_num_value_heads
+    if values % keys:
+        yield (
+            f"model.linear_num_value_heads {values} is not divisible by model.linear_num_key_heads {keys}: each key "
+            "belongs to equally many values. Use a multiple."
+        )
+    if shape.mtp_num_layers:
+        yield (
+            f"model.linear_attention_freq cannot be combined with model.mtp_num_layers {shape.mtp_num_layers}: set "
+            "it to 0."
         )
 
 

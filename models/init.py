@@ -71,9 +71,11 @@ def constant_of(name: str, shape: GPTShape) -> float:
     """What a parameter without a standard deviation starts from."""
     if (last := name.rpartition(".")[2]) in XIELU:
         return XIELU[last]
+    if name.endswith((".mixer.norm.weight", ".out_norm.weight")):  # of mixers' outputs: as the kernels have them
+        return 1.0
     if name.endswith(("norm.weight", "norm_weight")):
         return 0.0 if shape.layernorm_zero_centered_gamma else 1.0
-    return 1.0 if last == "D" else 0.0  # a Mamba mixer's own way around its state
+    return 1.0 if name.endswith((".mixer.D", ".self_attention.dt_bias")) else 0.0
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:
@@ -84,7 +86,7 @@ def std_of(name: str, shape: GPTShape) -> float | None:
     """
     if not name.endswith((".weight", ".gate_weight", ".softmax_offset")) or "norm" in name.rsplit(".", 2)[-2]:
         return None
-    if name.endswith(("linear_proj.weight", "linear_fc2.weight", "mixer.out_proj.weight")):
+    if name.endswith(("linear_proj.weight", "linear_fc2.weight", ".out_proj.weight")):
         return shape.init_method_std / math.sqrt(num_sublayers(shape))
     return shape.init_method_std
 
@@ -106,12 +108,12 @@ class Uniform(NamedTuple):
 
 
 def uniform_of(name: str) -> Uniform | None:
-    """How a parameter begins that is not normal: those of Mamba-2's mixers, with decays of 1 to 16 and steps of 0.001
-    to 0.1, as in megatron-core 0.19.2, ssm/mamba_mixer.py."""
-    if ".mixer.conv1d." in name:
+    """How a parameter begins that is not normal: those of Mamba-2's mixers and gated delta nets, with decays of 1 to
+    16, and of the first with steps of 0.001 to 0.1, as in megatron-core 0.19.2 (ssm/)."""
+    if ".conv1d." in name:
         bound = 1 / math.sqrt(MAMBA_TAPS)
         return Uniform(-bound, bound)
-    if name.endswith(".mixer.A_log"):
+    if name.endswith(".A_log"):
         return Uniform(1.0, 16.0, torch.log)
     return Uniform(math.log(1e-3), math.log(1e-1), _step_bias) if name.endswith(".mixer.dt_bias") else None
 

@@ -15,7 +15,7 @@ from models.norms import NORMS
 from models.shapes import GPTShape
 
 MAMBA_TAPS = 4
-"""Tokens that a Mamba-2 mixer's convolution sees, in megatron-core."""
+"""Tokens that the convolution of a Mamba-2 mixer, or of a gated delta net, sees in megatron-core."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,8 +127,10 @@ def _block(shape: GPTShape, prefix: str, symbols: str) -> Iterator[Parameter]:
 
 
 def _attention(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
-    """``linear_qkv`` holds, group after group, the group's n/g query heads, its key and its value: [(n + 2g) d, h]."""
+    """``linear_qkv`` holds, group after group, the group's n/g query heads, its key and its value: [(n + 2g) d, h];
+    with an output gate, behind its queries as many rows of gates."""
     h, attention, rows = shape.hidden_size, f"{prefix}self_attention.", shape.query_size + 2 * shape.kv_size
+    rows += shape.query_size if shape.attention_output_gate else 0
     if shape.pre_norm:
         yield from _norm(shape, f"{attention}linear_qkv.layer_norm_", h)
     yield from _linear(f"{attention}linear_qkv", rows, h, bias=shape.qkv_bias)
@@ -171,6 +173,20 @@ def _up(shape: GPTShape, name: str, rows: int, columns: int) -> Iterator[Paramet
     if shape.qk_layernorm:
         yield from _norm(shape, f"{name}.layer_norm_", columns)
     yield from _linear(name, rows, columns, bias=False)
+
+
+def _gated_delta_net(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
+    """Rows of ``in_proj``: queries, keys, values and gates of all heads, then of each value's head how much is written
+    and how fast it is forgotten; TP splits each of the six. The first three pass a convolution (arXiv:2412.06464)."""
+    h, attention, heads = shape.hidden_size, f"{prefix}self_attention.", shape.linear_num_value_heads
+    keys, values = shape.linear_num_key_heads * shape.linear_key_head_dim, heads * shape.linear_value_head_dim
+    yield Parameter(f"{attention}dt_bias", (heads,))
+    yield Parameter(f"{attention}A_log", (heads,))
+    yield from _norm(shape, f"{attention}in_proj.layer_norm_", h)
+    yield from _linear(f"{attention}in_proj", 2 * keys + 2 * values + 2 * heads, h, bias=False)
+    yield Parameter(f"{attention}conv1d.weight", (2 * keys + values, MAMBA_TAPS))
+    yield Parameter(f"{attention}out_norm.weight", (shape.linear_value_head_dim,))
+    yield from _linear(f"{attention}out_proj", h, values, bias=False)
 
 
 def _mamba(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
@@ -217,7 +233,14 @@ def _experts(shape: GPTShape, prefix: str) -> Iterator[Parameter]:
             yield Parameter(f"{prefix}mlp.shared_experts.gate_weight", (1, h))
 
 
-_SUBLAYERS = {"M": _mamba, "*": _attention, "+": _latent_attention, "-": _mlp, "E": _experts}
+_SUBLAYERS = {
+    "M": _mamba,
+    "G": _gated_delta_net,
+    "*": _attention,
+    "+": _latent_attention,
+    "-": _mlp,
+    "E": _experts,
+}
 """By HybridModel's symbols."""
 
 

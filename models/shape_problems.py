@@ -6,15 +6,17 @@ Every sentence says the field, its value, what was expected, and the fix.
 from collections.abc import Callable, Iterator
 
 from models.activations import ACTIVATIONS
-from models.hybrid_problems import mamba_problems, pattern_problems
+from models.hybrid_problems import linear_attention_problems, mamba_problems, mixer_problems, pattern_problems
 from models.shapes import GPTShape
 from parallel.errors import UserError
 
 
 def shape_problems(shape: GPTShape) -> list[str]:
     """Every problem of ``shape``, as sentences; empty when a model of it can be built."""
-    if problems := [*pattern_problems(shape), *mamba_problems(shape)]:
-        return problems
+    hybrid = pattern_problems, mamba_problems, linear_attention_problems, mixer_problems
+    for part in hybrid:  # the later ones rely on the earlier ones
+        if problems := list(part(shape)):
+            return problems
     parts: list[Callable[[GPTShape], Iterator[str]]] = [
         _heads, _positions, _rope_scaling, _frequencies, _window, _gate, _local_rope, _norms, _residual, _scales,
         _chunks,

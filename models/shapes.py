@@ -112,6 +112,12 @@ class GPTShape:
     mamba_head_dim: int = 64
     mamba_num_groups: int = 8
     mamba_num_heads: int = 0
+    attention_output_gate: bool = False
+    linear_attention_freq: str = "0"
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
     mtp_num_layers: int = 0
     mtp_loss_scaling_factor: float = 0.1
     init_method_std: float = 0.02
@@ -150,12 +156,20 @@ class GPTShape:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Of each block, HybridModel's symbol of each of its sublayers: "*-" is attention, then an MLP; "M" is a
-        Mamba-2 mixer alone."""
+        """Of each block, HybridModel's symbol of each of its sublayers: "*-" is attention, then an MLP; "G" is a gated
+        delta net; "M" is a Mamba-2 mixer alone."""
         if self.hybrid_layer_pattern:
             return tuple(self.hybrid_layer_pattern)
         attention = "+" if self.multi_latent_attention else "*"
-        return tuple(attention + ("E" if moe else "-") for moe in self.moe_blocks)
+        kinds = zip(self.linear_blocks, self.moe_blocks, strict=True)
+        return tuple(("G" if linear else attention) + ("E" if moe else "-") for linear, moe in kinds)
+
+    @property
+    def linear_blocks(self) -> tuple[bool, ...]:
+        """Whether each block has a gated delta net (linear attention) in place of attention."""
+        if self.hybrid_layer_pattern:
+            return tuple(symbol == "G" for symbol in self.hybrid_layer_pattern)
+        return per_block(self.linear_attention_freq, self.num_layers, every_nth=_linear)
 
     @property
     def moe_blocks(self) -> tuple[bool, ...]:
@@ -186,7 +200,7 @@ class GPTShape:
     @property
     def has_attention(self) -> bool:
         """Whether any block attends: a pattern may have none that does."""
-        return not self.hybrid_layer_pattern or bool(set(self.hybrid_layer_pattern) & set("*+"))
+        return any(set(symbols) & set("*+") for symbols in self.blocks)
 
     @property
     def mamba_heads(self) -> int:
@@ -243,6 +257,11 @@ def _mixture(number: int, n: int) -> bool:
 def _without_rope(number: int, n: int) -> bool:
     """Megatron's rule: every n-th layer, counted from 1, goes without RoPE; 0: none does."""
     return n > 0 and (number + 1) % n == 0
+
+
+def _linear(number: int, n: int) -> bool:
+    """Megatron's rule: every n-th layer, counted from 1, attends, and the others have linear attention; 0: none has."""
+    return n > 0 and (number + 1) % n != 0
 
 
 def _windowed(number: int, n: int) -> bool:

@@ -49,8 +49,8 @@ class ModelSizes:
     ffn: int
     gated: bool
     gate_copies: int
-    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a sigmoid that is multiplied, of
-    a clamp, of an offset."""
+    """Tensors as wide as the MLP that an unfused gate keeps beside those of swiglu: of a clamp, of an offset. As a
+    trace of gpt_oss_20b has it, to 2 % (2026-11-25)."""
     norms: int
     """Of a block: before and behind attention and MLP."""
     capped_scores: bool
@@ -80,6 +80,18 @@ class ModelSizes:
     """One table is embedding and output layer."""
     extra_heads: int
     """Depths of multi-token prediction: a block and logits each."""
+    mamba_inner: int
+    """Channels of a Mamba-2 mixer's heads together; 0: there is none."""
+    mamba_heads: int
+    mamba_groups: int
+    mamba_state: int
+    """Channels of a head's state."""
+    delta_keys: int
+    """Channels of a gated delta net's keys together; 0: there is none."""
+    delta_values: int
+    delta_heads: int
+    """Of values."""
+    delta_key_dim: int
     parameters: int
     active: int
 
@@ -103,9 +115,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         mean_keys=_mean_keys(shape, seq_length),
         ffn=shape.ffn_hidden_size,
         gated=shape.gated,
-        gate_copies=(shape.activation == "quick_geglu")
-        + (shape.activation_func_clamp_value > 0)
-        + (shape.glu_linear_offset != 0),
+        gate_copies=(shape.activation_func_clamp_value > 0) + (shape.glu_linear_offset != 0),
         norms=2 * (shape.pre_norm + shape.post_norm),
         capped_scores=shape.attn_logit_softcapping > 0,
         norm_inputs=NORMS[shape.normalization].kept_inputs,
@@ -124,9 +134,24 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         vocab=shape.padded_vocab_size,
         tied=shape.tied,
         extra_heads=shape.mtp_num_layers,
+        **_mixers(shape),
         parameters=num_parameters(shape),
         active=active_parameters(shape),
     )
+
+
+def _mixers(shape: GPTShape) -> dict[str, int]:
+    mamba, delta = "M" in shape.hybrid_layer_pattern, any(shape.linear_blocks)
+    return {
+        "mamba_inner": mamba * shape.mamba_heads * shape.mamba_head_dim,
+        "mamba_heads": mamba * shape.mamba_heads,
+        "mamba_groups": mamba * shape.mamba_num_groups,
+        "mamba_state": mamba * shape.mamba_state_dim,
+        "delta_keys": delta * shape.linear_num_key_heads * shape.linear_key_head_dim,
+        "delta_values": delta * shape.linear_num_value_heads * shape.linear_value_head_dim,
+        "delta_heads": delta * shape.linear_num_value_heads,
+        "delta_key_dim": delta * shape.linear_key_head_dim,
+    }
 
 
 def _grouped(shape: GPTShape) -> tuple[Matrix, ...]:

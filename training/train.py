@@ -13,7 +13,7 @@ from data.prepared import Prepared
 from models import gpt
 from models.init import initialise
 from models.kernels import described, fusions_on, kernel_problems
-from models.layers import packed
+from models.layers import mixers, packed
 from models.layers.fp8 import resolve_recipe
 from models.layers.spec import has_transformer_engine, provider
 from models.layers.userbuffers import userbuffers
@@ -280,7 +280,9 @@ def announce(run: TrainingRun) -> None:
         ranks.say(f"by import path: {', '.join(config.import_paths)}")
     if fused := described(fusions(config, shape, ranks)):
         ranks.say(f"fused kernels: {fused}")
-    if config.data.reset_attention_mask:
+    for line in mixers.described(shape, ranks.device):
+        ranks.say(line)
+    if config.data.reset_attention_mask and shape.has_attention:
         how = packed.how(shape, ranks.device, params_dtype(config.precision), ranks.layout)
         ranks.say(f"documents are kept apart by attention {how}")
 

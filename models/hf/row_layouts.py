@@ -121,6 +121,18 @@ def fused_by_group(name: str) -> Rule:
     return Rule((name,), _fused_by_group)
 
 
+def gated_by_group(queries: str, keys: str, values: str) -> Rule:
+    """With an output gate: theirs has each head's gate behind its query, [2 n d, h], ours a group's behind its
+    queries."""
+    return Rule((queries, keys, values), _gated_by_group)
+
+
+def delta_projections(qkvz: str, ba: str) -> Rule:
+    """A gated delta net's: theirs key after key, with its query, itself, its values and their gates, and apart what is
+    written and forgotten of each; ours all queries, all keys, and so on."""
+    return Rule((qkvz, ba), _delta_projections)
+
+
 def experts(*names: str) -> Rule:
     """Of each expert, its matrices one below the other: [E, rows of all names, in]."""
     return Rule(names, _experts)
@@ -160,6 +172,29 @@ def _experts(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> It
 def _by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
     for (name, start), row, rows in _groups(of):
         yield Strip(names[name], start, row, rows)
+
+
+def _gated_by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    width, heads, row = of.kv_channels, of.num_attention_heads // of.num_query_groups, 0
+    for group in range(of.num_query_groups):
+        for part in (0, 1):  # queries, gates
+            for head in range(group * heads, (group + 1) * heads):
+                yield Strip(names[0], (2 * head + part) * width, row, width)
+                row += width
+        for name in names[1:]:
+            yield Strip(name, group * width, row, width)
+            row += width
+
+
+def _delta_projections(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    keys, each = of.linear_num_key_heads, of.linear_num_value_heads // of.linear_num_key_heads
+    key, values = of.linear_key_head_dim, each * of.linear_value_head_dim
+    row = 0
+    for name, parts in zip(names, ((key, key, values, values), (each, each)), strict=True):
+        for part, rows in enumerate(parts):
+            for head in range(keys):
+                yield Strip(name, head * sum(parts) + sum(parts[:part]), row, rows)
+                row += rows
 
 
 def _fused_by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:

@@ -122,7 +122,11 @@ def _written(model_type: str, shape: GPTShape) -> Config:
 
 def _meaning(shape: GPTShape, name: str) -> object:
     """A field's value, or what it amounts to where several values mean the same model."""
-    per_block = {"moe_layer_freq": "moe_blocks", "no_rope_freq": "no_rope_blocks"}
+    per_block = {
+        "moe_layer_freq": "moe_blocks",
+        "no_rope_freq": "no_rope_blocks",
+        "linear_attention_freq": "linear_blocks",
+    }
     if name == "window_size":
         return [shape.window_size if windowed else None for windowed in shape.window_blocks]
     if name == "window_attn_skip_freq" or name in ("add_qkv_bias", "attention_out_bias", "mlp_bias"):
@@ -161,6 +165,8 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         "latent_norm_epsilon",
     ):
         return not shape.multi_latent_attention
+    if name.startswith("linear_"):
+        return not any(shape.linear_blocks)
     if name == "floor_scale":
         return not shape.attn_scale
     if name.startswith("mamba_"):
@@ -180,8 +186,10 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
 
 def _nearest(shape: GPTShape) -> str:
     """Whose lacks an error names where none fits."""
+    if any(shape.linear_blocks):
+        return "qwen3_next"
     if shape.hybrid_layer_pattern:
-        return "mamba2"
+        return "mamba2" if set(shape.hybrid_layer_pattern) == {"M"} else "nemotron_h"
     if shape.position_embedding_type == "learned_absolute":
         return "gpt2"
     if shape.multi_latent_attention:

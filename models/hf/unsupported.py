@@ -16,7 +16,8 @@ IMPOSSIBLE: dict[str, str] = {
         ("cohere", "cohere2", "gptj", "phi"),
         "attention and MLP of a block read one norm together, where a block here has a norm for each",
     ),
-    "ministral3": "its queries grow with their position (llama_4_scaling_beta), which megatron-core 0.19.2 has not",
+    "ministral3": "queries grow with their position in every block (llama_4_scaling_beta), here in blocks without RoPE "
+    "only, as in Llama 4",
     "olmo": "its norms have no weights, which megatron-core 0.19.2 has not",
     "gemma3n": "its blocks share keys and values, and have embeddings and residual streams of their own, which "
     "megatron-core 0.19.2 has not",

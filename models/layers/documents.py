@@ -33,6 +33,11 @@ class Documents:
         self.max_seqlen_q = self.max_seqlen_kv = starts.shape[1] * context_parallel_size
 
     @cached_property
+    def seq_idx(self) -> Tensor:
+        """[b, s] int32, equal numbers for tokens of one document: what Mamba-2's kernels ask for. Of whole samples."""
+        return self.starts.int().contiguous()
+
+    @cached_property
     def cu_seqlens(self) -> Tensor:
         """Where each document begins in the row of all samples, one after another, and where the last ends:
         [documents + 1] int32, on the device. Of whole samples, so without context parallelism. On a GPU this waits for

@@ -3,12 +3,9 @@
 Both have the same parameters, shards and names on disk: a checkpoint moves between the two.
 """
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -25,6 +22,7 @@ from torch.nn import functional
 
 from models.layers.documents import Documents
 from models.layers.ssd import causal_conv, chunked_scan
+from models.layers.whole_matrices import one_tensor_each
 from models.parameters import MAMBA_TAPS as TAPS
 
 NORM_EPSILON = 1e-5
@@ -85,45 +83,49 @@ class _Mixer(MambaMixer):
     """What mcore's mixer lacks for sharded weights, and for one tensor on disk of a matrix whose parts TP splits apart,
     as a gated fc1 has it."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        self.give_parameters()
-        return super().forward(*args, **kwargs)
-
     def give_parameters(self) -> None:
         """Let the exchange over CP have the parameters that there are now: with weights in shards others than at the
         start."""
         for name in ("conv1d_weight", "conv1d_bias", "dt_bias", "A_log", "D"):
             setattr(self.cp, f"{name}_cp1", getattr(self, name))
 
-    def sharded_state_dict(self, prefix: str = "", *args: Any, **kwargs: Any) -> Any:
-        found = super().sharded_state_dict(prefix, *args, **kwargs)
-        for key, entry in found.items():
-            if isinstance(entry, ShardedTensorFactory):
-                found[key] = replace(entry, build_fn=partial(_one_tensor, entry.build_fn))
-        return found
+    def sharded_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return one_tensor_each(super().sharded_state_dict(*args, **kwargs))
 
+    def in_torch(self, hidden_states: Tensor, packed: Documents | None) -> tuple[Tensor, Tensor | None]:
+        """[s/tp, b, h] -> [s/tp, b, h] and no bias, on any device."""
+        self.give_parameters()
+        projected, _ = self.in_proj(hidden_states)
+        whole = self.cp.pre_conv_ssm(projected).transpose(0, 1)  # [b, s, z x B C dt of this rank's heads]
+        documents = None if packed is None else starts_of_all(packed, self.pg_collection.cp)
+        y = self.mix(whole, documents)
+        return self.out_proj(self.norm(self.cp.post_conv_ssm(y.transpose(0, 1).contiguous())))
 
-def _one_tensor(build: Any, key: str, *args: Any) -> list[ShardedTensor]:
-    """What mcore cuts into tensors of their own, ``<key>.z`` and so on, as parts of one, each behind the other: of a
-    matrix, as which a convolution's weights [channels, 1, taps] are saved, or of a vector."""
-    first, found, pieces = 0, [], build(key, *args)
-    total = sum(piece.global_shape[0] for piece in pieces)
-    for piece in pieces:
-        data = piece.data.flatten(1) if piece.data.dim() > 1 else piece.data
-        columns = tuple(data.shape[1:])
-        place = (first + piece.global_offset[0], *(0 for _ in columns))
-        found.append(
-            replace(
-                piece, key=key, data=data, local_shape=tuple(data.shape), global_shape=(total, *columns),
-                global_offset=place, axis_fragmentations=None,
-            )
-        )  # fmt: skip
-        first += piece.global_shape[0]
-    return found
+    def mix(self, whole: Tensor, documents: Tensor | None) -> Tensor:
+        """Convolution, state space model and gate: [b, s, z x B C dt] -> [b, s, channels]."""
+        cp = self.cp
+        inner, states = cp.d_inner_local_tpcp, cp.ngroups_local_tpcp * self.d_state
+        z, mixed, dt = whole.split([inner, inner + 2 * states, cp.nheads_local_tpcp], dim=-1)
+        mixed = causal_conv(mixed, cp.get_conv1d_weight(), cp.get_conv1d_bias(), documents)
+        x, b, c = mixed.split([inner, states, states], dim=-1)
+        x = x.unflatten(-1, (-1, self.headdim))
+        step = functional.softplus(dt.double() + cp.get_dt_bias().double())
+        b, c = (one.unflatten(-1, (-1, self.d_state)) for one in (b, c))
+        y, _ = chunked_scan(x, step, -cp.get_A_log().double().exp(), b, c, documents)
+        y = (y + cp.get_D().float()[:, None] * x.float()).flatten(2)
+        return (y * functional.silu(z.float())).to(whole.dtype)
 
 
 class KernelMambaMixer(_Mixer):
-    """mcore's mixer on mamba_ssm's and causal_conv1d's kernels. It reads ``seq_idx`` of packed documents."""
+    """mcore's, on mamba_ssm's and causal_conv1d's kernels; but in torch, documents packed into samples of which several
+    context ranks have parts."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, packed_seq_params: Documents | None = None, **kwargs: Any
+                ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        if packed_seq_params is not None and self.cp.cp_size > 1:
+            return self.in_torch(hidden_states, packed_seq_params)
+        self.give_parameters()
+        return super().forward(hidden_states, *args, packed_seq_params=packed_seq_params, **kwargs)
 
 
 class TorchMambaMixer(_Mixer):
@@ -154,13 +156,13 @@ class TorchMambaMixer(_Mixer):
             is_expert=False, tp_comm_buffer_name="fc1", tp_group=self.tp_group,
         )  # fmt: skip
         channels, dtype = self.d_inner_local_tp + 2 * self.ngroups_local_tp * self.d_state, config.params_dtype
-        self.conv1d_weight = _split(torch.empty(channels, 1, TAPS, dtype=dtype, device=device))
-        self.conv1d_bias = _split(torch.empty(channels, dtype=dtype, device=device))
-        self.dt_bias = _split(torch.empty(self.nheads_local_tp, dtype=dtype, device=device))
-        self.A_log = _split(torch.empty(self.nheads_local_tp, dtype=torch.float32, device=device))
-        self.D = _split(torch.empty(self.nheads_local_tp, dtype=torch.float32, device=device))
+        self.conv1d_weight = split_parameter(torch.empty(channels, 1, TAPS, dtype=dtype, device=device))
+        self.conv1d_bias = split_parameter(torch.empty(channels, dtype=dtype, device=device))
+        self.dt_bias = split_parameter(torch.empty(self.nheads_local_tp, dtype=dtype, device=device))
+        self.A_log = split_parameter(torch.empty(self.nheads_local_tp, dtype=torch.float32, device=device))
+        self.D = split_parameter(torch.empty(self.nheads_local_tp, dtype=torch.float32, device=device))
         self.norm = GroupedRMSNorm(self.d_inner_local_tp, self.d_inner // self.ngroups, dtype, device, pg_collection.tp)
-        _mark_split(self.norm.weight)
+        mark_split(self.norm.weight)
         self.out_proj = build_module(
             submodules.out_proj, self.d_inner, d_model, config=config, init_method=config.output_layer_init_method,
             bias=False, input_is_parallel=True, skip_bias_add=True, is_expert=False, tp_comm_buffer_name="fc2",
@@ -173,48 +175,27 @@ class TorchMambaMixer(_Mixer):
             D_cp1=self.D, D_has_hdim=False,
         )  # fmt: skip
 
-    def forward(
-        self, hidden_states: Tensor, inference_context: object = None, *, inference_params: object = None,
-        packed_seq_params: Documents | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """[s/tp, b, h] -> [s/tp, b, h] and no bias."""
-        self.give_parameters()
-        projected, _ = self.in_proj(hidden_states)
-        whole = self.cp.pre_conv_ssm(projected).transpose(0, 1)  # [b, s, z x B C dt of this rank's heads]
-        documents = None if packed_seq_params is None else self._documents(packed_seq_params)
-        y = self.mix(whole, documents)
-        return self.out_proj(self.norm(self.cp.post_conv_ssm(y.transpose(0, 1).contiguous())))
-
-    def mix(self, whole: Tensor, documents: Tensor | None) -> Tensor:
-        """Convolution, state space model and gate: [b, s, z x B C dt] -> [b, s, channels]."""
-        cp = self.cp
-        inner, states = cp.d_inner_local_tpcp, cp.ngroups_local_tpcp * self.d_state
-        z, mixed, dt = whole.split([inner, inner + 2 * states, cp.nheads_local_tpcp], dim=-1)
-        mixed = causal_conv(mixed, cp.get_conv1d_weight(), cp.get_conv1d_bias(), documents)
-        x, b, c = mixed.split([inner, states, states], dim=-1)
-        x = x.unflatten(-1, (-1, self.headdim))
-        step = functional.softplus(dt.float() + cp.get_dt_bias().float())
-        b, c = (one.unflatten(-1, (-1, self.d_state)) for one in (b, c))
-        y, _ = chunked_scan(x, step, -cp.get_A_log().float().exp(), b, c, documents)
-        y = (y + cp.get_D().float()[:, None] * x.float()).flatten(2)
-        return (y * functional.silu(z.float())).to(whole.dtype)
-
-    def _documents(self, packed: Documents) -> Tensor:
-        """Where each token's document starts [b, s]: of the whole sequence, as this rank has it for its heads."""
-        if self.cp.cp_size == 1:
-            return packed.starts
-        mine = packed.starts.transpose(0, 1).contiguous()
-        parts = [torch.empty_like(mine) for _ in range(self.cp.cp_size)]
-        torch.distributed.all_gather(parts, mine, group=self.cp.cp_group)
-        return _undo_attention_load_balancing(torch.cat(parts), self.cp.cp_size).transpose(0, 1)
+    def forward(self, hidden_states: Tensor, *args: Any, packed_seq_params: Documents | None = None, **kwargs: Any
+                ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        return self.in_torch(hidden_states, packed_seq_params)
 
 
-def _split(values: Tensor) -> nn.Parameter:
+def starts_of_all(packed: Documents, context: Any) -> Tensor:
+    """Where each token's document starts [b, s]: of the whole sequences, as a context rank has them for its heads."""
+    if context.size() == 1:
+        return packed.starts
+    mine = packed.starts.transpose(0, 1).contiguous()
+    parts = [torch.empty_like(mine) for _ in range(context.size())]
+    torch.distributed.all_gather(parts, mine, group=context)
+    return _undo_attention_load_balancing(torch.cat(parts), context.size()).transpose(0, 1)
+
+
+def split_parameter(values: Tensor) -> nn.Parameter:
     """A parameter of which TP gives each rank some rows."""
     parameter = nn.Parameter(values)
-    _mark_split(parameter)
+    mark_split(parameter)
     return parameter
 
 
-def _mark_split(parameter: nn.Parameter) -> None:
+def mark_split(parameter: Tensor) -> None:
     parameter.tensor_model_parallel, parameter.partition_dim = True, 0  # type: ignore[attr-defined]

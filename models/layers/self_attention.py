@@ -21,8 +21,8 @@ class BlockAttention(SelfAttention):
     def __init__(self, config: TransformerConfig, *args: Any, shape: GPTShape, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         if shape.qk_layernorm and shape.qk_layernorm_full_width:
-            self.q_layernorm = AllHeadsNorm(config, self.num_attention_heads_per_partition, self.tp_group)
-            self.k_layernorm = AllHeadsNorm(config, self.num_query_groups_per_partition, self.tp_group)
+            self.q_layernorm: nn.Module = AllHeadsNorm(config, self.num_attention_heads_per_partition, self.tp_group)
+            self.k_layernorm: nn.Module = AllHeadsNorm(config, self.num_query_groups_per_partition, self.tp_group)
         if shape.qk_l2_norm and not goes_without_rope(config, self.layer_number):
             norm: Any = L2Norm(config.layernorm_epsilon)  # turning changes no length
             self.q_layernorm = self.k_layernorm = norm
@@ -40,6 +40,10 @@ class BlockAttention(SelfAttention):
         if self.rotary_part is not None and rotary_pos_emb is not None:
             rotary_pos_emb = part_of(rotary_pos_emb, self.rotary_part, self.config.rotary_interleaved)
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb, **kwargs)
+
+    def _apply_output_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [s, b, n d], gate [s, b, n, d] -> x's shape. mcore's is compiled as it is first used; this is not."""
+        return (x * torch.sigmoid(gate.reshape(x.shape).float())).to(x.dtype)
 
 
 def part_of(embedding: Tensor, part: int, interleaved: bool) -> Tensor:

@@ -39,6 +39,7 @@ from models.activations import ACTIVATIONS
 from models.layers.activation import LearnedMLP
 from models.layers.attention import SDPAttention
 from models.layers.experts import sequential_experts
+from models.layers.gated_delta_net import gated_delta_net_layer
 from models.layers.mamba import mamba_layer
 from models.layers.mla import LatentAttention
 from models.layers.norm import build_norm
@@ -152,11 +153,13 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
         mlp_layer=_mlp_layer(backend, norm, shape),
         moe_layer=_moe_layer(config, backend, norm, shape),
         mtp_block_spec=_mtp_block(backend, norm),
-        **({"mamba_layer": mamba_layer(backend, norm, config.use_cpu_initialization)} if "M" in pattern else {}),
     )
-    return ModuleSpec(
-        module=LayerStack, params={"final_norm": norm, "single_layers": bool(pattern)}, submodules=submodules
-    )
+    if shape is not None and any(shape.linear_blocks):
+        submodules.gdn_layer = gated_delta_net_layer(backend, norm, config.use_cpu_initialization)
+    if "M" in pattern:
+        submodules.mamba_layer = mamba_layer(backend, norm, config.use_cpu_initialization)
+    params = {"final_norm": norm, "single_layers": bool(pattern)}
+    return ModuleSpec(module=LayerStack, params=params, submodules=submodules)
 
 
 def _input_linear(backend: BackendSpecProvider, shape: GPTShape) -> tuple[Any, bool]:

@@ -26,7 +26,7 @@ class ScanState(NamedTuple):
     """fp32 [b, h, p, n]."""
 
 
-def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None,
+def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None = None,
                 before: Tensor | None = None) -> Tensor:  # fmt: skip
     """Each channel's own causal convolution, then SiLU. inputs [b, s, channels], weight [channels, 1, taps] -> inputs'.
 
@@ -38,7 +38,7 @@ def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor, documents: Tensor 
         padded = functional.pad(inputs, (0, 0, taps - 1, 0))
     else:
         padded = torch.cat([before.to(inputs.dtype), inputs], dim=1)
-    out = bias.expand_as(inputs)
+    out = inputs.new_zeros(()) if bias is None else bias
     for tap in range(taps):
         term = padded[:, tap : tap + length] * weight[:, 0, tap]
         back = taps - 1 - tap
@@ -58,9 +58,11 @@ def chunked_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documen
     """
     samples, length, heads, _ = x.shape
     groups, size = b.shape[2], min(chunk, length)
-    x, dt, b, c = (_chunks(one.float(), size) for one in (x, dt, b, c))
-    x = (x * dt[..., None]).unflatten(3, (groups, -1))  # [b, c, l, g, r, p]
-    decay = torch.cumsum(dt * a.float(), dim=2).unflatten(3, (groups, -1))  # its logarithm since the chunk began
+    x, b, c = (_chunks(one.float(), size) for one in (x, b, c))
+    dt = _chunks(dt, size)
+    x = (x * dt.float()[..., None]).unflatten(3, (groups, -1))  # [b, c, l, g, r, p]
+    # its logarithm since the chunk began; in fp64, for its gradient is a sum of terms that nearly cancel
+    decay = torch.cumsum(dt.double() * a.double(), dim=2).unflatten(3, (groups, -1))
     alike = None if documents is None else _chunks(documents, size, repeat_last=True)
     within = _within_chunks(x, decay, b, c, alike)
     state = x.new_zeros(samples, groups, heads // groups, x.shape[-1], b.shape[-1])
@@ -88,7 +90,7 @@ def _within_chunks(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Te
     if documents is not None:
         seen = seen & (documents[:, :, :, None] == documents[:, :, None, :])[..., None, None]
     since = decay[:, :, :, None] - decay[:, :, None]  # [b, c, l, m, g, r]
-    mask = since.masked_fill(~seen, -torch.inf).exp()
+    mask = since.float().masked_fill(~seen, -torch.inf).exp()
     scores = torch.einsum("bclgn,bcmgn->bclmg", c, b)
     return torch.einsum("bclmgr,bcmgrp->bclgrp", scores[..., None] * mask, x)
 
@@ -97,8 +99,8 @@ def _across_chunks(
     x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What the tokens get of the chunks before theirs [b, c, l, g, r, p], and the state behind the last one."""
-    left = (decay[:, :, -1:] - decay).exp()  # of what a token adds, at the end of its chunk
-    kept, reached = decay[:, :, -1].exp(), decay.exp()  # of the state before it: at the end; at each token
+    left = (decay[:, :, -1:] - decay).float().exp()  # of what a token adds, at the end of its chunk
+    kept, reached = decay[:, :, -1].float().exp(), decay.float().exp()  # of the state before it: at the end; at a token
     if documents is not None:
         last = documents[:, :, -1]
         entered = torch.cat([documents[:, :1, 0], last[:, :-1]], dim=1)  # the document of the state before the chunk

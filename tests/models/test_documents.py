@@ -84,8 +84,11 @@ LATENT = {"multi_latent_attention": True, "num_query_groups": 4, "kv_lora_rank":
         {"shape": "debug", "rope_scaling": "yarn", "rope_scaling_factor": 4.0,
          "rope_original_max_position_embeddings": 16},
         {"shape": "debug", **LATENT},
+        {"shape": "mamba2_tiny"},
+        {"shape": "debug", "linear_attention_freq": "3", "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "attention_output_gate": True},
     ],
-    ids=["RoPE", "learned positions", "window", "YaRN", "MLA"],
+    ids=["RoPE", "learned positions", "window", "YaRN", "MLA", "Mamba-2", "gated delta nets"],
 )  # fmt: skip
 def test_a_packed_document_is_as_if_alone(changes: dict[str, Any]) -> None:
     """Logits of each of two samples' documents; without being kept apart they are others."""

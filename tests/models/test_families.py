@@ -231,6 +231,9 @@ SIBLINGS = {
     "kimi_k2_tiny": "kimi_k2",
     "gpt_oss_tiny": "gpt_oss_20b",
     "mamba2_tiny": "mamba_codestral_7b",
+    "nemotron_h_tiny": "nemotron_h_8b",
+    "nemotron3_tiny": "nemotron3_nano_30b_a3b",
+    "qwen3_next_tiny": "qwen3_next_80b_a3b",
     "glm45_tiny": "glm45",
     "llama4_tiny": "llama4_scout",
     "ernie45_moe_tiny": "ernie45_21b_a3b",
@@ -251,7 +254,7 @@ def architecture(shape: GPTShape) -> dict[str, Any]:
     kind |= {name: fields[name] for name in ("activation_func_clamp_value", "glu_linear_offset")}
     kind["windows"] = any(shape.window_blocks), all(shape.window_blocks)
     kind["grouped"] = shape.num_query_groups < shape.num_attention_heads
-    kind["dense first, then experts"] = shape.moe_blocks[0], shape.moe_blocks[-1]
+    kind["dense first, then experts"] = not shape.hybrid_layer_pattern and (shape.moe_blocks[0], shape.moe_blocks[-1])
     kind["letters"] = set(shape.hybrid_layer_pattern)
     del kind["moe_layer_freq"], kind["hybrid_layer_pattern"], kind["window_attn_skip_freq"]
     return kind

@@ -20,7 +20,7 @@ from training.forward_backward import run_schedule
 
 SAMPLES = 2
 # Not mistral_tiny: attention with a window skips blocks and recomputes others, as no kernel on a GPU does.
-SHAPES = "gpt2 llama3 qwen3 mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 mamba2".split()
+SHAPES = "gpt2 llama3 qwen3 mixtral qwen2_moe qwen3_moe deepseek_v2 deepseek_v3 mamba2 nemotron_h nemotron3".split()
 
 
 def half_of_attention(shape: GPTShape, seq_length: int) -> float:
@@ -36,7 +36,7 @@ def half_of_attention(shape: GPTShape, seq_length: int) -> float:
 
 
 def _counted(identity: Identity, name: str, folder: Path) -> None:
-    seq_length = 2 * MAMBA_CHUNK if "mamba" in name or "nemotron_h" in name else 64  # the first chunk has no state
+    seq_length = 2 * MAMBA_CHUNK if "mamba" in name or "nemotron" in name else 64  # the first chunk has no state
     flags = ("--model.shape", f"{name}_tiny", "--model.seq_length", str(seq_length), "--train.global_batch_size", "2")
     config = runs.configuration(folder, *flags)
     shape = resolve(config.model, 384)  # as padded: padding is multiplied too

@@ -86,6 +86,27 @@ def test_initial_values(shape: str) -> None:
     on_ranks(1, ParallelConfig(), _initial_values, shape)
 
 
+def _each_rank_s_own(ranks: Any, parallel: ParallelConfig) -> None:
+    (chunk,) = build(ranks, ModelConfig(shape="gpt_oss_tiny", seq_length=32), parallel)
+    params = dict(chunk.named_parameters())
+    sinks = [param for name, param in params.items() if name.endswith("softmax_offset")]
+    biases = [param for name, param in params.items() if ".local_experts." in name and name.endswith("fc2.bias")]
+    assert len(sinks) == 4 and len(biases) == 4 * 2
+    assert all(param.shape == (2,) and param.tensor_model_parallel for param in sinks)
+    assert not any(getattr(param, "sequence_parallel", False) for param in biases)
+
+
+def test_what_each_tp_rank_has_of_its_own_is_not_taken_for_a_copy() -> None:
+    """Heads' softmax logits: norms of gradients count all of them. Experts' last biases: no sum over TP mixes them."""
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=2,
+        sequence_parallel=True,
+        expert_model_parallel_size=2,
+        expert_tensor_parallel_size=1,
+    )
+    on_ranks(2, parallel, _each_rank_s_own)
+
+
 def _experts_differ(ranks: Any, parallel: ParallelConfig) -> None:
     """Rank 0 of EP 2 has the first half of the experts, rank 1 the second."""
     model = ModelConfig(shape="mixtral_tiny", seq_length=64)

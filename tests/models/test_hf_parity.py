@@ -128,6 +128,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 60, "mamba_num_heads": 15, "mamba_head_dim": 8, "mamba_num_groups": 5, "mamba_state_dim": 13},
     ),
     "mamba2 tied, one group": ("mamba2_tiny", {"mamba_num_groups": 1, "untie_embeddings_and_output_weights": False}),
+    "nemotron_h": ("nemotron_h_tiny", {}),
+    "nemotron_h of odd sizes": (
+        "nemotron_h_tiny",
+        {
+            "hybrid_layer_pattern": "*M--MM-",
+            "hidden_size": 60,
+            "ffn_hidden_size": 99,
+            "num_attention_heads": 6,
+            "num_query_groups": 3,
+            "kv_channels": 14,
+            "mamba_num_heads": 9,
+            "mamba_head_dim": 7,
+            "mamba_num_groups": 3,
+            "mamba_state_dim": 11,
+        },
+    ),
+    "nemotron_3": ("nemotron3_tiny", {}),
+    "qwen3_next": ("qwen3_next_tiny", {}),
+    "qwen3_next of odd sizes": (
+        "qwen3_next_tiny",
+        {
+            "linear_attention_freq": "[1,0,1,1]",
+            "moe_layer_freq": "[1,1,1,0]",
+            "hidden_size": 60,
+            "num_attention_heads": 6,
+            "num_query_groups": 3,
+            "kv_channels": 24,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 9,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 7,
+        },
+    ),
     "deepseek_v3": ("deepseek_v3_tiny", {"mtp_num_layers": 0}),
     "deepseek_v3 without groups": ("deepseek_v3_tiny", {"mtp_num_layers": 0, **NO_GROUPS}),
     "moonlight": ("moonlight_tiny", {}),
@@ -251,7 +284,7 @@ def test_multi_token_prediction_is_that_of_transformers(name: str) -> None:
      "minitron_4b", "apertus_8b", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "kimi_k2",
      "moonlight_16b_a3b", "qwen15_moe_a2_7b", "qwen2_57b_a14b", "gpt_oss_20b", "gpt_oss_120b", "mamba2_130m",
      "mamba_codestral_7b", "glm45", "glm45_air", "minimax_m2", "ernie45_21b_a3b", "olmoe_7b", "llama4_scout",
-     "llama4_maverick", *TINY],
+     "llama4_maverick", "nemotron_h_47b", "nemotron3_nano_30b_a3b", "qwen3_next_80b_a3b", *TINY],
 )  # fmt: skip
 def test_a_shape_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     import transformers

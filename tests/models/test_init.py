@@ -7,7 +7,7 @@ import torch
 
 from models import init
 from models.families import SHAPES
-from models.init import fill_normal, normal, std_of
+from models.init import constant_of, fill_normal, normal, std_of
 from models.names import canonical, checkpoint_key
 from models.parameters import parameters
 
@@ -81,3 +81,22 @@ def test_canonical_names_round_trip(shape: str) -> None:
         assert canonical(checkpoint_key(parameter.name)) == parameter.name
     with pytest.raises(KeyError, match=r"no canonical name for decoder\.other"):
         canonical("decoder.other")
+
+
+@pytest.mark.parametrize("name, gain", [("llama2_tiny", 1.0), ("olmo2_tiny", 1.0), ("gemma3_tiny", 0.0)])
+def test_every_norm_multiplies_by_one_at_first(name: str, gain: float) -> None:
+    """Its weight, or with model.layernorm_zero_centered_gamma 1 + its weight; wherever it stands."""
+    shape = SHAPES[name]
+    norms = [parameter.name for parameter in parameters(shape) if "norm" in parameter.name]
+    assert len(norms) > 2 * shape.num_layers
+    assert {constant_of(norm, shape) for norm in norms if std_of(norm, shape) is None} == {gain}
+    assert all(std_of(norm, shape) is None for norm in norms)
+
+
+def test_xielu_starts_as_published() -> None:
+    """softplus of both is 0.8, the second with 0.5 added (arXiv:2411.13010, section 4.1)."""
+    alphas = [
+        constant_of(f"layers.0.mlp.activation_func.{one}", SHAPES["apertus_tiny"]) for one in ("alpha_p", "alpha_n")
+    ]
+    found = torch.nn.functional.softplus(torch.tensor(alphas))
+    torch.testing.assert_close(found + torch.tensor([0.0, 0.5]), torch.tensor([0.8, 0.8]))

@@ -12,6 +12,14 @@ from training.config.run_config import RunConfig
 
 RECIPE = Path(__file__).resolve().parents[2] / "slurm/recipes/debug.toml"
 MOE: dict[str, Any] = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64}
+DELTA: dict[str, Any] = {
+    "attention_output_gate": True,
+    "linear_attention_freq": "2",
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+}
 MLA: dict[str, Any] = {
     "multi_latent_attention": True,
     "num_query_groups": 4,
@@ -79,7 +87,9 @@ MODELS = [
         shape="gpt2_tiny",
     ),
     model("sliding window in every other block", "tp2 pp2 cp2", window_size=(10, 0), window_attn_skip_freq="2"),
-    model("OLMo-3: norms behind, over all heads, two RoPEs", "tp2 tp2sp pp2 cp2", shape="olmo3_tiny"),
+    model(
+        "OLMo-3: norms behind, over all heads, two RoPEs", "tp2 tp2sp pp2 cp2", shape="olmo3_tiny", softmax_scale=1.0
+    ),
     model("Pythia: parallel residual, partial RoPE", "tp2sp pp2 cp2", shape="pythia_tiny"),
     model("Granite: multipliers", "tp2sp pp2 cp2", shape="granite_tiny"),
     model(
@@ -107,7 +117,35 @@ MODELS = [
         num_layers=6,
         hybrid_layer_pattern="M-M*-M",
     ),
+    model(
+        "Nemotron-H: Mamba-2, attention without positions, squared ReLU",
+        "tp2sp pp2 cp2 tp2sppp2dp2",
+        shape="nemotron_h_tiny",
+        num_layers=4,
+    ),
+    model(
+        "Nemotron 3: Mamba-2, attention, experts beside a shared one, a sigmoid router with bias",
+        "ep2 tp2spep2etp1 cp2ep2 ep2pp2 dp2ep2zero3",
+        shape="nemotron3_tiny",
+        num_layers=4,
+    ),
+    model(
+        "Qwen3-Next: gated delta nets, gated attention, experts beside a gated shared one, norms around 1",
+        "tp2spep2etp1 cp2ep2 pp2",
+        shape="qwen3_next_tiny",
+        num_layers=4,
+    ),
+    model(
+        "gated delta nets, gated attention in every other block",
+        "tp2 tp2sp pp2 cp2 tp2spcp2 dp2zero3",
+        num_layers=4,
+        **DELTA,
+    ),
     model("packed documents", "tp2sp pp2 cp2 dp2zero3", documents_apart=True),
+    model(
+        "packed documents, Mamba-2", "tp2sp cp2 dp2zero3", documents_apart=True, shape="nemotron_h_tiny", num_layers=4
+    ),
+    model("packed documents, gated delta nets", "tp2sp cp2", documents_apart=True, **DELTA),
     model("packed documents and a window", "cp2tp2", documents_apart=True, window_size=(10, 0)),
     model("no RoPE in every other block", "pp2", no_rope_freq="2"),
     model("MoE: all-gather dispatcher", "dp2ep2allgather tp2spep2etp2allgather", **MOE),

@@ -106,7 +106,7 @@ def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return rows.view(heads, 2, rows.shape[0] // heads // 2, -1).transpose(1, 2).reshape(rows.shape)
 
 
-def as_titan(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+def as_titan_of_2026(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """transformers' tensors as torchtitan's model of the same function has them."""
     found = {}
     for name, tensor in tensors.items():
@@ -125,8 +125,31 @@ def as_titan(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[s
     return found
 
 
-def save_as_titan(weights: dict[str, Any], states: dict[str, dict[str, Any]], config: Any, folder: Path) -> None:
+OLD = {
+    r"\.qkv_linear\.": ".", r"^lm_head\.": "output.", r"\.routed_experts\.inner_experts\.": ".experts.",
+    r"_E(FD|DF)$": "",
+}  # fmt: skip
+"""Names of 2025."""
+
+
+def old_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, old in OLD.items():
+            name = re.sub(pattern, old, name)
+        found[name] = tensor
+    return found
+
+
+def save_as_titan(
+    weights: dict[str, Any], states: dict[str, dict[str, Any]], config: Any, folder: Path, is_old: bool = False
+) -> None:
     """Model flat beside the optimizer, whose states are flat by name; other states as it has them."""
+
+    def as_titan(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+        found = as_titan_of_2026(tensors, config)
+        return old_names(found) if is_old else found
+
     content: dict[str, Any] = dict(as_titan(weights, config))
     flat: dict[str, Any] = {}
     for state in ("exp_avg", "exp_avg_sq"):

@@ -53,6 +53,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_tiny", {"moe_layer_freq": "[0,1,0,1]"}),
     "glm45": ("glm45_tiny", {"mtp_num_layers": 0}),
     "mamba2": ("mamba2_tiny", {}),
+    "nemotron_h": ("nemotron_h_tiny", {}),
+    "nemotron3": ("nemotron3_tiny", {}),
+    "qwen3_next": ("qwen3_next_tiny", {"num_layers": 2, "linear_attention_freq": "2"}),
 }
 
 
@@ -65,8 +68,9 @@ def some_tokens() -> torch.Tensor:
 def save_theirs(root: Path) -> None:
     """A random model of each family as transformers saves it, and its logits."""
     for name, (shape, changes) in FAMILIES.items():
-        model = hf_model(resolve(ModelConfig(shape=shape, **changes), VOCAB))
-        randomise(model, seed=1)
+        resolved = resolve(ModelConfig(shape=shape, **changes), VOCAB)
+        model = hf_model(resolved)
+        randomise(model, seed=1, centre=0.0 if resolved.layernorm_zero_centered_gamma else 1.0)
         model.save_pretrained(root / name / "hf")
         np.save(root / name / "logits.npy", model(some_tokens()).logits[0].numpy())
 

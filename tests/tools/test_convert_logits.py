@@ -95,7 +95,7 @@ def test_a_cut_folder_is_a_folder_of_the_same_weights(name: str, tmp_path: Path)
     write_folder(tmp_path / "hf", shape)
     with HfFolder(tmp_path / "hf") as whole:
         cut = cut_of(*architecture(whole))
-        kinds = set(zip(shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks, strict=True))
+        kinds = set(zip(shape.blocks, shape.window_blocks, shape.no_rope_blocks, strict=True))
         assert len(cut.blocks) == len(kinds)
         write_cut(whole, cut, tmp_path / "cut")
         with HfFolder(tmp_path / "cut") as source:

@@ -59,6 +59,18 @@ def test_a_flag_that_is_not_translated_is_named() -> None:
 # Beside which flags a flag shows, and with which value; others show alone with the value 7.
 SHOWS: dict[str, tuple[str, str]] = {
     "bf16": ("", ""),
+    "hybrid-layer-pattern": ("", "M-M*"),
+    "hybrid-override-pattern": ("", "M-M*"),
+    **dict.fromkeys(
+        ("mamba-state-dim", "mamba-head-dim", "mamba-num-groups", "mamba-num-heads"),
+        ("--hybrid-layer-pattern M-", "16"),
+    ),
+    "experimental-attention-variant": ("--linear-attention-freq 4", "gated_delta_net"),
+    "linear-attention-freq": ("--experimental-attention-variant gated_delta_net", "4"),
+    **dict.fromkeys(
+        ("linear-key-head-dim", "linear-value-head-dim", "linear-num-key-heads", "linear-num-value-heads"),
+        ("--experimental-attention-variant gated_delta_net --linear-attention-freq 4", "7"),
+    ),
     "accumulate-allreduce-grads-in-fp32": ("--fp16", ""),
     "grad-reduce-in-bf16": ("--bf16", ""),
     "fp8-format": ("--bf16", "hybrid"),
@@ -161,5 +173,20 @@ def test_a_translated_flag_changes_the_recipe() -> None:
     assert silent == EXPLAINED_ONLY
 
 
-EXPLAINED_ONLY = ["fp4-recipe", "mock-data", "no-bias-gelu-fusion", "step-batch-size-schedule"]
+EXPLAINED_ONLY = [
+    "fp4-recipe",
+    "linear-conv-kernel-dim",
+    "mock-data",
+    "no-bias-gelu-fusion",
+    "step-batch-size-schedule",
+]
 """What the recipe has without them, too; that they were given is said in words (tests of their own)."""
+
+
+def test_a_hybrid_is_what_its_pattern_says() -> None:
+    """In a script its stars are no files; | cuts stages."""
+    flags = re.sub(r"--num-layers \S+", "", SMALLEST).replace("pretrain_gpt.py", "pretrain_mamba.py")
+    given = " --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --is-hybrid-model"
+    values = drafted(f"{flags}{given} --hybrid-override-pattern M-M*-'|'M- --mamba-state-dim 16").values
+    assert (values["model.hybrid_layer_pattern"], values["model.num_layers"]) == ("M-M*-M-", 7)
+    assert values["model.mamba_state_dim"] == 16

@@ -155,7 +155,7 @@ def test_ranks_of_a_functional_test() -> None:
     [
         (("MODE: pretraining", "MODE: inference"), "MODE: inference: a test of inference"),
         (("  --seq-length: 128", "  - a"), "line 12: not YAML"),
-        (("MODEL_ARGS:\n", "MODEL_ARGS:\n  --hybrid-layer-pattern: M-M*\n"), ""),
+        (("MODEL_ARGS:\n", "MODEL_ARGS:\n  --heterogeneous-layers-config-path: a.json\n"), ""),
     ],
 )
 def test_a_functional_test_that_is_none_of_a_gpt_is_refused(change: tuple[str, str], message: str) -> None:

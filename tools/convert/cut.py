@@ -37,8 +37,14 @@ DEPENDENT = (
     "moe_layer_end_index",
     "moe_layer_interval",
     "num_nextn_predict_layers",
+    "moe_layers",
+    "hybrid_override_pattern",
+    "num_hidden_layers",
+    "n_routed_experts",
     "layer_types",
+    "moe_layers",
     "no_rope_layers",
+    "moe_layers",
     "max_window_layers",
 )
 """Keys of several architectures that go by the number of blocks or experts."""
@@ -69,14 +75,10 @@ class Cut:
 
 def cut_of(model_type: str, shape: GPTShape) -> Cut:
     """The first block of each kind, in their order; of the experts as many as the router needs to choose among."""
-    moe, windowed, no_rope, letters = kinds = (
-        shape.moe_blocks,
-        shape.window_blocks,
-        shape.no_rope_blocks,
-        shape.hybrid_layer_pattern or "*" * shape.num_layers,
-    )
-    of_blocks = list(zip(*kinds, strict=True))
-    blocks = tuple(sorted({of_blocks.index(kind) for kind in of_blocks}))
+    moe, windowed, no_rope = shape.moe_blocks, shape.window_blocks, shape.no_rope_blocks
+    kinds = list(zip(shape.blocks, windowed, no_rope, strict=True))
+    blocks = tuple(sorted({kinds.index(kind) for kind in kinds}))
+    linear = [int(shape.linear_blocks[block]) for block in blocks]
     experts: tuple[int, ...] = ()
     if shape.num_moe_experts:
         groups, chosen = shape.moe_router_num_groups or 1, shape.moe_router_group_topk or 1
@@ -86,12 +88,13 @@ def cut_of(model_type: str, shape: GPTShape) -> Cut:
     small = dataclasses.replace(
         shape,
         num_layers=len(blocks),
+        hybrid_layer_pattern="".join(shape.hybrid_layer_pattern[block : block + 1] for block in blocks),
         vocab_size=min(IDS, shape.vocab_size),
         num_moe_experts=len(experts),
         moe_layer_freq=freq([moe[block] for block in blocks]) if experts else shape.moe_layer_freq,
         window_attn_skip_freq=skip_freq([windowed[block] for block in blocks]),
         no_rope_freq=freq([no_rope[block] for block in blocks]) if any(no_rope) else "0",
-        hybrid_layer_pattern="".join(letters[block] for block in blocks) if shape.hybrid_layer_pattern else "",
+        linear_attention_freq=str(linear) if any(linear) else "0",
         mtp_num_layers=0,
     )
     return Cut(model_type, small, blocks, experts)
@@ -126,6 +129,10 @@ def cut_config(config: dict[str, Any], cut: Cut) -> dict[str, Any]:
         changed |= {key: value for key, value in write(cut.shape).items() if key in DEPENDENT}
     if "num_local_experts" in config:
         changed["num_local_experts"] = cut.shape.num_moe_experts
+    if "layers_block_type" in config:
+        changed["layers_block_type"] = [config["layers_block_type"][block] for block in cut.blocks]
+        changed.pop("hybrid_override_pattern", None)
+        changed.pop("num_hidden_layers", None)
     gone = {"quantization_config", "auto_map", *TOKEN_IDS}
     return {key: value for key, value in (config | changed).items() if key not in gone} | dict.fromkeys(TOKEN_IDS)
 

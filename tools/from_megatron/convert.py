@@ -22,8 +22,9 @@ from training.config.run_config import RunConfig
 _OTHER_PROGRAMS = {
     "bert": "a BERT", "t5": "a T5", "retro": "a retrieval model", "ict": "a retrieval model",
     "vision": "a vision model", "vlm": "a vision-language model", "mimo": "a multimodal model",
-    "multimodal": "a multimodal model", "mamba": "a Mamba",
-    "hybrid": "a hybrid of attention and Mamba", "realm": "a retrieval model", "dino": "a vision model",
+    "multimodal": "a multimodal model", "mamba": "a hybrid, whose --hybrid-layer-pattern is missing",
+    "hybrid": "a hybrid, whose --hybrid-layer-pattern is missing", "realm": "a retrieval model",
+    "dino": "a vision model",
     "inpaint": "a vision model", "classification": "a vision model", "train_rl.py": "by reinforcement learning",
     "finetune": "on instructions", "sft": "on instructions",
 }  # fmt: skip
@@ -97,7 +98,8 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     parts = set(re.split(r"[/_.\-]", str(launch.program).removesuffix(".py"))) | {
         str(launch.program).rpartition("/")[2]
     }
-    if trains := next((what for part, what in _OTHER_PROGRAMS.items() if part in parts), ""):
+    known = {"mamba", "hybrid"} if "model.hybrid_layer_pattern" in draft.values else set()
+    if trains := next((what for part, what in _OTHER_PROGRAMS.items() if part in parts - known), ""):
         draft.other_model.append(
             f"{launch.program}: it trains {trains}. Triplane's pretrain_gpt.py trains a GPT on text."
         )

@@ -49,7 +49,14 @@ def nearest(name: str, flags: dict[str, Flag]) -> str:
 
 
 def _all() -> Iterator[Flag]:
-    one = (translated.FIELDS, translated.EXPERT_FIELDS, translated.LATENT_FIELDS, translated.PREDICTION_FIELDS)
+    one = (
+        translated.FIELDS,
+        translated.EXPERT_FIELDS,
+        translated.LATENT_FIELDS,
+        translated.PREDICTION_FIELDS,
+        translated.MAMBA_FIELDS,
+        translated.LINEAR_FIELDS,
+    )
     for name in (name for table in one for name in table):
         yield Flag(name, "1", "translated")
     for name in (*translated.SWITCHES, *translated.EXPERT_SWITCHES, *translated.KERNELS):

@@ -152,8 +152,11 @@ IRRELEVANT: dict[str, str] = {
         bert-no-binary-head mask-prob=1 short-seq-prob=1 sample-rate=1 decoder-seq-length=1 img-h=1 img-w=1 img-dim=1
         num-channels=1 patch-dim=1 num-classes=1
     """,
-    "stores a norm's weight minus one; it trains the same, as norms have no weight decay here": """
-        apply-layernorm-1p
+    "--hybrid-layer-pattern says it": """
+        is-hybrid-model
+    """,
+    "a choice of kernel for Mamba layers": """
+        disable-mamba-mem-eff-path
     """,
     "changes nothing unless qk-clip is on": """
         qk-clip-alpha=1 qk-clip-threshold=1

@@ -23,6 +23,9 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "hidden-dropout": ("model.hidden_dropout", 0.1),
     "attention-dropout": ("model.attention_dropout", 0.1),
     "init-method-std": ("model.init_method_std", 0.02),
+    "softmax-type": ("model.softmax_type", "vanilla"),
+    "glu-linear-offset": ("model.glu_linear_offset", 0.0),
+    "activation-func-clamp-value": ("model.activation_func_clamp_value", None),
     "fp8-format": ("precision.fp8", None),
     "fp4-format": ("precision.fp4", None),
     "num-layers-at-start-in-bf16": ("precision.num_layers_at_start_in_bf16", None),
@@ -74,6 +77,22 @@ EXPERT_FIELDS: dict[str, tuple[str, Default]] = {
 }
 """Fields that mean something with --num-experts only."""
 
+MAMBA_FIELDS: dict[str, tuple[str, Default]] = {
+    "mamba-state-dim": ("model.mamba_state_dim", 128),
+    "mamba-head-dim": ("model.mamba_head_dim", 64),
+    "mamba-num-groups": ("model.mamba_num_groups", 8),
+    "mamba-num-heads": ("model.mamba_num_heads", None),
+}
+"""Fields that mean something with --hybrid-layer-pattern only."""
+
+LINEAR_FIELDS: dict[str, tuple[str, Default]] = {
+    "linear-key-head-dim": ("model.linear_key_head_dim", 128),
+    "linear-value-head-dim": ("model.linear_value_head_dim", 128),
+    "linear-num-key-heads": ("model.linear_num_key_heads", 16),
+    "linear-num-value-heads": ("model.linear_num_value_heads", 32),
+}
+"""Fields that mean something with --experimental-attention-variant gated_delta_net only."""
+
 LATENT_FIELDS: dict[str, tuple[str, Default]] = {
     "q-lora-rank": ("model.q_lora_rank", 0),
     "kv-lora-rank": ("model.kv_lora_rank", 32),
@@ -100,6 +119,10 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "disable-bias-linear": ("model.add_bias_linear", False),
     "add-qkv-bias": ("model.add_qkv_bias", True),
     "qk-layernorm": ("model.qk_layernorm", True),
+    "qk-l2-norm": ("model.qk_l2_norm", True),
+    "attention-output-gate": ("model.attention_output_gate", True),
+    "apply-layernorm-1p": ("model.layernorm_zero_centered_gamma", True),
+    "no-yarn-correction-range-round-to-int": ("model.yarn_correction_range_round_to_int", False),
     "rotary-interleaved": ("model.rotary_interleaved", True),
     "untie-embeddings-and-output-weights": ("model.untie_embeddings_and_output_weights", True),
     "multi-latent-attention": ("model.multi_latent_attention", True),
@@ -112,6 +135,8 @@ SWITCHES: dict[str, tuple[str, bool]] = {
 EXPERT_SWITCHES: dict[str, tuple[str, bool]] = {
     "moe-router-pre-softmax": ("model.moe_router_pre_softmax", True),
     "moe-router-enable-expert-bias": ("model.moe_router_enable_expert_bias", True),
+    "moe-apply-probs-on-input": ("model.moe_apply_probs_on_input", True),
+    "moe-shared-expert-gate": ("model.moe_shared_expert_gate", True),
     "moe-pad-expert-input-to-capacity": ("model.moe_pad_expert_input_to_capacity", True),
 }
 """Switches that mean something with --num-experts only."""
@@ -132,8 +157,6 @@ which a laptop understands, too."""
 
 MEGATRON_FIELDS: dict[str, str] = {
     "cuda-graph-warmup-steps=1": "cuda_graph_warmup_steps",
-    "glu-linear-offset=1": "glu_linear_offset",
-    "activation-func-clamp-value=1": "activation_func_clamp_value",
     "fp8-margin=1": "fp8_margin",
     "fp8-interval=1": "fp8_interval",
     "fp8-amax-history-len=1": "fp8_amax_history_len",
@@ -143,7 +166,6 @@ MEGATRON_FIELDS: dict[str, str] = {
     "microbatch-group-size-per-virtual-pipeline-stage=1": "microbatch_group_size_per_vp_stage",
     "moe-input-jitter-eps=1": "moe_input_jitter_eps",
     "moe-router-force-load-balancing": "moe_router_force_load_balancing=True",
-    "moe-apply-probs-on-input": "moe_apply_probs_on_input=True",
     "moe-enable-deepep": "moe_enable_deepep=True",
     "moe-flex-dispatcher-backend=1": "moe_flex_dispatcher_backend",
     "moe-deepep-num-sms=1": "moe_deepep_num_sms",
@@ -155,11 +177,13 @@ MEGATRON_FIELDS: dict[str, str] = {
 RULES = """
     num-layers=1 encoder-num-layers=1 hidden-size=1 ffn-hidden-size=1 kv-channels=1 seq-length=1 encoder-seq-length=1
     group-query-attention num-query-groups=1 max-position-embeddings=1 norm-epsilon=1 layernorm-epsilon=1
-    swiglu squared-relu no-bias-gelu-fusion
+    swiglu squared-relu quick-geglu no-bias-gelu-fusion
     position-embedding-type=1 no-position-embedding use-rotary-position-embeddings rotary-seq-len-interpolation-factor=1
     use-rope-scaling rope-scaling-factor=1 rotary-scaling-factor=1 rope-type=1 no-rope-freq=1
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1
     window-size=1 window-attn-skip-freq=1
+    hybrid-layer-pattern=1 hybrid-override-pattern=1 experimental-attention-variant=1
+    linear-attention-freq=1 linear-conv-kernel-dim=1
     num-experts=1 moe-router-load-balancing-type=+ moe-aux-loss-coeff=+ mtp-num-layers=1
     vocab-size=1 padded-vocab-size=1 make-vocab-size-divisible-by=1 no-pad-vocab-size disable-pad-vocab-size
     vocab-file=1 merge-file=1

@@ -6,17 +6,15 @@ Written as in ``flags``; a flag with the value behind its | is irrelevant.
 OTHER_MODEL: dict[str, str] = {
     "another architecture, which Triplane has no layers for": """
         encoder-pipeline-model-parallel-size=1 encoder-tensor-model-parallel-size=1 pipeline-model-parallel-split-rank=1
-        decoder-num-layers=1 hybrid-layer-pattern=1 hybrid-override-pattern=1 hybrid-attention-ratio=1
-        hybrid-mlp-ratio=1 is-hybrid-model mtp-hybrid-override-pattern=1 experimental-attention-variant=1
+        decoder-num-layers=1 hybrid-attention-ratio=1 hybrid-mlp-ratio=1 mtp-hybrid-override-pattern=1
         heterogeneous-layers-config-path=1 heterogeneous-layers-config-encoded-json=1
     """,
     "layers from Python code of your own: describe the model by flags, or change models/": """
         spec=*
     """,
     "it changes the computation, and Triplane's layers do not have it": """
-        fp32-residual-connection apply-residual-connection-post-layernorm quick-geglu openai-gelu
-        qk-l2-norm qk-clip attention-output-gate softmax-type=1|vanilla no-yarn-correction-range-round-to-int
-        moe-latent-size=1 moe-shared-expert-gate mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
+        fp32-residual-connection apply-residual-connection-post-layernorm openai-gelu qk-clip
+        moe-latent-size=1 mtp-use-repeated-layer mtp-detach-heads moe-router-force-biased=1
         moe-expert-rank-capacity-factor=1 moe-router-quantile-balancing-ema=1|0 mtp-standalone
     """,
     "maximal update parametrisation, which scales outputs, logits and learning rates": """
@@ -58,13 +56,11 @@ OTHER_MODELS: dict[str, str] = {
 
 UNSUPPORTED: dict[str, str] = {
     "settings of layers that Triplane does not have": """
-        mamba-state-dim=1 mamba-head-dim=1 mamba-num-groups=1 mamba-num-heads=1 disable-mamba-mem-eff-path
         mamba-training-ssm-states-dtype=1 dsa-indexer-n-heads=1 dsa-indexer-head-dim=1 dsa-indexer-topk=1
         dsa-indexer-topk-freq=1 dsa-indexer-skip-topk-offset=1 dsa-indexer-loss-coeff=1 dsa-indexer-use-sparse-loss
         dsa-kernel-backend=1 dsa-indexer-rope-interleaved dsa-indexer-k-norm-epsilon=1 dsa-indexer-k-norm-fp32
         no-dsa-indexer-rotate-activation no-dsa-indexer-scoring-relu disable-dsa-indexer-rotate-activation
-        disable-dsa-indexer-scoring-relu linear-conv-kernel-dim=1 linear-key-head-dim=1 linear-value-head-dim=1
-        linear-num-key-heads=1 linear-num-value-heads=1 linear-attention-freq=1 mrope-section=+
+        disable-dsa-indexer-scoring-relu mrope-section=+
         relative-attention-num-buckets=1 relative-attention-max-distance=1 sft-tokenizer-prompt-format=1
         mup-width-mult=1 mup-base-hidden-size=1 mup-embedding-mult=1 mup-output-mult=1 mup-base-head-dim=1
         mup-attn-scale-power=1

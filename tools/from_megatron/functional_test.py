@@ -75,7 +75,7 @@ def _words(name: str, value: YamlText) -> str:
         return f'{name} "{text}"'
     if re.fullmatch(r"\[[^]]+\]", text):
         return f"{name} {text[1:-1]}"
-    if re.search(r"[ |()]", text):
+    if re.search(r"[ |()]", text) or ("*" in text and "/" not in text):  # M-M*-: no files
         return f'{name} "{text}"'
     return f"{name} {text}" if re.fullmatch(r"[\w./:,$\{\}=+*\[\]-]+", text) else f"{name} {shlex.quote(text)}"
 

@@ -1,8 +1,16 @@
 """The model section."""
 
 from models.frequencies import parse_freq
+from tools.from_megatron.arguments import Arguments
 from tools.from_megatron.draft import DEFAULT, Draft
-from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS
+from tools.from_megatron.flags_translated import (
+    EXPERT_FIELDS,
+    EXPERT_SWITCHES,
+    LATENT_FIELDS,
+    LINEAR_FIELDS,
+    MAMBA_FIELDS,
+    PREDICTION_FIELDS,
+)
 
 
 def model(draft: Draft) -> None:
@@ -13,6 +21,8 @@ def model(draft: Draft) -> None:
     _rope_scaling(draft)
     _windows(draft)
     _experts(draft)
+    _hybrid(draft)
+    _linear_attention(draft)
     _prediction(draft)
     _only_with(draft, draft.arguments.switch("multi-latent-attention"), "multi-latent-attention", list(LATENT_FIELDS))
     if draft.arguments.switch("multi-latent-attention"):
@@ -23,7 +33,8 @@ def _sizes(draft: Draft) -> None:
     arguments = draft.arguments
     hidden, heads = arguments.required("hidden-size"), arguments.required("num-attention-heads")
     seq_length = arguments.required("seq-length", "encoder-seq-length")
-    draft.put("model.num_layers", arguments.required("num-layers", "encoder-num-layers"), "--num-layers")
+    pattern = _pattern(arguments)
+    draft.put("model.num_layers", num_layers(arguments), "the pattern's letters" if pattern else "--num-layers")
     draft.put("model.hidden_size", hidden, "--hidden-size")
     draft.put("model.seq_length", seq_length, "--seq-length")
     ffn = arguments.whole("ffn-hidden-size")
@@ -45,8 +56,9 @@ def _sizes(draft: Draft) -> None:
 
 def _activation(draft: Draft) -> None:
     arguments = draft.arguments
-    swiglu, squared, unfused = map(arguments.switch, ("swiglu", "squared-relu", "no-bias-gelu-fusion"))
-    name = "swiglu" if swiglu else "squared_relu" if squared else "gelu"
+    unfused = arguments.switch("no-bias-gelu-fusion")
+    given = [name for name in ("swiglu", "squared-relu", "quick-geglu") if arguments.switch(name)]
+    name = given[0].replace("-", "_") if given else "gelu"
     draft.put("model.activation", name, f"--{name.replace('_', '-')}" if name != "gelu" else DEFAULT)
     if name == "gelu" and (unfused or arguments.switch("disable-bias-linear")):
         why = "no-bias-gelu-fusion" if unfused else "disable-bias-linear"
@@ -160,6 +172,56 @@ def _experts(draft: Draft) -> None:
     draft.put("model.moe_router_load_balancing_type", loss, "--moe-router-load-balancing-type" if losses else DEFAULT)
     value = 0.0 if loss == "none" else draft.convert("moe-aux-loss-coeff", weight, float)
     draft.put("model.moe_aux_loss_coeff", value, "--moe-aux-loss-coeff" if weights else DEFAULT)
+
+
+def num_layers(arguments: Arguments) -> int:
+    """Blocks, or the letters of a pattern: those of a hybrid are layers by themselves."""
+    letters = _pattern(arguments).partition("/")[0].replace("|", "")
+    return len(letters) or arguments.required("num-layers", "encoder-num-layers")
+
+
+def _pattern(arguments: Arguments) -> str:
+    return arguments.text("hybrid-layer-pattern") or arguments.text("hybrid-override-pattern") or ""
+
+
+def _hybrid(draft: Draft) -> None:
+    """One letter a layer; "|" cuts pipeline stages, "/" begins depths of multi-token prediction."""
+    pattern = _pattern(draft.arguments)
+    _only_with(draft, bool(pattern), "hybrid-layer-pattern", list(MAMBA_FIELDS))
+    if not pattern:
+        return
+    source = "--hybrid-layer-pattern" if draft.arguments.text("hybrid-layer-pattern") else "--hybrid-override-pattern"
+    letters, _, depths = pattern.partition("/")
+    if depths:
+        draft.other_model.append(f"{source} {pattern}: depths of multi-token prediction in a hybrid (/).")
+    if "|" in letters:
+        draft.irrelevant.append(f"{source}: | cuts stages, which Triplane cuts by itself: parallel has the fields")
+    if unknown := sorted(set(letters) - set("M*+-EG|")):
+        draft.other_model.append(f"{source} {pattern}: Triplane has no layer {' '.join(unknown)}.")
+        return
+    draft.put("model.hybrid_layer_pattern", letters.replace("|", ""), source)
+    draft.fields(MAMBA_FIELDS)
+
+
+def _linear_attention(draft: Draft) -> None:
+    arguments = draft.arguments
+    variant = arguments.text("experimental-attention-variant")
+    names = [*LINEAR_FIELDS, "linear-attention-freq", "linear-conv-kernel-dim"]
+    _only_with(draft, variant is not None, "experimental-attention-variant", names)
+    if variant is None:
+        return
+    kernel = arguments.whole("linear-conv-kernel-dim", 4)
+    if variant != "gated_delta_net" or kernel != 4:
+        what = f"--experimental-attention-variant {variant}" if kernel == 4 else f"--linear-conv-kernel-dim {kernel}"
+        draft.other_model.append(f"{what}: Triplane has gated_delta_net with a convolution of 4 tokens.")
+        return
+    freq = arguments.text("linear-attention-freq")
+    if freq is None:
+        draft.other_model.append("--experimental-attention-variant gated_delta_net without --linear-attention-freq.")
+        return
+    parse_freq(freq)
+    draft.put("model.linear_attention_freq", freq, "--linear-attention-freq")
+    draft.fields(LINEAR_FIELDS)
 
 
 def _prediction(draft: Draft) -> None:

@@ -6,6 +6,7 @@ from parallel.config import StreamGroup
 from parallel.errors import UserError
 from parallel.stages import layout_chunks
 from tools.from_megatron.draft import DEFAULT, Draft
+from tools.from_megatron.rules_model import num_layers
 
 COPIES = "num-distributed-optimizer-instances"
 SIZES = ("tensor-model", "pipeline-model", "context", "expert-model", "expert-tensor")
@@ -37,7 +38,7 @@ def _virtual_stages(draft: Draft) -> None:
         source = "--num-virtual-stages-per-pipeline-rank"
     elif each:
         counted = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
-        layers = arguments.required("num-layers", "encoder-num-layers") + sum(map(arguments.switch, counted))
+        layers = num_layers(arguments) + sum(map(arguments.switch, counted))
         if layers % (pp * each):
             raise UserError(
                 f"--num-layers-per-virtual-pipeline-stage: {layers} layers on {pp} stages cannot be divided into "

@@ -115,6 +115,8 @@ def other_models(arguments: Arguments) -> list[str]:
 
 def _harmless(flag: Flag, values: Sequence[ScriptWord]) -> bool:
     """Whether a flag has the one value with which it changes nothing; 0.0 is 0."""
+    if flag.name == "spec" and values and values[-1] in ("mamba_stack_spec", "hybrid_stack_spec"):
+        return True  # HybridModel's own layers, which every model here is made of
     if flag.harmless is None or len(values) != 1 or not isinstance(values[0], str):
         return False
     try:

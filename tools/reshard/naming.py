@@ -192,7 +192,7 @@ _TITAN_OTHER = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
         (r"\.attention\.qkv_linear\.w", ".attention.w"),
-        (r"^output\.", "lm_head."),
+        (r"(^|\.)output\.weight$", r"\1lm_head.weight"),
         (r"\.moe\.(?:routed_experts\.)?(?:inner_experts|experts)\.(w[123])(?:_EFD|_EDF)?$", r".moe.experts.\1"),
         (r"\.moe\.shared_expert\.", ".moe.shared_experts."),
         (r"\.moe\.expert_bias_E$", ".moe.expert_bias"),

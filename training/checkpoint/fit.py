@@ -26,6 +26,14 @@ _EXPERTS, _EXPERT_WIDTH = "model.num_moe_experts", "model.moe_ffn_hidden_size"
 _MIXTURES = "model.num_moe_experts or model.moe_layer_freq"
 _SHARED_WIDTH = "model.moe_shared_expert_intermediate_size"
 _LATENT_HEADS = "model.num_attention_heads, model.qk_head_dim, model.qk_pos_emb_head_dim or model.v_head_dim"
+_MAMBA = "model.mamba_num_heads, model.mamba_head_dim, model.mamba_num_groups or model.mamba_state_dim"
+_DELTA = (
+    "model.linear_num_key_heads, model.linear_num_value_heads, model.linear_key_head_dim or model.linear_value_head_dim"
+)
+_OF_MIXER: Mapping[str, tuple[str, ...]] = {
+    "in_proj.weight": ("model.hidden_size",), "conv1d.weight": ("the convolution's taps",), "conv1d.bias": (),
+    "dt_bias": (), "A_log": (), "D": (), "norm.weight": (),
+}  # fmt: skip
 # End of a parameter's name -> the fields that its dims come from. The first fits.
 _DIMS: Mapping[str, tuple[str, ...]] = {
     "word_embeddings.weight": (_VOCABULARY, "model.hidden_size"),
@@ -52,6 +60,11 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "linear_fc1.weight": (f"{_WIDTH} or {_GATE}", "model.hidden_size"),
     "linear_fc1.bias": (f"{_WIDTH} or {_GATE}",),
     "linear_fc2.weight": ("model.hidden_size", _WIDTH),
+    **{f"mixer.{name}": (_MAMBA, *more) for name, more in _OF_MIXER.items()},
+    **{f"self_attention.{name}": (_DELTA, *more) for name, more in _OF_MIXER.items()},
+    "mixer.out_proj.weight": ("model.hidden_size", _MAMBA),
+    "self_attention.out_proj.weight": ("model.hidden_size", _DELTA),
+    "self_attention.out_norm.weight": ("model.linear_value_head_dim",),
 }
 # A part of the name of a parameter that only one of the two has -> the field that decides it. The first fits.
 _PRESENCE: Sequence[tuple[str, str]] = (
@@ -62,6 +75,8 @@ _PRESENCE: Sequence[tuple[str, str]] = (
     (r"router\.|experts\.|pre_mlp_layernorm\.|mlp\.linear_fc[12]\.(layer_norm_)?weight$", _MIXTURES),
     (r"linear_q_(down|up)_proj|linear_q_proj", "model.multi_latent_attention or model.q_lora_rank"),
     (r"linear_kv_(down|up)_proj|input_layernorm\.|linear_qkv\.(layer_norm_)?weight$", "model.multi_latent_attention"),
+    (r"mixer\.", "model.hybrid_layer_pattern"),
+    (r"self_attention\.(in_proj|conv1d|out_norm|out_proj|A_log|dt_bias)", "model.linear_attention_freq"),
     (r"position_embeddings\.weight$", "model.position_embedding_type"),
     (r"output_layer\.weight$", "model.untie_embeddings_and_output_weights"),
     (r"q_layernorm\.weight$", "model.qk_layernorm"),

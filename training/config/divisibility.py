@@ -11,7 +11,7 @@ from parallel.layout import expert_tensor_parallel_size
 def split_problems(model: ModelConfig, shape: GPTShape, tp: int) -> list[str]:
     """Whether every matrix that TP splits can be, with the sizes that would work."""
     by_tp = f"parallel.tensor_model_parallel_size {tp}"
-    found = (_head_problems(shape, tp, by_tp) if shape.has_attention else []) + _mamba_problems(shape, tp, by_tp)
+    found = (_head_problems(shape, tp, by_tp) if shape.has_attention else []) + _mixer_problems(shape, tp, by_tp)
     has_mlp = any("-" in symbols for symbols in shape.blocks) or not shape.hybrid_layer_pattern
     if has_mlp and shape.ffn_hidden_size % tp:
         found.append(
@@ -54,13 +54,16 @@ def _head_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
     return found
 
 
-def _mamba_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
-    if "M" not in shape.hybrid_layer_pattern:
-        return []
-    numbers = {"mamba_num_heads": shape.mamba_heads, "mamba_num_groups": shape.mamba_num_groups}
+def _mixer_problems(shape: GPTShape, tp: int, by_tp: str) -> list[str]:
+    """Mamba-2's heads and groups, and gated delta nets' heads."""
+    numbers = {}
+    if "M" in shape.hybrid_layer_pattern:
+        numbers = {"mamba_num_heads": shape.mamba_heads, "mamba_num_groups": shape.mamba_num_groups}
+    if any(shape.linear_blocks):
+        numbers["linear_num_key_heads"] = shape.linear_num_key_heads
     return [
-        f"model.{name} {number} is not divisible by {by_tp}: each TP rank has Mamba heads, and groups of them, of its "
-        f"own. TP sizes that divide them: {', '.join(str(n) for n in range(1, number + 1) if number % n == 0)}."
+        f"model.{name} {number} is not divisible by {by_tp}: each TP rank has heads, and groups of them, of its own. "
+        f"TP sizes that divide them: {', '.join(str(n) for n in range(1, number + 1) if number % n == 0)}."
         for name, number in numbers.items()
         if number % tp
     ]
@@ -152,6 +155,12 @@ def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
     """Whether every context rank gets heads of its own, where these are what is exchanged (a2a)."""
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     found = _mamba_context_problems(shape, tp, cp)
+    if any(shape.linear_blocks) and shape.linear_num_key_heads % tp == 0 and shape.linear_num_key_heads % (tp * cp):
+        found.append(
+            f"parallel.context_parallel_size {cp} deals heads of gated delta nets to context ranks, but "
+            f"model.linear_num_key_heads {shape.linear_num_key_heads} is not divisible by TP {tp} x CP {cp} = "
+            f"{tp * cp}. Use a smaller parallel.context_parallel_size."
+        )
     if cp == 1 or parallel.cp_comm_type != "a2a" or not shape.has_attention:
         return found
     name = "num_attention_heads" if shape.multi_latent_attention else "num_query_groups"
@@ -166,7 +175,7 @@ def context_problems(shape: GPTShape, parallel: ParallelConfig) -> list[str]:
 
 
 def _mamba_context_problems(shape: GPTShape, tp: int, cp: int) -> list[str]:
-    """Whether every context rank gets Mamba heads of its own, for the whole sequence, and whole groups or part of one."""
+    """Whether every context rank gets Mamba heads of its own, and whole groups or a part of one."""
     heads, groups = shape.mamba_heads, shape.mamba_num_groups // tp
     if cp == 1 or "M" not in shape.hybrid_layer_pattern or (heads % tp == 0 and shape.mamba_num_groups % tp):
         return []

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from models.layers.attention import check_supported
 from models.layers.kv_cache import cached
-from parallel.ddp import Chunks
+from parallel.ddp import Chunks, unwrap
 from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from training.generation.forward import CachedLogits, NextLogits, WindowLogits, evaluating
@@ -52,6 +52,10 @@ class Limits:
     """Ids that end a text, and do not belong to it."""
 
 
+MIXERS = {"M": "Mamba-2 mixers", "G": "gated delta nets"}
+"""By megatron-core's letter."""
+
+
 def no_cache_reason(chunks: Chunks, ranks: Ranks) -> str:
     """Why this model and layout generate without a KV cache; "" where they have one."""
     config = chunks[0].config
@@ -59,6 +63,9 @@ def no_cache_reason(chunks: Chunks, ranks: Ranks) -> str:
         return f"CP {ranks.layout.cp} divides each sequence"
     if config.tp_comm_overlap:
         return "kernels.tp_comm_overlap wants the sequence length of training"
+    if mixers := set(unwrap(chunks[0]).hybrid_layer_pattern) & set(MIXERS):
+        named = " and ".join(MIXERS[letter] for letter in sorted(mixers))
+        return f"{named} carry no state from one token to the next here"
     try:
         check_supported(config)
     except SharedMistake as error:

@@ -56,6 +56,28 @@ def block_bytes(columns: MemoryColumns, *, experts: bool) -> BlockBytes:
     return BlockBytes(kept=whole + scores - again + kept_output, working=again + wide)
 
 
+def norm_bytes(columns: MemoryColumns) -> Column:
+    """Of the norm before a sublayer: what it reads, and what products then read."""
+    model, width, stream = columns.model, element_bytes(columns), stream_bytes(columns)
+    own = (model.norm_inputs * width + model.norm_bytes) / width * stream
+    return np.where(columns.software.transformer_engine == 0, own, stream * (1 + product_input_bytes(columns) / width))
+
+
+def attention_sublayer_bytes(columns: MemoryColumns) -> Column:
+    """Of attention without an MLP behind it, nothing recomputed."""
+    core = np.where(columns.matrices[3][0] > 0, _own_latent_bytes(columns), _own_grouped_bytes(columns))
+    own = core + _own_score_bytes(columns)
+    other = _attention_bytes(columns) + _score_bytes(columns)
+    return norm_bytes(columns) + np.where(columns.software.transformer_engine == 0, own, other)
+
+
+def mlp_sublayer_bytes(columns: MemoryColumns, *, experts: bool) -> Column:
+    """Of an MLP, or of experts, without attention before it, nothing recomputed."""
+    own = _own_expert_bytes(columns) if experts else _own_mlp_bytes(columns, columns.model.ffn)
+    other = _expert_bytes(columns) if experts else _mlp_bytes(columns, columns.model.ffn)
+    return norm_bytes(columns) + np.where(columns.software.transformer_engine == 0, own, other)
+
+
 def _own_bytes(columns: MemoryColumns) -> Column:
     """But for the MLP, of this project's own modules: norms, rotary tables of each block, rotated copies.
 

@@ -21,8 +21,9 @@ from training.memory.activations import (
 from training.memory.cases import FORMATS, Column, ColumnGroup, MemoryColumns, tokens
 from training.memory.gathered import gathered_bytes
 from training.memory.layouts import Candidate
+from training.memory.mixers import kind_bytes
 from training.memory.stage_parameters import FP4_COPIES, FP8_COPIES
-from training.memory.states import BlockStack, state_bytes
+from training.memory.states import Blocks, BlockStack, state_bytes
 
 LIBRARY_BYTES = 1.6e9
 """CUDA's context, cuBLAS's and cuDNN's workspaces."""
@@ -82,7 +83,8 @@ def stage_memory(
     """Of one stage of each case."""
     looked_at = list(zip(stacks, layouts, stages, strict=True))
     dense, expert = np.array([stack.held(layout, stage) for stack, layout, stage in looked_at], np.float64).T
-    plain, mixtures = np.array([stack.blocks(layout)[stage] for stack, layout, stage in looked_at], np.float64).T
+    own = [stack.blocks(layout)[stage] for stack, layout, stage in looked_at]
+    plain, mixtures = np.array([(each.plain, each.mixtures) for each in own], np.float64).T
     number, layout, software = np.array(stages, dtype=np.float64), columns.layout, columns.software
     depths = columns.model.extra_heads * (number == layout.pp - 1)
     crowded = np.ones((columns.count, len(Crowding._fields)))
@@ -100,7 +102,7 @@ def stage_memory(
         weights=weights + casts,
         gradients=gradients,
         optimizer=optimizer,
-        activations=_activations(columns, number, plain, mixtures, crowded)
+        activations=_activations(columns, number, (plain, mixtures), _others(own), crowded)
         + gathered_bytes(columns, number, (dense, expert), plain + mixtures),
         workspace=workspace_bytes(layout) + software.bucket_bytes,
         stage=number,
@@ -153,11 +155,31 @@ def _crowding(stack: BlockStack, layout: Candidate, stage: int, depths: int) -> 
     return crowding((*own, last + depths), stage, layout.pp, layout.microbatches)
 
 
-def _activations(columns: MemoryColumns, stage: Column, plain: Column, mixtures: Column, crowded: Column) -> Column:
-    """crowded: of each case all of ``Crowding``."""
+ATTENTION_AND_MLP = frozenset({"*-", "+-", "*E", "+E"})
+
+
+def _others(own: Sequence[Blocks]) -> dict[str, Column]:
+    """How many blocks each case has of each kind that is not attention and an MLP: of hybrids."""
+    kinds = dict.fromkeys(kind for each in own for kind in each.kinds if kind not in ATTENTION_AND_MLP)
+    return {kind: np.array([each.kinds.get(kind, 0) for each in own], np.float64) for kind in kinds}
+
+
+def _activations(
+    columns: MemoryColumns, stage: Column, blocks: tuple[Column, Column], others: dict[str, Column], crowded: Column
+) -> Column:
+    """blocks: without experts, and with; others: those of them that ``_others`` counts. crowded: of each case all of
+    ``Crowding``."""
+    plain, mixtures = (
+        count - sum((number for kind, number in others.items() if ("E" in kind) == experts), np.zeros(columns.count))
+        for count, experts in zip(blocks, (False, True), strict=True)
+    )
     dense, experts = block_bytes(columns, experts=False), block_bytes(columns, experts=True)
     kept = plain * dense.kept + np.where(mixtures > 0, mixtures * experts.kept, 0.0)
     working = np.maximum(np.where(plain > 0, dense.working, 0.0), np.where(mixtures > 0, experts.working, 0.0))
+    for kind, number in others.items():
+        of_kind = kind_bytes(columns, kind)
+        kept = kept + np.where(number > 0, number * of_kind.kept, 0.0)
+        working = np.maximum(working, np.where(number > 0, of_kind.working, 0.0))
     last = stage == columns.layout.pp - 1
     loss = loss_bytes(columns) * (1 + columns.model.extra_heads)
     loss = np.where(last, np.maximum(loss, depth_bytes(columns)), 0.0)

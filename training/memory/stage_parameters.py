@@ -19,8 +19,8 @@ from parallel.stages import layers_per_chunk
 SPLIT_BY_TP = (
     "word_embeddings.weight", "linear_qkv.weight", "linear_qkv.bias", "linear_proj.weight", "linear_fc1.weight",
     "linear_fc1.bias", "linear_fc2.weight", "output_layer.weight", "linear_q_proj.weight", "linear_q_up_proj.weight",
-    "linear_kv_up_proj.weight", "eh_proj.weight", "mixer.dt_bias", "mixer.A_log", "mixer.D", "mixer.in_proj.weight",
-    "mixer.conv1d.weight", "mixer.conv1d.bias", "mixer.norm.weight", "mixer.out_proj.weight",
+    "linear_kv_up_proj.weight", "eh_proj.weight", ".dt_bias", ".A_log", "mixer.D", ".in_proj.weight", ".conv1d.weight",
+    ".conv1d.bias", "mixer.norm.weight", ".out_proj.weight",
 )  # fmt: skip
 """Endings of the parameters that TP splits; the others are whole on every TP rank (arXiv:1909.08053).
 

@@ -1,6 +1,7 @@
 """Weights, gradients and optimizer state of every stage, exactly as the program holds them."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from models.parameters import Parameter, block_parameters, embedding_parameters, head_parameters, mtp_parameters
@@ -16,10 +17,12 @@ FULLY_SHARDED = {zero: name for name, zero in ZERO.items() if zero > 1}
 
 
 class Blocks(NamedTuple):
-    """Blocks of one stage: dense ones and mixtures of experts."""
+    """Blocks of one stage: those without experts, and mixtures of experts."""
 
     plain: int
     mixtures: int
+    kinds: Mapping[str, int]
+    """How many there are of each kind of ``GPTShape.blocks``."""
 
 
 class HeldParameters(NamedTuple):
@@ -71,7 +74,10 @@ class BlockStack:
 
     def __init__(self, shape: GPTShape) -> None:
         self.shape = shape
-        self._mixtures = list(itertools.accumulate(shape.moe_blocks, initial=0))
+        self._before = {
+            kind: list(itertools.accumulate((block == kind for block in shape.blocks), initial=0))
+            for kind in dict.fromkeys(shape.blocks)
+        }
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
         self._chunks: dict[tuple[object, ...], list[int]] = {}
         self._held: dict[tuple[object, ...], HeldParameters] = {}
@@ -109,20 +115,20 @@ class BlockStack:
             self._sizes[key] = _sizes(self.shape, *key)
         sizes, own = self._sizes[key], self.blocks(layout)[stage]
         first, last = stage == 0, stage == layout.pp - 1
-        counts = (own.plain, own.mixtures, first, last, last and not first)
+        ends = zip((first, last, last and not first), (sizes.embedding, sizes.head, sizes.copy), strict=True)
+        held = [*ends, *((count, sizes.blocks[kind]) for kind, count in own.kinds.items())]
         return HeldParameters(
-            sum(count * part.dense for count, part in zip(counts, sizes, strict=True)),
-            sum(count * part.expert for count, part in zip(counts, sizes, strict=True)),
+            sum(count * part.dense for count, part in held), sum(count * part.expert for count, part in held)
         )
 
     def _deal(self, layout: Candidate) -> list[Blocks]:
-        start, stages = 0, [[0, 0] for _ in range(layout.pp)]
+        start, stages = 0, [dict.fromkeys(self._before, 0) for _ in range(layout.pp)]
         for number, count in enumerate(self.chunks(layout)):
-            mixtures = self._mixtures[start + count] - self._mixtures[start]
-            stages[number % layout.pp][0] += count - mixtures
-            stages[number % layout.pp][1] += mixtures
+            for kind, before in self._before.items():
+                stages[number % layout.pp][kind] += before[start + count] - before[start]
             start += count
-        return [Blocks(*pair) for pair in stages]
+        mixtures = [sum(count for kind, count in kinds.items() if "E" in kind) for kinds in stages]
+        return [Blocks(sum(kinds.values()) - own, own, kinds) for own, kinds in zip(mixtures, stages, strict=True)]
 
 
 def _dealt(layout: Candidate) -> tuple[object, ...]:
@@ -141,8 +147,8 @@ def chunks(layers: int, layout: Candidate) -> list[int]:
 
 
 class _ShardSizes(NamedTuple):
-    plain: HeldParameters
-    mixture: HeldParameters
+    blocks: Mapping[str, HeldParameters]
+    """By their kind."""
     embedding: HeldParameters
     head: HeldParameters
     copy: HeldParameters
@@ -158,13 +164,12 @@ def _sizes(shape: GPTShape, tp: int, ep: int, etp: int) -> _ShardSizes:
         sizes = [(local_size(parameter, parallel), parameter.of_experts) for parameter in parameters]
         return HeldParameters(sum(n for n, expert in sizes if not expert), sum(n for n, expert in sizes if expert))
 
-    blocks = {kind: number for number, kind in reversed(list(enumerate(shape.moe_blocks)))}
+    numbers = {kind: shape.blocks.index(kind) for kind in dict.fromkeys(shape.blocks)}
     nothing = HeldParameters(0, 0)
     depths = [parameter for depth in range(shape.mtp_num_layers) for parameter in mtp_parameters(shape, depth)]
     word = next(iter(embedding_parameters(shape)))
     return _ShardSizes(
-        plain=local(list(block_parameters(shape, blocks[False]))) if False in blocks else nothing,
-        mixture=local(list(block_parameters(shape, blocks[True]))) if True in blocks else nothing,
+        blocks={kind: local(list(block_parameters(shape, number))) for kind, number in numbers.items()},
         embedding=local(list(embedding_parameters(shape))),
         head=local([*head_parameters(shape), *depths]),
         copy=local([word]) if shape.tied or shape.mtp_num_layers else nothing,

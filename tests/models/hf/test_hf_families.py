@@ -58,7 +58,8 @@ def test_old_keys_of_rope_mean_what_the_new_ones_do() -> None:
     assert new.rotary_base_local == 10_000 and new.rope_scaling == "linear"
     assert read("gemma3_tiny", **old | {"rope_local_base_freq": 500.0}).rotary_base_local == 500
     assert read("gemma3_tiny", rope_parameters="absent", rope_theta="absent").rotary_base == 1_000_000
-    assert read("olmo3_tiny", rope_parameters="absent").rotary_base_local == 500_000
+    other = read("olmo3_tiny", rope_parameters="absent", rope_theta=700000.0)  # of blocks without a window alone
+    assert (other.rotary_base, other.rotary_base_local) == (700_000, 500_000)
     share = {"rope_parameters": "absent", "rope_theta": "absent", "rotary_pct": 0.5, "rotary_emb_base": 500}
     assert (read("pythia_tiny", **share).rotary_percent, read("pythia_tiny", **share).rotary_base) == (0.5, 500)
     assert read("pythia_tiny", rope_parameters="absent", rotary_pct="absent").rotary_percent == 0.25
@@ -108,7 +109,7 @@ def test_a_shape_that_no_model_type_has_is_refused_by_the_nearest() -> None:
     "model_type, words",
     [
         ("gemma3", '"model_type": "gemma3_text"'),
-        ("ministral3", "queries grow with their position"),
+        ("ministral3", "queries grow with their position in every block"),
         ("bloom", "ALiBi adds a bias to every score"),
         ("t5", "Triplane trains decoders only"),
         ("qwen3_vl_text", "The nearest that is: qwen3"),

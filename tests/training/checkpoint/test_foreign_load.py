@@ -30,6 +30,7 @@ from training.checkpoint import converting
 from training.checkpoint.folders import checkpoints, find, latest
 from training.checkpoint.foreign import recognise
 from training.checkpoint.format.reader import FileReader
+from training.checkpoint.format.verify import damages
 from training.config import recipe
 
 SEVEN = ("--train.train_iters", "7", "--log.tensorboard", "False", "--log.report", "False")
@@ -159,6 +160,7 @@ def test_a_run_converts_once_and_goes_on(megatron: Path, tmp_path: Path) -> None
     data.write_bytes(data.read_bytes()[:-7])
     converting._convert_once(foreign, converted, converted.with_name("recipe.toml"))
     assert find(str(converted)) == [converted]
+    assert damages(converted, "hashes") == []
     os.utime(source / "iter_0000002/mp_rank_00/model_optim_rng.pt")
     with pytest.raises(UserError, match=r"which is not what .* holds now\. Remove it"):
         converting._convert_once(foreign, converted, converted.with_name("recipe.toml"))

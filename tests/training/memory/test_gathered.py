@@ -19,7 +19,7 @@ def gathered(name: str, layout: Candidate, stage: int = 0) -> float:
     case = MemoryCase(model=sizes(shape, 4096), layout=layout, software=sharded(OURS, layout.zero))
     one = np.ones(1)
     parts = held.dense * one, held.expert * one
-    return float(gathered_bytes(MemoryColumns([case]), stage * one, parts, sum(blocks) * one)[0])
+    return float(gathered_bytes(MemoryColumns([case]), stage * one, parts, blocks.plain + blocks.mixtures * one)[0])
 
 
 TABLE = 128256 * 4096

@@ -28,7 +28,18 @@ EXPERTS = [
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3_8b", "llama31_405b", "gpt3_175b", "llama32_1b", "deepseek_v3", "qwen3_30b_a3b"]
+    "name",
+    [
+        "llama3_8b",
+        "llama31_405b",
+        "gpt3_175b",
+        "llama32_1b",
+        "deepseek_v3",
+        "qwen3_30b_a3b",
+        "nemotron_h_8b",
+        "nemotron3_nano_30b_a3b",
+        "qwen3_next_80b_a3b",
+    ],
 )
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_every_stage_holds_what_the_program_says(name: str, dtype: str) -> None:
@@ -42,7 +53,8 @@ def test_every_stage_holds_what_the_program_says(name: str, dtype: str) -> None:
             own = states(stack.held(layout, number), _with(layout, dtype))
             expected = rank_bytes(stage, precision, parallel, layout_of(parallel, layout.world_size))
             assert own == pytest.approx((expected.weights, expected.gradients, expected.optimizer), rel=1e-15)
-            assert sum(stack.blocks(layout)[number]) == sum(map(len, stage.layers))
+            blocks = stack.blocks(layout)[number]
+            assert blocks.plain + blocks.mixtures == sum(blocks.kinds.values()) == sum(map(len, stage.layers))
             seen += 1
     assert seen >= 4
 

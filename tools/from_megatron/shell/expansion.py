@@ -215,7 +215,9 @@ class Expander:
 
 
 def _names_files(text: str) -> bool:
-    """Whether a pattern may be the name of a file, other than a list such as "([0]*3+[1]*58)" or "Et*3|t|L"."""
+    """Whether a pattern may be the name of a file, unlike a list such as "([0]*3+[1]*58)", "Et*3|t|L" or "M-M*-"."""
+    if re.fullmatch(r"[MGE*+|/-]+", text) and set("MG") & set(text):
+        return False
     layers = re.fullmatch(r"[\d\[\]()*+,|EtmL-]*[\d\])L|]", text)
     return layers is None or not set("[|") & set(text)
 

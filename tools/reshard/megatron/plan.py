@@ -25,6 +25,12 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     """
     config = repadded(source, options)
     shape = resolve(config.model, source.real_vocab_size)
+    if shape.hybrid_layer_pattern or any(shape.linear_blocks):
+        raise UserError(
+            "this model is a hybrid (model.hybrid_layer_pattern or model.linear_attention_freq), whose layers Megatron "
+            "numbers, and whose projections it cuts, otherwise: it is not written in Megatron's format. Use "
+            "Triplane's, or `python -m tools.convert export` for transformers."
+        )
     if problems := options.job.problems(shape.num_layers, shape.mtp_num_layers):
         raise UserError("\n".join(problems))
     if lacking := megatron_args.problems(shape):
