@@ -41,14 +41,13 @@ def unset(shell: BuiltinShell, words: list[str]) -> ExitStatus:
             continue
         if index is None:
             shell.variables.remove(name)
-        elif isinstance(shell.variables.state.values.get(name), dict):
-            _unset_element(shell, name, index)
+        elif isinstance(table := shell.variables.state.values.get(name), dict):
+            _unset_element(shell, name, index, table)
     return SUCCESS
 
 
-def _unset_element(shell: BuiltinShell, name: str, index: str) -> None:
+def _unset_element(shell: BuiltinShell, name: str, index: str, table: dict[int | str, str]) -> None:
     state = shell.variables.state
-    table = dict(state.values[name])
     key: str | int = index
     if index in ("@", "*"):
         shell.variables.remove(name)
