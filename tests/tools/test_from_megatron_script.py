@@ -550,3 +550,9 @@ def test_ways_to_start_it_within_another_program(script: str) -> None:
 def test_a_word_that_would_start_it_is_said() -> None:
     with pytest.raises(UserError, match="line 1: what xargs does with its words is not followed"):
         convert(f"echo 1 2 | xargs -n1 -I{{}} bash -c 'torchrun pretrain_gpt.py {RUN}'", "", {})
+
+
+def test_a_value_that_is_no_number_is_said_to_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(f"x.py {RUN} --seed $((NODES * 8))\n")
+    assert main([str(tmp_path / "a.sh"), "--set", "NODES=abc"]) == 2
+    assert "--seed (abc is what --set NODES gives)" in capsys.readouterr().err

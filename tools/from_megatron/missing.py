@@ -1,5 +1,6 @@
 """What a script takes from outside and was not given: all of it at once, with the command that gives it."""
 
+import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -45,7 +46,7 @@ def refuse_missing(
         return
     rest = {unknown: flags for unknown, flags in rest.items() if unknown not in needed}
     lines = [f"{_count(len(needed), 'value is', 'values are')} not known on which the training depends:"]
-    lines += [_line(unknown, flags) for unknown, flags in needed.items()]
+    lines += [_line(unknown, flags) + _given_as(unknown, typed) for unknown, flags in needed.items()]
     if rest:
         lines += [f"and {_count(len(rest), 'value', 'values')} that may stay open:"]
         lines += [_line(unknown, flags) for unknown, flags in rest.items()]
@@ -81,6 +82,12 @@ def _line(unknown: Unknown, flags: Sequence[str]) -> str:
     where = f" (line {unknown.line})" if unknown.line else ""
     by = f", which depends on {', '.join(f'${name}' for name in unknown.sets)}" if unknown.by_branch else ""
     return f"  {unknown.written}{where}{by}: {', '.join(f'--{flag}' for flag in dict.fromkeys(flags))}"
+
+
+def _given_as(unknown: Unknown, typed: Sequence[str]) -> str:
+    """Which --set has it as its value, where bash takes a word for a variable's name, as in $((X * 8))."""
+    pairs = [word.partition("=") for before, word in itertools.pairwise(typed) if before == "--set"]
+    return "".join(f" ({value} is what --set {name} gives)" for name, _, value in pairs if value in unknown.sets)
 
 
 def how_to_give(unknowns: Iterable[Unknown], typed: Sequence[str]) -> list[str]:
