@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -133,9 +134,9 @@ def _decompressor(compression: str, file: BinaryIO, path: Path) -> _Stream:
     if compression == ".gz":
         return gzip.GzipFile(fileobj=packed)
     if compression == ".bz2":
-        return bz2.BZ2File(packed)
+        return _StreamsReader(packed, bz2.BZ2Decompressor)
     if compression == ".xz":
-        return _XzReader(packed)
+        return _StreamsReader(packed, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY))
     try:
         import zstandard
     except ImportError:
@@ -143,17 +144,19 @@ def _decompressor(compression: str, file: BinaryIO, path: Path) -> _Stream:
     return _ZstdReader(zstandard, packed)
 
 
-class _XzReader:
-    """An .xz file's content, stream after stream. LZMAFile would take whatever memory a header asks for."""
+class _StreamsReader:
+    """An .xz or .bz2 file's content, stream after stream. LZMAFile would take whatever memory a header asks for, and
+    BZ2File says nothing of what stands behind the last stream."""
 
-    def __init__(self, packed: _Packed) -> None:
-        self._packed, self._rest = packed, b""
-        self._stream: lzma.LZMADecompressor | None = None
+    def __init__(self, packed: _Packed, begin: Callable[[], Any]) -> None:
+        """begin: makes a stream's decompressor."""
+        self._packed, self._rest, self._begin = packed, b"", begin
+        self._stream: Any = None
 
     def readinto(self, buffer: Any) -> int:
         found = b""
         while not found and self._has_more():
-            self._stream = self._stream or lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_MEMORY)
+            self._stream = self._stream or self._begin()
             found = self._stream.decompress(self._rest, len(buffer))
             self._rest = b""
             if self._stream.eof:

@@ -14,6 +14,7 @@ from data.raw.units import SourcePart
 from parallel.errors import UserError
 from parallel.schema import shown
 
+_WITH_COMMAS = "python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\""
 HEAD_BYTES, HEADER_BYTES = 64 << 10, 1 << 20
 """Read at a time for the header; what it may have."""
 
@@ -117,8 +118,12 @@ def _named(record: bytes, end: int, part: SourcePart, reading: ReadOptions) -> H
         listed = ", ".join(shown(name) for name in names[:20])
         kinds = "; ".join(f"{DELIMITERS[kind]!r} in .{kind}" for kind in DELIMITERS)
         hint = f" Columns are separated by {kinds}." if len(names) == 1 else ""
+        if len(names) == 1 and ";" in names[0]:
+            hint += f" Convert it: `{_WITH_COMMAS} < IN > OUT`."
+        elif reading.csv_column and wanted not in names:
+            hint += " Or leave the file out: name those that have it, as by a glob."
         problem = f'column "{wanted}" {found}' if found == "twice" else f'no column "{wanted}"'
-        raise UserError(f"{path}: {problem}; found: {listed}. Set {reading.flags}csv_column.{hint}")
+        raise UserError(f"{path}: {problem}; found: {listed}. Set {reading.flags}csv_column to one of them.{hint}")
     return Header(end, names.index(wanted), len(names))
 
 

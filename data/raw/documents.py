@@ -179,9 +179,7 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
         check_is_same(raw, part.source)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if arrow_path(file.schema_arrow, key) is None:
-                found = arrow_names(file.schema_arrow)
-                raise UserError(f'{path}: no column "{key}"; found: {found}. Set {reading.flags}jsonl_key.')
+            _check_column(file.schema_arrow, path, reading)
             batches = file.iter_batches(
                 BATCH_ROWS, row_groups=range(part.start, part.stop), columns=[key], use_threads=False
             )
@@ -204,6 +202,14 @@ def _parquet(part: SourcePart, at: int, reading: ReadOptions, rejects: Rejects) 
                 yield DocumentBatch(texts, size, DocumentOffset(0, before), positions)
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: row group {part.start} cannot be read: {error}") from None
+
+
+def _check_column(schema: Any, path: str, reading: ReadOptions) -> None:
+    place = arrow_path(schema, reading.jsonl_key)
+    name = reading.jsonl_key if place is None else schema.field(place[0]).name
+    if (count := schema.names.count(name)) != 1 or place is None:
+        what = f'no column "{reading.jsonl_key}"' if place is None else f'column "{name}" {count} times'
+        raise UserError(f"{path}: {what}; found: {arrow_names(schema)}. Set {reading.flags}jsonl_key.")
 
 
 def _leaf(batch: Any, key: str) -> Any:

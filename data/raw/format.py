@@ -38,6 +38,7 @@ BINARIES = {
     b"\x89HDF": "an HDF5 file",
     b"\x04\x22\x4d\x18": "an lz4 archive",
     b"7z\xbc\xaf": "a 7z archive",
+    b"]\0\0": "an .lzma archive (unpack it by `xz -d`, or pack it as .xz)",
     b"PAR1": "a part of a parquet file",
 }
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -69,10 +69,10 @@ def find_each(
     """The same, input by input, by their names."""
     left_out: Counter[str] = Counter()
     taken = KNOWN if csv_column else tuple(ending for ending in KNOWN if ending not in COLUMNS)
-    places = Places()
+    places, flags = Places(), "--" if field == "INPUT" else "data."
     try:
         documents = _without_shards(inputs, say)
-        by_input = {one: _once(_find(one, left_out, taken), places) for one in documents}
+        by_input = {one: _once(_find(one, left_out, taken, flags), places) for one in documents}
         _check(documents, [source for sources in by_input.values() for source in sources], places)
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
@@ -82,14 +82,14 @@ def find_each(
         counts = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in left_out.most_common())
         say(
             f"{field}: {left_out.total()} file(s) in folders are left out, of endings that are not known: {counts}. "
-            f"Unpack what is packed; what a glob names is read as text{_columns_way(left_out)}"
+            f"Unpack what is packed; what a glob names is read as text{_columns_way(left_out, flags)}"
         )
     return by_input
 
 
-def _columns_way(left_out: Iterable[str]) -> str:
+def _columns_way(left_out: Iterable[str], flags: str) -> str:
     has_columns = any(_inner_suffix(Path(f"x{ending}")) in COLUMNS for ending in left_out)
-    return f"; {' and '.join(COLUMNS)} files are read where csv_column names a column" if has_columns else ""
+    return f"; {' and '.join(COLUMNS)} files are read where {flags}csv_column names a column" if has_columns else ""
 
 
 def _without_shards(inputs: tuple[str, ...], say: Callable[[str], None] | None) -> tuple[str, ...]:
@@ -153,9 +153,9 @@ def _check_each_is_another(named: Iterable[tuple[str, str]]) -> None:
         names[place] = name
 
 
-def _find(name: str, left_out: Counter[str], taken: tuple[str, ...]) -> Iterator[InputSource]:
+def _find(name: str, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
     """left_out: gets the endings of the files that a folder holds beside those that are found. taken: endings of these
-    in a folder.
+    in a folder. flags: what stands before names that a user sets, for messages.
     """
     path = path_of(name)
     if not name:
@@ -163,7 +163,7 @@ def _find(name: str, left_out: Counter[str], taken: tuple[str, ...]) -> Iterator
     if path.is_file():
         yield file_source(path)
     elif path.is_dir():
-        yield from _saved(name, path) or _folder(path, left_out, taken)
+        yield from _saved(name, path) or _folder(path, left_out, taken, flags)
     elif name.startswith(HUB):
         yield _dataset(name.removeprefix(HUB))
     elif glob.has_magic(name):
@@ -231,7 +231,7 @@ def file_source(path: Path) -> InputSource:
     return InputSource(str(path), found.kind, found.compression, status.st_size, status.st_mtime_ns, ends)
 
 
-def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...]) -> Iterator[InputSource]:
+def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...], flags: str) -> Iterator[InputSource]:
     """The files of the endings `taken` and the saved datasets below a folder; where other programs hide theirs (names
     with a dot) are none, nor are token shards, as those of a preprocessing that writes there.
     """
@@ -247,8 +247,8 @@ def _folder(folder: Path, left_out: Counter[str], taken: tuple[str, ...]) -> Ite
         raise UserError(
             f"folder {folder} holds no {', '.join(taken)} files (also with {', '.join(compressed.ENDINGS)}); "
             f"files there: {held}"
-            f"{_columns_way(_ending(path) for path in others)}. Other endings are read as text where a glob names "
-            f"them: '{folder}/**/*.py'."
+            f"{_columns_way((_ending(path) for path in others), flags)}. Other endings are read as text where a glob "
+            f"names them: '{folder}/**/*.py'."
         )
     left_out.update(_ending(path) for path in others if path.suffix or not path.name.isupper())
     for one in known:

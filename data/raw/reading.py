@@ -86,6 +86,11 @@ def checked(value: Any, name: str, reading: ReadOptions) -> tuple[str | None, st
         return None, f"{name} is null, expected text."
     if isinstance(value, dict):
         return None, f"{name} holds further fields, expected text; found in it: {names_in(value)}."
+    if isinstance(value, bytes):  # a binary column, or one of text that is no UTF-8
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            return None, f"byte {error.start} of {name} is not UTF-8 text."
     if not isinstance(value, str):
         return None, f"{name} is a {type(value).__name__}, expected text."
     try:

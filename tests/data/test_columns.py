@@ -7,6 +7,8 @@ import io
 import itertools
 import json
 import lzma
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -177,6 +179,8 @@ def test_units_are_cut_where_records_begin(tmp_path):
     ("content", "said"),
     [
         (b"id,text\n1,a\n", 'a.csv: no column "body"; found: "id", "text". Set'),
+        (b"id,text\n1,a\n", "Or leave the file out: name those that have it, as by a glob."),
+        (b"id;body\n1;a\n", "csv.reader(sys.stdin, delimiter=';'))\" < IN > OUT`"),
         (b"id;body\n1;a\n", 'no column "body"; found: "id;body". Set'),
         (b"body,id,body\n1,a,2\n", 'column "body" twice'),
         (b"id,b\xf6dy,body\n1,a,b\n", "the header: byte 4 of the record is not UTF-8 text."),
@@ -241,11 +245,23 @@ def test_a_folders_tables_are_read_where_a_column_is_named(tmp_path, capsys):
     (folder / "b.csv").write_text("id,body\n1,b\n")
     said = []
     assert [one.kind for one in inputs.find((str(folder),), say=said.append)] == ["jsonl"]
-    assert "1 .csv" in said[0] and ".csv and .tsv files are read where csv_column names a column" in said[0]
+    assert "1 .csv" in said[0] and ".csv and .tsv files are read where --csv_column names a column" in said[0]
     assert by_preprocess(folder, tmp_path, capsys, csv_column="body") == [b"a", b"b"]
     (folder / "a.jsonl").unlink()
-    with pytest.raises(UserError, match="files are read where csv_column names a column"):
+    with pytest.raises(UserError, match="files are read where --csv_column names a column"):
         inputs.find((str(folder),))
+    with pytest.raises(UserError, match=r"files are read where data\.csv_column names a column"):
+        inputs.find((str(folder),), "data.paths")
+
+
+def test_the_command_that_writes_commas_is_right(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text('id;body\n1;"a;b"\n2;"c,d"\n')
+    with pytest.raises(UserError) as stopped:
+        by_preprocess(tmp_path / "a.csv", tmp_path, capsys, csv_column="body")
+    command = str(stopped.value).partition("`")[2].partition("`")[0]
+    command = command.replace("python", sys.executable).replace("IN", "a.csv").replace("OUT", "b.csv")
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert texts_of(tmp_path / "b.csv") == ["a;b", "c,d"]
 
 
 def test_another_column_is_other_work(tmp_path, capsys):
@@ -341,6 +357,47 @@ def test_a_tokenizer_is_trained_on_a_column(tmp_path, capsys):
     (tmp_path / "a.csv").write_bytes(written([f"some words, {number} and more\nlines" for number in range(500)]))
     command = ["train", str(tmp_path / "a.csv"), "--output", str(tmp_path / "t.model"), "--vocab_size", "300"]
     assert main(command) == 2
-    assert 'no column "text"; found: "id", "body", "a,b". Set --csv_column.' in capsys.readouterr().err
+    assert 'no column "text"; found: "id", "body", "a,b". Set --csv_column' in capsys.readouterr().err
     assert main([*command, "--csv_column", "body"]) == 0
     assert (tmp_path / "t.model").is_file()
+
+
+def test_a_column_of_bytes_is_read_where_they_are_text(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": [b"gr\xc3\xbcn", b"a"]}), tmp_path / "a.parquet")
+    assert texts_of(tmp_path / "a.parquet") == ["gr\xfcn", "a"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": [b"a", b"gr\xfcn"]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match='row 1: byte 2 of column "text" is not UTF-8 text'):
+        texts_of(tmp_path / "b.parquet")
+
+
+def test_a_column_that_is_there_twice_is_not_chosen(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_arrays([["a"], ["b"], ["c"]], names=["text", "text", "id"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match='column "text" 2 times; found: text, text, id'):
+        texts_of(tmp_path / "a.parquet")
+    assert texts_of(tmp_path / "a.parquet", jsonl_key="id") == ["c"]
+
+
+def test_what_stands_behind_a_packed_file_is_damage(tmp_path):
+    content = b'{"text": "a"}\n'
+    for name, packed in (("a.jsonl.bz2", bz2.compress(content)), ("a.jsonl.xz", lzma.compress(content))):
+        (tmp_path / name).write_bytes(packed + packed + b"\0" * 8)
+        assert texts_of(tmp_path / name) == ["a", "a"]
+        (tmp_path / name).write_bytes(packed + b"garbage")
+        with pytest.raises(UserError, match="truncated or damaged"):
+            texts_of(tmp_path / name)
+        (tmp_path / name).write_bytes(packed[:-3])
+        with pytest.raises(UserError, match="truncated or damaged"):
+            texts_of(tmp_path / name)
+
+
+def test_an_lzma_archive_is_named(tmp_path):
+    (tmp_path / "a.jsonl.lzma").write_bytes(lzma.compress(b'{"text": "a"}\n', lzma.FORMAT_ALONE))
+    with pytest.raises(UserError, match=r"an \.lzma archive .*`xz -d`"):
+        texts_of(tmp_path / "a.jsonl.lzma")

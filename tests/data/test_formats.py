@@ -223,7 +223,7 @@ def test_a_column_of_text_that_is_no_utf8_is_a_bad_document(tmp_path, capsys):
     texts = pyarrow.StringArray.from_buffers(2, offsets, pyarrow.py_buffer(b"one\xff\xfe"))
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
     for found in read_by_all(tmp_path / "a.parquet", tmp_path, capsys):
-        assert isinstance(found, str) and 'row group 0, row 1: column "text" is a bytes, expected text' in found
+        assert isinstance(found, str) and 'row group 0, row 1: byte 0 of column "text" is not UTF-8 text' in found
     assert main([*map(str, (tmp_path / "a.parquet", "--output", tmp_path / "y", "--tokenizer", "byte")),
                  "--on_bad_document", "skip"]) == 0  # fmt: skip
 

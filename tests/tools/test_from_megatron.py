@@ -1,6 +1,7 @@
 """Values of Megatron-LM's flags as fields of a recipe, and Megatron's defaults."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -207,6 +208,50 @@ def test_virtual_stages(flags: str, chunks: int) -> None:
     assert check(draft) == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 3",
+            "cannot be divided into chunks of 3",
+        ),
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 0", "expected 1 or more, found 0"),
+        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 0", "expected 1 or more, found 0"),
+        ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size: expected 1 or more, found 0"),
+        ("--pipeline-model-parallel-size 0", "--pipeline-model-parallel-size: expected 1 or more, found 0"),
+        ("--expert-model-parallel-size -1", "--expert-model-parallel-size: expected 1 or more, found -1"),
+        ("--make-vocab-size-divisible-by 0", "--make-vocab-size-divisible-by: expected 1 or more, found 0"),
+        ("--tokenizer-type NullTokenizer --vocab-size 0", "--vocab-size: expected 1 or more, found 0"),
+    ],
+)
+def test_sizes_that_divide_nothing_are_refused(flags: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        recipe_of(f"{SMALLEST} {flags}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--bf16 --fp16", "--fp16 beside --bf16: Megatron-LM refuses both"),
+        ("--train-samples 800", "--train-samples beside --train-iters"),
+        ("--lr-warmup-iters 5 --lr-warmup-samples 50", "--lr-warmup-samples beside --lr-warmup-iters"),
+        ("--swiglu=true", "--swiglu takes no value"),
+        ("--swiglu=false", "--swiglu takes no value"),
+        ("\u2013swiglu", "is not --: write --swiglu"),
+        ("\u2014bf16 \u2013\u2013swiglu", "is not --: write --bf16"),
+        ("--lr \u2212swiglu", "is not --"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(flags: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        recipe_of(f"{SMALLEST} {flags} --bf16")
+
+
+def test_no_evaluation_needs_no_interval() -> None:
+    assert recipe_of(f"{SMALLEST} --eval-interval 0 --eval-iters 0").train.eval_iters == 0
+    assert recipe_of(f"{SMALLEST} --lr-warmup-iters 5 --lr-warmup-samples 0").optimizer.lr_warmup_iters == 5
+
+
 def test_sequence_parallelism_needs_tensor_parallelism() -> None:
     assert not drafted(f"{SMALLEST} --sequence-parallel").values["parallel.sequence_parallel"]
     both = f"{SMALLEST} --sequence-parallel --tensor-model-parallel-size 2"
@@ -399,7 +444,7 @@ def test_a_message_names_the_script_and_shows_no_more_than_a_screen_can_take(
 def test_the_recipe_runs_and_the_tool_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys; from tools.from_megatron.__main__ import main; code = main(sys.argv[1:]); "
     code += "assert not {'torch', 'megatron', 'numpy'} & set(sys.modules); raise SystemExit(code)"
-    flags = f"{SMALLEST} --swiglu --tokenizer-type NullTokenizer"
+    flags = f"{SMALLEST} --swiglu --tokenizer-type NullTokenizer --vocab-size 1000"
     made = subprocess.run([sys.executable, "-c", code, flags], capture_output=True, text=True, cwd=ROOT)
     assert made.returncode == 0, made.stderr
     (tmp_path / "recipe.toml").write_text(made.stdout)

@@ -13,7 +13,7 @@ from tools.from_megatron.ranks import ranks
 from tools.from_megatron.unknown import ScriptWord
 
 RUN = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --micro-batch-size 1"
-RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer"
+RUN += " --global-batch-size 8 --train-iters 100 --lr 1e-3 --swiglu --tokenizer-type NullTokenizer --vocab-size 99"
 
 CLUSTER = r"""#!/bin/bash
 #SBATCH --job-name=pretrain
@@ -448,7 +448,7 @@ def test_a_file_and_standard_input_mean_the_same(
     assert main([str(script), "--set", "1=/runs"]) == 0
     from_file = capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO(script.read_text()))
-    assert main(["--set", "1=/runs", "--set", "2=unused", "-"]) == 0
+    assert main(["--set", "1=/runs", "-"]) == 0
     assert capsys.readouterr().out.partition("#\n")[2] == from_file.partition("#\n")[2]
     assert 'run_dir = "/runs"' in from_file
 
@@ -464,3 +464,95 @@ def test_a_command_longer_than_a_file_s_name_is_a_command(length: int, capsys: p
 def test_what_is_neither_a_file_nor_a_command_is_a_message(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([source]) == 2
     assert "no such file, and no command" in capsys.readouterr().err
+
+
+SIZES = [
+    "case $1 in 7B) L=32;; 13B) L=40;; *) exit 1;; esac",
+    "SIZE=${SIZE}; case $SIZE in 7B) L=32;; 13B) L=40;; 70B) L=80;; *) echo bad; exit 1;; esac",
+    'if [ "$1" = 7B ]; then L=32; elif [ "$1" = 13B ]; then L=40; else echo usage; exit 1; fi',
+    '[ -z "$1" ] && exit 1\ncase $1 in 7B) L=32;; 13B) L=40;; *) exit 1;; esac',
+]
+
+
+@pytest.mark.parametrize("script", SIZES)
+def test_a_model_is_asked_for_where_no_value_of_it_is_better_than_another(script: str) -> None:
+    name = "SIZE" if "SIZE" in script else "1"
+    with pytest.raises(UserError) as caught:
+        convert(f"{script}\nx.py {RUN} --num-layers $L", "", {})
+    assert "1 value is not known on which the training depends" in str(caught.value)
+    assert f"which depends on ${name}: --num-layers" in str(caught.value) and f"--set {name}=VALUE" in str(caught.value)
+    assert read_back(convert(f"{script}\nx.py {RUN} --num-layers $L", "", {name: "13B"})[0]).model.num_layers == 40
+
+
+def test_each_branch_starts_a_command() -> None:
+    script = f"case $1 in a) x.py {RUN} --seed 1;; b) x.py {RUN} --seed 2 --save b;; *) exit 1;; esac"
+    with pytest.raises(UserError, match=r"depends on \$1: --seed"):
+        convert(script, "", {})
+    assert (
+        "may change that, which would leave out --save"
+        in said_of(script.replace("seed 2", "seed 1"), "Worth knowing")[-1]
+    )
+
+
+def test_the_line_that_ends_a_script_is_said() -> None:
+    with pytest.raises(UserError, match=r"With these values it ends at line 2: [*]. echo usage; exit 1"):
+        convert(f"case $1 in 7B) L=32;;\n*) echo usage; exit 1;; esac\nx.py {RUN} --num-layers $L", "", {"1": "zz"})
+
+
+OPTIONS = """while [[ $# -gt 0 ]]; do case $1 in --layers) L=$2; shift 2;; --moe) M=1; shift;; *) exit 1;; esac; done
+x.py --num-layers ${L:-6} """
+
+
+def test_what_set_gives_and_nothing_reads_is_said() -> None:
+    script = f"A=${{LAYERS:-4}}; f() {{ B=$2; }}; f $1 $2\nx.py {RUN} --data-path d --save s --num-layers $A --seed $B"
+    said = said_of(script, "Worth knowing", LAYER="3", **{"1": "a", "2": "4", "3": "c"})
+    assert "--set LAYER has no effect: the script does not read $LAYER. Did you mean LAYERS?" in said
+    assert "--set 3 has no effect: the script does not read $3." in said and len(said) == 2
+    assert not said_of(f"shift\nx.py {RUN} --data-path d --save s --seed $1", "Worth knowing", **{"1": "a", "2": "4"})[
+        1:
+    ]
+
+
+@pytest.mark.parametrize("given", ["0=x", "-1=x", "X Y=x", "=x", "X"])
+def test_set_takes_names_and_numbers(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"x.py {RUN}", "--set", given]) == 2
+    assert f"--set {given.partition('=')[0]}" in capsys.readouterr().err
+
+
+def test_no_further_argument_changes_what_given_ones_set() -> None:
+    script = f"{OPTIONS} {RUN.removeprefix('--num-layers 4')} --data-path d --save s"
+    assert not said_of(script, "Worth knowing", **{"1": "--layers", "2": "9"})
+    assert flags(script, **{"1": "--layers", "2": "9"})[1] == "9"
+    script = script.replace("*) exit 1", "*) L=5; shift")
+    assert "--set 3=VALUE may change that" in said_of(script, "Worth knowing", **{"1": "--layers", "2": "9"})[0]
+
+
+def test_a_loop_without_an_end_says_what_it_asks() -> None:
+    with pytest.raises(UserError, match=r"does not end .* is not known: .*grep"):
+        convert(f"while squeue | grep -q me; do :; done; while ! sacct | grep x; do :; done\nx.py {RUN}", "", {})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"tmux new-session -d -s t 'torchrun pretrain_gpt.py {RUN}'",
+        f"screen -dmS train bash -c 'torchrun pretrain_gpt.py {RUN}'",
+        f"train() {{ torchrun pretrain_gpt.py {RUN} $1; }}; export -f train; srun bash -c 'train'",
+        f'A=({RUN}); srun bash -c "torchrun pretrain_gpt.py $(printf \'%q \' "${{A[@]}}")"',
+        f"cat > j.sh <<'EOF'\ntorchrun pretrain_gpt.py --num-layers $L {RUN.removeprefix('--num-layers 4')}\nEOF\n"
+        "sbatch --export=ALL,L=4 j.sh",
+    ],
+)
+def test_ways_to_start_it_within_another_program(script: str) -> None:
+    assert readable(flags(script)) == RUN.split()
+
+
+def test_a_word_that_would_start_it_is_said() -> None:
+    with pytest.raises(UserError, match="line 1: what xargs does with its words is not followed"):
+        convert(f"echo 1 2 | xargs -n1 -I{{}} bash -c 'torchrun pretrain_gpt.py {RUN}'", "", {})
+
+
+def test_a_value_that_is_no_number_is_said_to_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(f"x.py {RUN} --seed $((NODES * 8))\n")
+    assert main([str(tmp_path / "a.sh"), "--set", "NODES=abc"]) == 2
+    assert "--seed (abc is what --set NODES gives)" in capsys.readouterr().err

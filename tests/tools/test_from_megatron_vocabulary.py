@@ -79,6 +79,37 @@ def test_ids_of_a_model_on_this_machine_are_counted(tmp_path: Path) -> None:
     assert any(f"counts the {pieces} ids" in line for line in draft.notes)
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            "--tokenizer-type NullTokenizer",
+            "model.vocab_size: --tokenizer-type NullTokenizer takes it from --vocab-size",
+        ),
+        ("--tokenizer-type MyTok", "--tokenizer-type MyTok is no type of Megatron-LM's"),
+        (
+            "--tokenizer-type Llama2Tokenizer",
+            "data.tokenizer: --tokenizer-type Llama2Tokenizer takes --tokenizer-model",
+        ),
+        ("--tokenizer-type SentencePieceTokenizer --vocab-size 32000", "takes --tokenizer-model, which is not given"),
+    ],
+)
+def test_what_a_type_needs_and_is_not_given_is_left_open(flags: str, said: str) -> None:
+    recipe, summary = convert(f"{SMALLEST} {flags}", "", {})
+    assert not summary.complete and "None" not in recipe.partition("[")[0]
+    assert any(said in line for block in summary.blocks if block[0] == "Left open:" for line in block)
+
+
+def test_a_type_that_is_not_known_is_called_so() -> None:
+    draft = drafted(f"{SMALLEST} --tokenizer-type MyTok --vocab-size 1000")
+    assert draft.values["model.vocab_size"] == 1000
+    assert any("Megatron-LM 0.19.2 has no such type" in line for line in draft.unsupported)
+
+
+def test_the_null_multimodal_tokenizer_has_one_id_more() -> None:
+    assert shape_of(f"{SMALLEST} --tokenizer-type NullMultimodalTokenizer --vocab-size 1024").padded_vocab_size == 1152
+
+
 def test_a_size_that_cannot_be_checked_is_said() -> None:
     draft = drafted(f"{SMALLEST} --tokenizer-type Llama2Tokenizer --tokenizer-model /no/t.model --vocab-size 32000")
     assert draft.values["model.vocab_size"] == 32000

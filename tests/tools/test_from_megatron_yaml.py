@@ -1,5 +1,6 @@
 """Megatron-LM's functional tests and Megatron-Bridge's configurations as recipes; files of other programs by name."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -360,3 +361,81 @@ def test_yaml_that_is_wrong_or_hostile_is_one_message(
     (tmp_path / "x.yaml").write_text(text)
     assert main([str(tmp_path / "x.yaml")]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "written"),
+    [
+        ("rotary_base: 500000", "rotary_base: 500000.0"),
+        ("train_iters: 1000", "train_iters: 1e3"),
+        ("sequence_parallel: true", 'sequence_parallel: "True"'),
+        ("add_bias_linear: false", "add_bias_linear: 'False'"),
+        ("gated_linear_unit: true", 'gated_linear_unit: "true"'),
+        ("manual_gc: true", 'manual_gc: "True"'),
+    ],
+)
+def test_values_that_are_written_otherwise_are_the_same(field: str, written: str) -> None:
+    assert field in RUN_CONFIG
+    assert converted(RUN_CONFIG.replace(field, written)) == converted(RUN_CONFIG)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: {train_iters: 50, global_batch_size: 8}\noptimizer: {lr: 0.001}\n",
+        "optimizer: {lr: 0.001}\n",
+        "mixed_precision: bf16_mixed\ntrain: {train_iters: 50}\ncheckpoint: {save: runs/a}\n",
+    ],
+)
+def test_overrides_of_few_sections(text: str) -> None:
+    config, _ = converted(text, shape="llama3_8b")
+    assert config.model.shape == "llama3_8b"
+    assert "lr" not in text or config.optimizer.lr == 0.001
+    assert "checkpoint" not in text or config.run_dir == "runs/a"
+
+
+@pytest.mark.parametrize(
+    ("field", "written"),
+    [
+        ("--swiglu: true", "--swiglu: True"),
+        ("--untie-embeddings-and-output-weights: false", "--untie-embeddings-and-output-weights: no"),
+        ("--untie-embeddings-and-output-weights: false", "--squared-relu: False"),
+        ("--untie-embeddings-and-output-weights: false", "--rotary-base: null"),
+        ("--moe-layer-freq: ([0]*1+[1]*3)", "--moe-layer-freq: [0, 1, 1, 1]"),
+    ],
+)
+def test_values_of_a_functional_test_that_are_written_otherwise(field: str, written: str) -> None:
+    assert field in FUNCTIONAL
+    one, other = converted(FUNCTIONAL), converted(FUNCTIONAL.replace(field, written))
+    layers = lambda found: dataclasses.replace(found[0].model, moe_layer_freq=None)  # noqa: E731
+    assert layers(one) == layers(other) and len(one[1].blocks) == len(other[1].blocks)
+
+
+@pytest.mark.parametrize("written", ["", " {}", " [1, 2]", " '--num-layers 4'"])
+def test_model_args_that_are_no_flags_are_said(written: str) -> None:
+    with pytest.raises(UserError, match="MODEL_ARGS: expected flags"):
+        converted(f"MODE: pretraining\nMODEL_ARGS:{written}\n")
+
+
+def test_an_alias_within_itself_is_said() -> None:
+    with pytest.raises(UserError, match="an alias"):
+        converted("MODEL_ARGS: &a\n  --lr: *a\n")
+
+
+@pytest.mark.parametrize("blend", ["[a, b]", "a", "[[a, b], [0.5]]", "[[a, b], 0.5]"])
+def test_a_blend_that_is_no_list_of_paths_is_said(blend: str) -> None:
+    _, summary = converted(RUN_CONFIG.replace("[[/data/a, /data/b], [0.3, 0.7]]", blend))
+    assert not summary.complete
+    assert any("dataset.blend" in line for block in summary.blocks for line in block)
+
+
+def test_a_list_is_no_number() -> None:
+    with pytest.raises(UserError, match="--num-layers: expected a whole number"):
+        converted(RUN_CONFIG.replace("num_layers: 16", "num_layers: [16]"))
+
+
+def test_a_key_that_stands_twice_is_said() -> None:
+    config, summary = converted(FUNCTIONAL.replace("  --seq-length: 128", "  --lr: 5.0\n  --seq-length: 128"))
+    line = FUNCTIONAL.splitlines().index("  --lr: 1.0e-3") + 2
+    assert config.optimizer.lr == 1e-3
+    assert any(f"line {line}: --lr stands here again" in one for block in summary.blocks for one in block)

@@ -14,6 +14,7 @@ would be refused by a run; the recipe is complete apart from it. 2: nothing coul
 another model, or train it otherwise, than the script does; --allow_partial writes that recipe all the same.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def settings(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if wrong := [name for name, equals, _ in pairs if not equals or not name]:
         raise UserError(f'--set {wrong[0]}: expected NAME=VALUE, as in "--set SLURM_NNODES=8".')
+    if wrong := [name for name, _, _ in pairs if not re.fullmatch(r"[A-Za-z_][\w.]*|[1-9]\d{0,2}", name)]:
+        raise UserError(f"--set {wrong[0]}=...: expected the name of a variable, or the number of an argument from 1.")
     return {name: value for name, _, value in pairs}
 
 

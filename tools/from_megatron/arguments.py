@@ -10,6 +10,9 @@ from tools.from_megatron.flags import Flag, known, nearest
 from tools.from_megatron.flags_unsupported import OTHER_MODELS
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown, joined
 
+_DASHES = re.compile("[\u2010-\u2015\u2212]+-*(?=[a-zA-Z])")
+"""What word processors and PDFs make of --."""
+
 
 @dataclass(slots=True)
 class Arguments:
@@ -44,10 +47,17 @@ class Arguments:
         values = self.texts(name)
         return values[0] if values else default
 
-    def whole(self, name: str, default: int | None = None) -> int | None:
+    def whole(self, name: str, default: int | None = None, least: int | None = None) -> int | None:
         """The value as a whole number; an empty default means that there is none. Raises UserError."""
         text = self.text(name)
-        return default if text is None else number(name, text, int)
+        value: int | None = default if text is None else number(name, text, int)
+        if value is not None and least is not None and value < least:
+            raise UserError(f"--{name}: expected {least} or more, found {value}.")
+        return value
+
+    def size(self, name: str) -> int:
+        """A size of 1 or more, which is 1 where it is not given. Raises UserError."""
+        return self.whole(name, 1, 1) or 1
 
     def real(self, name: str, default: float | None = None) -> float | None:
         """The value as a number. Raises UserError."""
@@ -93,6 +103,10 @@ def known_text(name: str, word: ScriptWord) -> str:
 def parse(words: Sequence[ScriptWord]) -> Arguments:
     """Flags and values; unknown flags take the words up to the next flag. Raises UserError for a missing value."""
     flags, arguments, at = known(), Arguments(), 0
+    for text in map(str, words):
+        if found := _DASHES.match(text):
+            written = f"--{text[found.end() :]}"
+            raise UserError(f'"{text}" begins with {found[0]}, as in a printed text, which is not --: write {written}.')
     while at < len(words):
         word = words[at]
         name, equals, value = str(word).removeprefix("--").partition("=")
@@ -103,6 +117,8 @@ def parse(words: Sequence[ScriptWord]) -> Arguments:
             until = at + _values(words[at:])
             _unknown_flag(arguments, name, joined([word, *words[at:until]]), nearest(name, flags))
             at = until
+        elif equals and flags[name].arity == "0":
+            raise UserError(f"{word}: --{name} takes no value. Write --{name}, or leave it out.")
         else:
             count = 0 if equals else _count(flags[name], words[at:])
             single: ScriptWord = OpenText(value, word.unknowns) if isinstance(word, OpenText) else value

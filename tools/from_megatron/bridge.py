@@ -21,14 +21,19 @@ _BRIDGE_MARKS = {"ddp", "dist", "logger", "rng", "scheduler", "validation", "mix
 _PLACEHOLDER = re.compile(r"<[^<>\n]+>|\?\?\?")
 
 
-def is_bridge(value: YamlValue) -> bool:
-    """Whether a YAML file is a configuration of Megatron-Bridge's, or a --yaml-cfg of Megatron-LM's."""
+def is_bridge(value: YamlValue, shape: str = "") -> bool:
+    """Whether a YAML file is a configuration of Megatron-Bridge's, or a --yaml-cfg of Megatron-LM's.
+
+    shape: the named shape that it is said to change; then it need not hold what only they have.
+    """
     if not isinstance(value, dict):
         return False
     target = value.get("_target_")
     if isinstance(target, YamlText) and "megatron.bridge" in target.text:
         return True
     names = {name for name, each in value.items() if isinstance(each, dict)}
+    if shape and value and value.keys() <= {*_SECTIONS, *_PASSED_OVER}:
+        return True
     yaml_cfg = {"language_model", "model_parallel"} <= names
     return yaml_cfg or (
         "train" in names and bool(names & _BRIDGE_MARKS) and names <= {*_SECTIONS, *_PASSED_OVER, "peft"}

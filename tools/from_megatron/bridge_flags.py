@@ -35,7 +35,7 @@ class BridgeFlags:
 
     def word(self, value: Any) -> ScriptWord:
         """A value as a word; a variable that is not given is not known."""
-        text = str(value)
+        text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
         for _ in range(_MOST_REFERENCES):
             if (new := _REFERENCE.sub(self._referenced, text)) == text:
                 break
@@ -85,7 +85,9 @@ def _flag(found: BridgeFlags, flag: Flag, value: Any) -> bool:
         if any(isinstance(each, list | dict) for each in value) or flag.arity == "0":
             return not value
         if value:
-            found.add(flag.name, *(value if flag.arity in "+*3" else [",".join(map(str, value))]))
+            found.add(
+                flag.name, *(value if flag.arity in "+*3" else [",".join(map(str, value)) if value[1:] else value])
+            )
         return True
     if value is True or flag.arity == "0":
         return False

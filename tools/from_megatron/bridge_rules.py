@@ -1,10 +1,11 @@
 """What several fields of a configuration of Megatron-Bridge's mean together, as flags of Megatron-LM's."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from tools.from_megatron.bridge_fields import target_of
+from tools.from_megatron.bridge_fields import shown, target_of
 from tools.from_megatron.bridge_flags import BridgeFlags, add_field
 
 BY_RULE = frozenset(
@@ -142,12 +143,13 @@ def data(found: BridgeFlags, sections: Mapping[str, Any], merged: Mapping[str, A
     paths, blend = dataset.get("data_path"), dataset.get("blend")
     if paths:
         found.add("data-path", *(paths.split() if isinstance(paths, str) else paths))
-    elif isinstance(blend, list) and blend and isinstance(blend[0], list):
-        weights = blend[1] if len(blend) > 1 and isinstance(blend[1], list) else None
-        pairs = (
-            blend[0] if weights is None else [each for pair in zip(weights, blend[0], strict=False) for each in pair]
-        )
-        found.add("data-path", *pairs)
+    elif blend:
+        names, weights = [*blend, None][:2] if isinstance(blend, list) else (blend, None)
+        pairs = zip(weights, names, strict=False) if weights and isinstance(weights, list) else None
+        if not isinstance(names, list) or (weights and (pairs is None or len(weights) != len(names))):
+            found.strays.append(f"dataset.blend = {shown(blend)}: expected [[paths], [weights, one for each]].")
+        else:
+            found.add("data-path", *(names if pairs is None else itertools.chain(*pairs)))
     if "seed" not in merged and "random_seed" in dataset:
         found.add("seed", dataset["random_seed"])
 

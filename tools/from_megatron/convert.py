@@ -11,7 +11,7 @@ from parallel.layout import smallest_world
 from tools.from_megatron import recipe_text, summary
 from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.draft import Draft
-from tools.from_megatron.missing import refuse_missing
+from tools.from_megatron.missing import choices, refuse_missing
 from tools.from_megatron.ranks import rank_unknowns, ranks
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.sources import Source, SourceReading, read_source
@@ -57,7 +57,9 @@ def convert_source(source: Source, given: Mapping[str, str]) -> tuple[str, Summa
     launch = reading.launch
     arguments, world = parse(launch.flags), ranks(launch)
     by_ranks = world is None and not {"global-batch-size", "step-batch-size-schedule"} & set(arguments.given)
-    refuse_missing(arguments, source.typed, rank_unknowns(launch) if by_ranks else ())
+    further = choices(arguments, reading.script.other_starts)
+    further |= {unknown: ["global-batch-size"] for unknown in (rank_unknowns(launch) if by_ranks else ())}
+    refuse_missing(arguments, source.typed, further)
     draft = _translated(arguments, world)
     if reading.shape:
         _keep_changes(draft, reading)
@@ -92,6 +94,7 @@ def _note_reading(draft: Draft, reading: SourceReading) -> None:
     draft.unsupported += _not_followed(reading)
     summary.note_answers(draft, script.answers, launch)
     summary.note_overwritten(draft, script.overwritten)
+    summary.note_not_read(draft, script)
     parts = set(re.split(r"[/_.\-]", str(launch.program).removesuffix(".py"))) | {
         str(launch.program).rpartition("/")[2]
     }

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from parallel.errors import UserError
+from tools.from_megatron.flags import known
 from tools.from_megatron.yaml_text import YamlText, YamlValue
 
 _PROGRAMS = {
@@ -21,18 +22,18 @@ _WORLD = '--nproc_per_node "${GPUS_PER_NODE:-8}" --nnodes "${NUM_NODES:-${SLURM_
 
 def is_functional_test(value: YamlValue) -> bool:
     """Whether a YAML file is one."""
-    arguments = value.get("MODEL_ARGS") if isinstance(value, dict) else None
-    return isinstance(arguments, dict)
+    return isinstance(value, dict) and "MODEL_ARGS" in value
 
 
 def script_of(value: YamlValue, path: Path | None) -> str:
     """The script. Raises UserError for a test of another program than pretraining."""
     assert isinstance(value, dict)
     arguments, mode = value["MODEL_ARGS"], value.get("MODE")
-    assert isinstance(arguments, dict)
     if isinstance(mode, YamlText) and mode.text != "pretraining":
         raise UserError(f"MODE: {mode.text}: a test of {mode.text}, where this reads those of pretraining.")
-    if arguments and not any(name.startswith("-") for name in arguments):
+    if not isinstance(arguments, dict) or not arguments:
+        raise UserError("MODEL_ARGS: expected flags of Megatron-LM's with their values, as in --num-layers: 4.")
+    if not any(name.startswith("-") for name in arguments):
         raise UserError(
             "MODEL_ARGS are those of NeMo's recipes (trainer.*), which are Python functions: the model is not in here."
         )
@@ -50,7 +51,9 @@ def script_of(value: YamlValue, path: Path | None) -> str:
         if len(texts) == 1 and not isinstance(one, list):
             _add(lines, texts[0].line, f"P+=({_words(name, texts[0])})")
         elif texts:
-            _add(lines, texts[0].line, f"P+=({' '.join([name, *(each.text for each in texts)])})")
+            one_word = (flag := known().get(name[2:])) is not None and flag.arity == "1"
+            words = shlex.quote(f"[{','.join(each.text for each in texts)}]") if one_word else None
+            _add(lines, texts[0].line, f"P+=({' '.join([name, words or ' '.join(each.text for each in texts)])})")
     end = max(lines, default=0) + 1
     kind = next((part for part in (path.parts if path else ()) if part in _PROGRAMS), "")
     lines[end] = f'torchrun {_WORLD} {_PROGRAMS.get(kind, "pretrain_gpt.py")} "${{P[@]}}"'
@@ -64,9 +67,9 @@ def _add(lines: dict[int, str], line: int, text: str) -> None:
 def _words(name: str, value: YamlText) -> str:
     """A flag and its values, as the test's script writes them before it evaluates them."""
     text = " ".join(value.text.split())
-    if text == "true":
+    if not value.quoted and text.lower() in ("true", "yes", "on"):
         return name
-    if text == "false" or (text == "" and not value.quoted):
+    if not value.quoted and text.lower() in ("false", "no", "off", "", "null", "~"):
         return ""
     if re.fullmatch(r"\([^)]+\)", text):
         return f'{name} "{text}"'

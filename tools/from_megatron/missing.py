@@ -1,12 +1,14 @@
 """What a script takes from outside and was not given: all of it at once, with the command that gives it."""
 
+import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from parallel.errors import UserError
-from tools.from_megatron.arguments import Arguments
+from tools.from_megatron.arguments import Arguments, parse
 from tools.from_megatron.flags import known
 from tools.from_megatron.flags_translated import EXPERT_FIELDS, EXPERT_SWITCHES, LATENT_FIELDS, PREDICTION_FIELDS
+from tools.from_megatron.script import OtherAnswer
 from tools.from_megatron.unknown import OpenText, ScriptWord, Unknown
 
 MAY_STAY_OPEN = frozenset(
@@ -23,31 +25,43 @@ _ONLY_WITH: dict[str, Iterable[str]] = {
 """Flags that mean nothing without another one."""
 
 
-def refuse_missing(arguments: Arguments, typed: Sequence[str], ranks: Sequence[Unknown] = ()) -> None:
+def refuse_missing(
+    arguments: Arguments, typed: Sequence[str], further: Mapping[Unknown, Sequence[str]] | None = None
+) -> None:
     """Raises UserError where values that the training depends on are not known.
 
-    typed: the words behind ``python -m tools.from_megatron``. ranks: what the number of ranks depends on, where it
-    decides the batch.
+    typed: the words behind ``python -m tools.from_megatron``. further: what else is not known, and the flags that
+    depend on it.
     """
     needed, rest = dict[Unknown, list[str]](), dict[Unknown, list[str]]()
     idle = {flag for needs, flags in _ONLY_WITH.items() if needs not in arguments.given for flag in flags}
-    for flag, words in arguments.given.items():
-        for unknown in _unknowns(words):
-            if flag in MAY_STAY_OPEN:
-                rest.setdefault(unknown, []).append(flag)
-            elif flag not in idle and _must_be_known(flag):
-                needed.setdefault(unknown, []).append(flag)
-    for unknown in ranks:
-        needed.setdefault(unknown, []).append("global-batch-size")
+    depends = [(unknown, flag) for flag, words in arguments.given.items() for unknown in _unknowns(words)]
+    depends += [(unknown, flag) for unknown, flags in (further or {}).items() for flag in flags]
+    for unknown, flag in depends:
+        if flag in MAY_STAY_OPEN:
+            rest.setdefault(unknown, []).append(flag)
+        elif flag not in idle and _must_be_known(flag):
+            needed.setdefault(unknown, []).append(flag)
     if not needed:
         return
     rest = {unknown: flags for unknown, flags in rest.items() if unknown not in needed}
     lines = [f"{_count(len(needed), 'value is', 'values are')} not known on which the training depends:"]
-    lines += [_line(unknown, flags) for unknown, flags in needed.items()]
+    lines += [_line(unknown, flags) + _given_as(unknown, typed) for unknown, flags in needed.items()]
     if rest:
         lines += [f"and {_count(len(rest), 'value', 'values')} that may stay open:"]
         lines += [_line(unknown, flags) for unknown, flags in rest.items()]
     raise UserError("\n".join([*lines, *how_to_give([*needed, *rest], typed)]))
+
+
+def choices(arguments: Arguments, others: Iterable[OtherAnswer]) -> dict[Unknown, list[str]]:
+    """What decides between commands that a script may start, and the flags that differ."""
+    found: dict[Unknown, list[str]] = {}
+    for other in others:
+        given = {} if other.launch is None else parse(other.launch.flags).given
+        names = [name for name in {**arguments.given, **given} if arguments.given.get(name) != given.get(name)]
+        asked = other.question
+        found.setdefault(Unknown(asked.written, asked.line, asked.because, by_branch=True), []).extend(names)
+    return found
 
 
 def _unknowns(words: Sequence[ScriptWord]) -> list[Unknown]:
@@ -68,6 +82,12 @@ def _line(unknown: Unknown, flags: Sequence[str]) -> str:
     where = f" (line {unknown.line})" if unknown.line else ""
     by = f", which depends on {', '.join(f'${name}' for name in unknown.sets)}" if unknown.by_branch else ""
     return f"  {unknown.written}{where}{by}: {', '.join(f'--{flag}' for flag in dict.fromkeys(flags))}"
+
+
+def _given_as(unknown: Unknown, typed: Sequence[str]) -> str:
+    """Which --set has it as its value, where bash takes a word for a variable's name, as in $((X * 8))."""
+    pairs = [word.partition("=") for before, word in itertools.pairwise(typed) if before == "--set"]
+    return "".join(f" ({value} is what --set {name} gives)" for name, _, value in pairs if value in unknown.sets)
 
 
 def how_to_give(unknowns: Iterable[Unknown], typed: Sequence[str]) -> list[str]:

@@ -3,16 +3,19 @@
 import typing
 
 from parallel.config import StreamGroup
+from parallel.errors import UserError
 from parallel.stages import layout_chunks
 from tools.from_megatron.draft import DEFAULT, Draft
 from tools.from_megatron.rules_model import num_layers
 
 COPIES = "num-distributed-optimizer-instances"
+SIZES = ("tensor-model", "pipeline-model", "context", "expert-model", "expert-tensor")
 
 
 def parallel(draft: Draft) -> None:
     """What is more than one flag's value of how the ranks are divided."""
-    tp = draft.arguments.whole("tensor-model-parallel-size", 1) or 1
+    sizes = {part: draft.arguments.size(f"{part}-parallel-size") for part in SIZES}
+    tp = sizes["tensor-model"]
     asked = draft.arguments.switch("sequence-parallel")
     draft.put("parallel.sequence_parallel", asked and tp > 1, "--sequence-parallel" if asked else DEFAULT)
     if asked and tp == 1:
@@ -25,10 +28,10 @@ def parallel(draft: Draft) -> None:
 
 def _virtual_stages(draft: Draft) -> None:
     arguments, name = draft.arguments, "parallel.virtual_pipeline_model_parallel_size"
-    pp = arguments.whole("pipeline-model-parallel-size", 1) or 1
+    pp = arguments.size("pipeline-model-parallel-size")
     layout = arguments.text("pipeline-model-parallel-layout")
-    each = arguments.whole("num-layers-per-virtual-pipeline-stage")
-    chunks = arguments.whole("num-virtual-stages-per-pipeline-rank")
+    each = arguments.whole("num-layers-per-virtual-pipeline-stage", least=1)
+    chunks = arguments.whole("num-virtual-stages-per-pipeline-rank", least=1)
     if layout is not None:
         chunks, source = len(layout_chunks(layout)) // pp, "--pipeline-model-parallel-layout"
     elif chunks is not None:
@@ -36,6 +39,11 @@ def _virtual_stages(draft: Draft) -> None:
     elif each:
         counted = [f"account-for-{part}-in-pipeline-split" for part in ("embedding", "loss")]
         layers = num_layers(arguments) + sum(map(arguments.switch, counted))
+        if layers % (pp * each):
+            raise UserError(
+                f"--num-layers-per-virtual-pipeline-stage: {layers} layers on {pp} stages cannot be divided into "
+                f"chunks of {each}, and Megatron-LM refuses it, too. Give a divisor of {layers // pp}, or leave it out."
+            )
         chunks, source = layers // pp // each, "--num-layers-per-virtual-pipeline-stage"
     if chunks is not None and chunks > 1:
         draft.put(name, chunks, source)
@@ -63,7 +71,7 @@ def _streams(draft: Draft) -> None:
 def _sharding(draft: Draft) -> None:
     """Either of Megatron-LM's FSDPs, whose defaults differ: Megatron-FSDP's shards nothing, torch's everything."""
     arguments, name = draft.arguments, "parallel.data_parallel_sharding_strategy"
-    asked, copies = arguments.text("data-parallel-sharding-strategy"), arguments.whole(COPIES, 1) or 1
+    asked, copies = arguments.text("data-parallel-sharding-strategy"), arguments.size(COPIES)
     kept = arguments.switch("torch-fsdp2-no-reshard-after-forward")
     if arguments.switch("use-torch-fsdp2"):
         strategy, source = "optim_grads" if kept else "optim_grads_params", "--use-torch-fsdp2"
@@ -91,6 +99,8 @@ def precision(draft: Draft) -> None:
     """Number formats; without --bf16 and --fp16, Megatron-LM computes in fp32."""
     arguments = draft.arguments
     bf16, fp16 = arguments.switch("bf16"), arguments.switch("fp16")
+    if bf16 and fp16:
+        raise UserError("--fp16 beside --bf16: Megatron-LM refuses both. Leave one out.")
     dtype = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     draft.put("precision.dtype", dtype, f"--{dtype}" if bf16 or fp16 else DEFAULT)
     half, exact = map(arguments.switch, ("grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32"))

@@ -28,6 +28,9 @@ def training(draft: Draft) -> None:
         draft.put("optimizer.lr_wsd_decay_iters", *wsd)
     _warmup(draft, schedule, (decay or iters)[0])
     _recompute(draft)
+    if draft.values.get("train.eval_iters") == 0 and draft.values.get("train.eval_interval") == 0:
+        del draft.values["train.eval_interval"]
+        draft.irrelevant.append("--eval-interval 0: nothing is evaluated without --eval-iters")
     interval = draft.arguments.whole("manual-gc-interval")
     if draft.arguments.switch("manual-gc"):
         draft.put("train.manual_gc_interval", interval or 100, "--manual-gc-interval" if interval else "--manual-gc")
@@ -105,6 +108,8 @@ def _replicas(draft: Draft) -> int:
 def _length(draft: Draft, schedule: BatchSchedule, iters: str, samples: str) -> tuple[int, str] | None:
     """A length in iterations, and its flag."""
     count, consumed = draft.arguments.whole(iters), draft.arguments.whole(samples)
+    if count and consumed:
+        raise UserError(f"--{samples} beside --{iters}: Megatron-LM refuses both. Leave one out.")
     if count is not None:
         return count, f"--{iters}"
     return None if consumed is None else (iterations(draft, schedule, consumed, samples), f"--{samples}")

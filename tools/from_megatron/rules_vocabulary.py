@@ -16,6 +16,8 @@ _SENTENCEPIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2
 _HUGGING_FACE = ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer")
 _WORD_PIECES = ("BertWordPieceLowerCase", "BertWordPieceCase")
 _NULL = ("NullTokenizer", "NullMultimodalTokenizer")
+_TYPES = (*_SENTENCEPIECE, *_HUGGING_FACE, *_WORD_PIECES, *_NULL, "GPT2BPETokenizer", "TikTokenizer")
+"""Of Megatron-LM 0.19.2."""
 _PUBLISHED = {"gpt2-vocab.json": 50257, "bert-large-uncased-vocab.txt": 30522, "bert-large-cased-vocab.txt": 28996}
 """Entries of files that are the same everywhere, by name."""
 _DEFAULT_FILES = {
@@ -35,8 +37,8 @@ def vocabulary(draft: Draft) -> None:
         kind = "GPT2BPETokenizer"  # what --vocab-file and --merge-file alone are for in older versions
     path = draft.path("tokenizer-model", "data.tokenizer")
     _tokenizer(draft, kind, path)
-    padded, tp = arguments.whole("padded-vocab-size"), arguments.whole("tensor-model-parallel-size", 1) or 1
-    multiple = arguments.whole("make-vocab-size-divisible-by", 128) or 128
+    padded, tp = arguments.whole("padded-vocab-size", least=1), arguments.size("tensor-model-parallel-size")
+    multiple = arguments.whole("make-vocab-size-divisible-by", 128, least=1) or 128
     unpadded = arguments.switch("no-pad-vocab-size") or arguments.switch("disable-pad-vocab-size")
     if padded is not None:
         draft.put("model.vocab_size", padded, "--padded-vocab-size")
@@ -55,6 +57,8 @@ def vocabulary(draft: Draft) -> None:
 def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
     if kind is None:
         draft.notes.append("no --tokenizer-type: the recipe has Triplane's built-in tokenizer.")
+    elif kind in (*_SENTENCEPIECE, "HuggingFaceTokenizer") and not draft.arguments.switch("tokenizer-model"):
+        draft.open.append(f"data.tokenizer: --tokenizer-type {kind} takes --tokenizer-model, which is not given.")
     elif kind in _SENTENCEPIECE or (kind == "HuggingFaceTokenizer" and path is not None):
         draft.put("data.tokenizer", path, "--tokenizer-model")
         if kind == "HuggingFaceTokenizer" and path is not None and not Path(path).exists():
@@ -66,9 +70,10 @@ def _tokenizer(draft: Draft, kind: str | None, path: str | None) -> None:
     elif kind == "GPT2BPETokenizer" and draft.arguments.switch("vocab-file"):
         _byte_pairs(draft)
     else:
+        other = "" if kind in _TYPES else "Megatron-LM 0.19.2 has no such type, and "
         draft.unsupported.append(
-            f"--tokenizer-type {kind}: Triplane reads a SentencePiece or Llama tokenizer.model, tokenizer.json, a "
-            "vocab.json with its merges.txt, and .tiktoken files. Give data.tokenizer one; or train on token files "
+            f"--tokenizer-type {kind}: {other}Triplane reads a SentencePiece or Llama tokenizer.model, tokenizer.json, "
+            "a vocab.json with its merges.txt, and .tiktoken files. Give data.tokenizer one; or train on token files "
             "(.bin/.idx) that Megatron-LM made: model.vocab_size is right for them."
         )
 
@@ -87,8 +92,19 @@ def _ids(draft: Draft, kind: str | None, path: str | None) -> tuple[int | None, 
 
     path: of --tokenizer-model, where it is known.
     """
-    size, flag = draft.arguments.whole("vocab-size"), "--vocab-size"
-    if kind is None or kind in _NULL:
+    size, flag = draft.arguments.whole("vocab-size", least=1), "--vocab-size"
+    if kind is None:
+        return size, flag
+    if size is None and (kind in _NULL or kind not in _TYPES):
+        whose = "takes it from" if kind in _NULL else "is no type of Megatron-LM's, which may take it from"
+        draft.open.append(
+            f"model.vocab_size: --tokenizer-type {kind} {whose} --vocab-size, and it is not given. Write the number of "
+            "ids into the recipe."
+        )
+        return None, ""
+    if kind == "NullMultimodalTokenizer" and size is not None:
+        return size + 1, f"{flag}, and one that ends a document"
+    if kind in _NULL:
         return size, flag
     if kind == "TikTokenizer":
         return (size, flag) if size else (_TIKTOKEN_IDS, DEFAULT)

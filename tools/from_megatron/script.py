@@ -47,10 +47,20 @@ class ScriptReading:
     """Guesses that matter."""
     overwritten: dict[str, int] = field(default_factory=dict)
     """What --set gives to no effect, as the script sets it, with the line."""
+    not_read: list[str] = field(default_factory=list)
+    """What --set gives and the script asks for nowhere."""
+    names: set[str] = field(default_factory=set)
+    """What it does ask for."""
     other_tasks: list[str] = field(default_factory=list)
     """Programs of Megatron-LM's that it starts and that train nothing."""
+    within_words: list[str] = field(default_factory=list)
+    """Commands of which a word would start it: sentences with their lines."""
     holding_flags: list[str] = field(default_factory=list)
     """Variables that hold flags of Megatron-LM's in the end."""
+    other_starts: list[OtherAnswer] = field(default_factory=list)
+    """Other commands that it starts, by answers that are as good as the one taken: without any, it starts none."""
+    ends_at: int | None = None
+    """The line of what ends it before its last line."""
 
 
 def read_script(
@@ -62,11 +72,15 @@ def read_script(
     Raises UserError for what is no shell script, and for what cannot be followed.
     """
     rounds = _Rounds(without_marks(text), starts_megatron, given, path)
-    reversed_, run = _reaching_a_launch(rounds)
+    reversed_, run, others = _reaching_a_launch(rounds)
     reading = ScriptReading(run.launches, run.not_followed, overwritten=run.variables.overwritten)
-    reading.other_tasks = run.other_tasks
+    reading.other_tasks, reading.other_starts, reading.ends_at = run.other_tasks, others, run.ends_at
+    reading.within_words = run.within_words
     if run.launches:
         reading.answers = _answers_that_matter(rounds, reversed_, run)
+    reading.names = rounds.names
+    arguments = "#" in rounds.names
+    reading.not_read = [name for name in given if name not in rounds.names and not (arguments and name.isdigit())]
     for name, value in run.variables.state.values.items():
         words = value.split() if isinstance(value, str) else [str(each) for each in value.values()]
         reading.holding_flags += [name] if starts_megatron(words) else []
@@ -82,6 +96,8 @@ class _Rounds:
         self.text, self.starts_megatron, self.given = text, starts_megatron, given
         self.path = None if path is None else path.resolve()
         self.commands = 0
+        self.names: set[str] = set()
+        """Of variables that any reading has asked for."""
 
     def read(self, reversed_: frozenset[int], always: frozenset[tuple[int, str]] = frozenset()) -> Interpreter:
         """Once through the script. Raises UserError."""
@@ -96,11 +112,12 @@ class _Rounds:
         try:
             reader.run_text(self.text)
         except ShellExit:
-            pass
+            reader.ends_at = reader.variables.line
         except RecursionError:
             raise UserError(f"line {reader.variables.line}: it nests too deep.") from None
         finally:
             self.commands += reader.commands
+            self.names |= reader.variables.read | reader.variables.overwritten.keys()
         return reader
 
     def read_otherwise(
@@ -138,9 +155,9 @@ class _Rounds:
         return None
 
 
-def _reaching_a_launch(rounds: _Rounds) -> tuple[frozenset[int], Interpreter]:
+def _reaching_a_launch(rounds: _Rounds) -> tuple[frozenset[int], Interpreter, list[OtherAnswer]]:
     """The reading by guesses; where that starts nothing, one with other answers that does: scripts end early where a
-    file is missing, an argument or a program."""
+    file is missing, an argument or a program. With what starts other commands as well as that."""
     reversed_, left = frozenset[int](), MOST_QUESTIONS
     run = first = rounds.read(reversed_)
     seen = set[tuple[int, str]]()
@@ -148,17 +165,29 @@ def _reaching_a_launch(rounds: _Rounds) -> tuple[frozenset[int], Interpreter]:
         places = {(asked.line, asked.written): number for number, asked in enumerate(run.decisions.asked)}
         numbers = [number for place, number in places.items() if place not in seen and number not in reversed_]
         if not numbers:
-            return frozenset(), first
+            return frozenset(), first, []
         for number in sorted(numbers, reverse=True)[:left]:
             left -= 1
             other = rounds.read_otherwise(reversed_ | {number})
             if isinstance(other, Interpreter) and other.launches:
-                return reversed_ | {number}, other
+                return reversed_ | {number}, other, _other_starts(rounds, reversed_, run, number, other)
         last = max(numbers)  # the way there may be longer than one answer: go on behind the last one
         seen.add((run.decisions.asked[last].line, run.decisions.asked[last].written))
         other = rounds.read_otherwise(reversed_ | {last})
         reversed_, run = (reversed_ | {last}, other) if isinstance(other, Interpreter) else (reversed_, run)
-    return (reversed_, run) if run.launches else (frozenset(), first)
+    return (reversed_, run, []) if run.launches else (frozenset(), first, [])
+
+
+def _other_starts(
+    rounds: _Rounds, reversed_: frozenset[int], run: Interpreter, number: int, found: Interpreter
+) -> list[OtherAnswer]:
+    """What the values of a variable start that nothing sets, where its answer to one question starts ``found``."""
+    others: list[OtherAnswer] = []
+    if run.decisions.asked[number].because:
+        for other, asked in list(enumerate(run.decisions.asked))[:MOST_QUESTIONS]:
+            if asked.because and other not in reversed_ | {number}:
+                others += _answers(asked, found, [rounds.read_otherwise(reversed_ | {other})])
+    return [answer for answer in others if answer.launch is not None]
 
 
 def _answers_that_matter(rounds: _Rounds, reversed_: frozenset[int], run: Interpreter) -> list[OtherAnswer]:
@@ -168,8 +197,9 @@ def _answers_that_matter(rounds: _Rounds, reversed_: frozenset[int], run: Interp
     for number, asked in enumerate(run.decisions.asked):
         places.setdefault((asked.line, asked.written), []).append(number)
     for place, numbers in list(places.items())[:MOST_QUESTIONS]:
-        others = [rounds.read_otherwise(reversed_ ^ {numbers[0]})]
-        if len(numbers) > 1:
+        counts = "$#" in place[1]  # further arguments can only change what is asked when those that are given are gone
+        others = [rounds.read_otherwise(reversed_ ^ {numbers[-1 if counts else 0]})]
+        if len(numbers) > 1 and not counts:
             others.append(rounds.read_otherwise(reversed_, frozenset({place})))
         found += _answers(run.decisions.asked[numbers[0]], run, others)[:1]
     if not found and len(places) > 1:

@@ -54,27 +54,29 @@ class SourceReading:
 
 def read_source(source: Source, given: Mapping[str, str]) -> SourceReading:
     """The command that starts the training. given: what --set says. Raises UserError where there is none."""
-    yaml = _yaml(source)
+    again: list[str] = []
+    yaml = _yaml(source, again)
     if yaml is not None and is_functional_test(yaml):
         reading = _script(dataclasses.replace(source, text=script_of(yaml, source.path)), given)
         others = [name for name in plain(yaml) if re.fullmatch(r"MODEL_ARGS_\d+", name)]
         reading.notes += [f"{', '.join(others)}: of the test's later runs, which are not translated."] if others else []
-    elif yaml is not None and is_bridge(yaml):
+    elif yaml is not None and is_bridge(yaml, source.shape):
         reading = _bridge(source, yaml, given)
     else:
         why = refusal(source.text, source.path, None if yaml is None else plain(yaml))
         if why is not None:
             raise UserError(why)
         reading = _script(source, given)
+    reading.notes += again
     if source.shape and not reading.shape:
         raise UserError(f"--shape {source.shape}: it says its model itself; leave --shape out.")
     return reading
 
 
-def _yaml(source: Source) -> YamlValue | None:
+def _yaml(source: Source, again: list[str]) -> YamlValue | None:
     suffix = source.path.suffix if source.path else ""
     if suffix in (".yaml", ".yml") or (suffix not in (".sh", ".slurm", ".sbatch") and _YAML_START.match(source.text)):
-        return read_yaml(source.text, str(source.path or "the text"))
+        return read_yaml(source.text, str(source.path or "the text"), again)
     return None
 
 
@@ -90,7 +92,10 @@ def _script(source: Source, given: Mapping[str, str]) -> SourceReading:
         names = ", ".join(f"${name}" for name in script.holding_flags[:5])
         hold = "holds" if len(script.holding_flags) == 1 else "hold"
         said += f" {names} {hold} such flags: give the script that uses them, or add a line that does."
-    raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3]]))
+    lines = text.splitlines()
+    if script.ends_at is not None and any(map(str.strip, lines[script.ends_at :])):
+        said += f" With these values it ends at line {script.ends_at}: {lines[script.ends_at - 1].strip()[:80]}"
+    raise UserError(" ".join([said, *script.other_tasks[:3], *script.not_followed[:3], *script.within_words[:3]]))
 
 
 def starts_megatron(words: Sequence[ScriptWord]) -> bool:

@@ -1,12 +1,13 @@
 """What a user should know beside the recipe: blocks of a heading and lines."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 from parallel.errors import UserError
 from tools.from_megatron.arguments import parse
 from tools.from_megatron.draft import Draft
 from tools.from_megatron.missing import how_to_give
-from tools.from_megatron.script import OtherAnswer
+from tools.from_megatron.script import OtherAnswer, ScriptReading
 from tools.from_megatron.shell.starting import Launch
 from tools.from_megatron.unknown import ScriptWord, joined
 
@@ -85,3 +86,11 @@ def note_overwritten(draft: Draft, overwritten: Mapping[str, int]) -> None:
     """Say which --set has no effect."""
     for name, line in overwritten.items():
         draft.notes.append(f"--set {name} has no effect: line {line} of the script sets {name} itself.")
+
+
+def note_not_read(draft: Draft, script: ScriptReading) -> None:
+    """Say which --set is of a name that the script does not read."""
+    for name in script.not_read:
+        near = difflib.get_close_matches(name, script.names - {name}, n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        draft.notes.append(f"--set {name} has no effect: the script does not read ${name}.{hint}")

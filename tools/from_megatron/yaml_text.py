@@ -22,12 +22,12 @@ class YamlText:
     @property
     def value(self) -> Any:
         """None, a truth value, a number, or the text."""
+        if self.text.lower() in ("true", "false"):  # in quotes, too, where a configuration wants a truth value
+            return self.text.lower() == "true"
         if self.quoted:
             return self.text
         if self.text.lower() in ("", "null", "~", "none"):
             return None
-        if self.text.lower() in ("true", "false"):
-            return self.text.lower() == "true"
         for kind in (int, float):
             try:
                 return kind(self.text)
@@ -39,27 +39,30 @@ class YamlText:
 type YamlValue = YamlText | list["YamlValue"] | dict[str, "YamlValue"]
 
 
-def read_yaml(text: str, where: str) -> YamlValue:
-    """The first document of a text. Raises UserError for what is no YAML, and for more than a configuration has."""
+def read_yaml(text: str, where: str, again: list[str] | None = None) -> YamlValue:
+    """The first document of a text. again: gets sentences on keys that stand in it more than once.
+
+    Raises UserError for what is no YAML, and for more than a configuration has.
+    """
     if len(text) > MOST_BYTES:
         raise UserError(f"{where}: expected at most {MOST_BYTES:,} characters of YAML, found {len(text):,}.")
     try:
         node = next(iter(yaml.compose_all(text, Loader=yaml.SafeLoader)), None)
-        return {} if node is None else _Nodes(where).value(node)
+        return {} if node is None else _Nodes(where, again if again is not None else []).value(node)
     except yaml.MarkedYAMLError as error:
         at = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
         raise UserError(f"{where}: {at}not YAML: {error.problem or 'something is never closed'}.") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(
-            f"{where}: not YAML: {str(error).partition(chr(10))[0][:200] or 'it nests too deep'}."
-        ) from None
+    except RecursionError:
+        raise UserError(f"{where}: not YAML: it nests too deep, or an alias (*) stands within what it names.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{where}: not YAML: {str(error).partition(chr(10))[0][:200] or 'unreadable'}.") from None
 
 
 class _Nodes:
     """Nodes as values, and how many there were."""
 
-    def __init__(self, where: str) -> None:
-        self.where, self.count = where, 0
+    def __init__(self, where: str, again: list[str]) -> None:
+        self.where, self.count, self.again = where, 0, again
 
     def value(self, node: yaml.Node) -> YamlValue:
         self.count += 1
@@ -77,7 +80,10 @@ class _Nodes:
                     inner = self.value(source)
                     merged = {**(inner if isinstance(inner, dict) else {}), **merged}
             else:
-                found[str(getattr(key, "value", ""))] = self.value(each)
+                name, before = str(getattr(key, "value", "")), len(found)
+                found[name] = self.value(each)
+                if len(found) == before:
+                    self.again.append(f"line {key.start_mark.line + 1}: {name} stands here again, and this one counts.")
         return {**merged, **found}
 
 

@@ -102,6 +102,7 @@ class ShellAssignments(ShellStreams):
             shown = f"{name} -{''.join(sorted(refused))}"
             raise UserError(f"line {self.variables.line}: {shown} is not followed. Write out what it means.")
         if set(options) & set("fF"):
+            state.exported |= {str(item) for item in items} if name == "export" or "x" in options else set()
             return SUCCESS
         is_local = bool(state.frames) and (name == "local" or (name in ("declare", "typeset") and "g" not in options))
         for item in items:

@@ -54,6 +54,11 @@ class ShellBranches(ShellPrograms):
         """Whether a command succeeds, as far as is known."""
         return self.decisions.holds(status, command.line, command.written)
 
+    def last_question(self) -> str:
+        """A sentence on the last condition that is not known."""
+        asked = self.decisions.asked[-1:]
+        return "".join(f" What it asks is not known: {each.written[:80]} (line {each.line})." for each in asked)
+
     def group(self, command: CommandGroup) -> ExitStatus:
         """``{ }`` and ``( )``."""
         if not command.subshell:

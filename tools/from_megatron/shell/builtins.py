@@ -12,6 +12,9 @@ from tools.from_megatron.shell.status import FAILURE, SUCCESS, UNKNOWN, ExitStat
 from tools.from_megatron.shell.variables import Variables
 from tools.from_megatron.unknown import Unknown, has_unknown
 
+KNOWN_OPTIONS = frozenset(("extglob", "nocasematch"))
+"""Of shopt."""
+
 
 class BuiltinShell(Protocol):
     """What these commands need of a shell."""
@@ -28,7 +31,7 @@ class BuiltinShell(Protocol):
 def unset(shell: BuiltinShell, words: list[str]) -> ExitStatus:
     """``unset NAME``; -f: a function."""
     functions = "-f" in words
-    for word in words:
+    for word in map(shell.variables.unknowns.readable, words):  # to the shell, X[1] may be the name of a file
         match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[(.+)\])?", word)
         if match is None:
             continue
@@ -38,13 +41,25 @@ def unset(shell: BuiltinShell, words: list[str]) -> ExitStatus:
             continue
         if index is None:
             shell.variables.remove(name)
-        else:
-            table = shell.variables.state.values.get(name)
-            if isinstance(table, dict):
-                key = index if name in shell.variables.state.tables else int(index) if index.isdigit() else None
-                kept = {one: text for one, text in table.items() if one != key}
-                shell.variables.state.values[name] = kept
+        elif isinstance(table := shell.variables.state.values.get(name), dict):
+            _unset_element(shell, name, index, table)
     return SUCCESS
+
+
+def _unset_element(shell: BuiltinShell, name: str, index: str, table: dict[int | str, str]) -> None:
+    state = shell.variables.state
+    key: str | int = index
+    if index in ("@", "*"):
+        shell.variables.remove(name)
+        return
+    if name not in state.tables:
+        try:
+            key = calculate(index, shell.variables)
+        except UnknownNumber:
+            _unknown_names(shell, [name])
+            return
+        key += max((int(number) for number in table), default=-1) + 1 if key < 0 else 0
+    state.values[name] = {one: text for one, text in table.items() if one != key}
 
 
 def shift(shell: BuiltinShell, words: list[str]) -> ExitStatus:
@@ -77,6 +92,21 @@ def set_options(shell: BuiltinShell, words: list[str]) -> ExitStatus:
             letters = letters.replace("o", names.get(words[at], ""))
             at += 1
         state.options = state.options | set(letters) if word[0] == "-" else state.options - set(letters)
+    return SUCCESS
+
+
+def shopt(shell: BuiltinShell, words: list[str]) -> ExitStatus:
+    """``shopt -s NAME``; -q asks. Of those that are not known here, it is not known."""
+    options, letters = shell.variables.state.options, {word for word in words if word.startswith("-")}
+    names = set(words) - letters
+    if "-s" in letters:
+        shell.variables.state.options = options | names
+    elif "-u" in letters:
+        shell.variables.state.options = options - names
+    elif "-q" not in letters or not names <= KNOWN_OPTIONS:
+        return UNKNOWN
+    else:
+        return of(names <= options)
     return SUCCESS
 
 
@@ -248,5 +278,5 @@ def pwd(shell: BuiltinShell, words: list[str]) -> ExitStatus:
 
 BUILTINS: dict[str, Callable[[BuiltinShell, list[str]], ExitStatus]] = {
     "unset": unset, "shift": shift, "set": set_options, "read": read, "mapfile": mapfile, "readarray": mapfile,
-    "getopts": getopts, "let": let, "printf": printf, "cd": cd, "pwd": pwd,
+    "getopts": getopts, "let": let, "shopt": shopt, "printf": printf, "cd": cd, "pwd": pwd,
 }  # fmt: skip

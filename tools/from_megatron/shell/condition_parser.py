@@ -74,23 +74,9 @@ class ConditionParser(SimpleParser):
     def _condition_word(self) -> Word:
         self._blanks()
         word = self.word(_CONDITION_WORD)
-        while self.peek() == "(" and word and isinstance(word[-1], Literal) and word[-1].text[-1:] in "@?*+!":
-            word = merged([*word, *self._bracketed()])
         if not word:
             raise self._unexpected()
         return word
-
-    def _bracketed(self) -> Word:
-        """``( )`` within a pattern, as text."""
-        start, depth, parts = self.at, 0, list[Literal]()
-        while self.at < len(self.text):
-            here = self.peek()
-            depth += (here == "(") - (here == ")")
-            parts.append(Literal(here))
-            self.at += 1
-            if not depth:
-                return tuple(parts)
-        raise self.open("(", start)
 
     def _regular_expression(self) -> Word:
         """Behind =~: up to a blank outside of brackets."""

@@ -167,18 +167,18 @@ class ConditionReader:
         if sign in _NUMBERS:
             return self._compared(left, sign, text(condition.words[1]), arithmetic=True)
         if sign in ("=", "==", "!="):
-            holds = self.fits(left, self.expander.pieces(condition.words[1]))
+            holds = self.fits(left, self.expander.pieces(condition.words[1]), extended=True)
             return holds if sign != "!=" else _not(holds)
         if sign == "=~":
             return self._expression(left, self.expander.pieces(condition.words[1]))
         return self._binary(left, sign, text(condition.words[1]))
 
-    def fits(self, text: str, pieces: Sequence[Piece]) -> bool | None:
-        """Whether a text matches a pattern, as in case, too."""
-        try:
-            what = patterns.pattern(pieces, extended=True)
-        except patterns.UnknownPattern:
-            return None
+    def fits(self, text: str, pieces: Sequence[Piece], extended: bool = False) -> bool | None:
+        """Whether a text matches a pattern, as in case, too. extended: groups mean something without shopt."""
+        options = self.expander.variables.state.options
+        if "nocasematch" in options:
+            [(text, _), *pieces] = patterns.folded([(text, True), *pieces])
+        what = patterns.pattern(pieces, extended=extended or "extglob" in options)
         if what == [""]:
             return True
         if has_unknown(text) or any(has_unknown(piece) for piece, _ in pieces):
@@ -197,7 +197,8 @@ class ConditionReader:
         if re.search(r"\\[A-Za-z0-9]", expression):
             return None  # Python's classes, which bash's expressions do not have
         try:
-            found = re.search(expression, text)
+            no_case = "nocasematch" in self.expander.variables.state.options
+            found = re.search(expression, text, re.IGNORECASE if no_case else 0)
         except re.error:
             raise ShellError from None
         # Of several alternatives bash takes the longest and Python the first, which groups may show.

@@ -206,7 +206,9 @@ class Expander:
 
     def _field(self, pieces: list[Piece], files: bool) -> str:
         text = "".join(piece for piece, _ in pieces)
-        if any(sign in text for sign in "*?[") and patterns.has_glob(pieces) and (files or _names_files(text)):
+        extended = "extglob" in self.variables.state.options
+        globs = any(sign in text for sign in "*?[(") and patterns.has_glob(pieces, extended)
+        if globs and (files or _names_files(text)):
             shown = self.unknowns.readable(text)
             return self.unknowns.mark(Unknown(shown, self.variables.line, splits=True))
         return text

@@ -34,6 +34,8 @@ from tools.from_megatron.unknown import Unknown, has_unknown
 class Interpreter(ShellBranches):
     """One reading of a script."""
 
+    ends_at: int | None = None
+    """The line of what has ended the script before its last line."""
     substituted: ExitStatus = SUCCESS
     """Of the last $( ), which is that of an assignment."""
 
@@ -72,7 +74,8 @@ class Interpreter(ShellBranches):
         if self.commands > MOST_COMMANDS:
             if self.launches:
                 raise ShellExit(UNKNOWN)
-            raise EndlessLoop(f"line {command.line}: a loop that does not end within {MOST_COMMANDS:,} commands.")
+            said = f"line {command.line}: a loop that does not end within {MOST_COMMANDS:,} commands."
+            raise EndlessLoop(said + self.last_question())
         self.variables.line = command.line or self.variables.line
         if isinstance(command, SimpleCommand):
             return self.simple(command)

@@ -1,6 +1,5 @@
 """``${NAME...}``: defaults, lengths, parts, patterns, letters' case."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -232,9 +231,11 @@ def _changed(part: ParameterExpansion, text: str, expander: WordExpander) -> str
     pieces = expander.pieces(part.words[0])
     if any(has_unknown(piece) for piece, _ in pieces):
         return expander.derived(part.written, text + "".join(piece for piece, _ in pieces), None)
-    what = patterns.pattern(pieces)
+    options = expander.variables.state.options
+    no_case = operator in ("/", "//", "/#", "/%") and "nocasematch" in options
+    what = patterns.pattern(patterns.folded(pieces) if no_case else pieces, "extglob" in options)
     by = expander.text(part.words[1]) if operator[0] == "/" and len(part.words) > 1 else ""
-    change = _change(operator, what, by)
+    change = _change(operator, what, by, no_case)
     if has_unknown(text) or has_unknown(by):
         exact = _around_unknown(operator, what, text)
         return exact if exact is not None else expander.derived(part.written, text, change)
@@ -260,8 +261,9 @@ def _around_unknown(operator: str, what: patterns.Pattern, text: str) -> str | N
     return None
 
 
-def _change(operator: str, what: patterns.Pattern, by: str) -> Callable[[str], str]:
+def _change(operator: str, what: patterns.Pattern, by: str, no_case: bool) -> Callable[[str], str]:
     def change(text: str) -> str:
+        [(compared, _)] = patterns.folded([(text, True)]) if no_case else [(text, True)]
         if operator in ("#", "##"):
             lengths = patterns.prefixes(what, text)
             return text[lengths[0 if operator == "#" else -1] :] if lengths else text
@@ -269,13 +271,13 @@ def _change(operator: str, what: patterns.Pattern, by: str) -> Callable[[str], s
             lengths = patterns.suffixes(what, text)
             return text[: len(text) - lengths[0 if operator == "%" else -1]] if lengths else text
         if operator == "/#":
-            lengths = patterns.prefixes(what, text)
+            lengths = patterns.prefixes(what, compared)
             return by + text[lengths[-1] :] if lengths else text
         if operator == "/%":
-            lengths = patterns.suffixes(what, text)
+            lengths = patterns.suffixes(what, compared)
             return text[: len(text) - lengths[-1]] + by if lengths else text
         if operator[0] == "/":
-            return patterns.replaced(what, text, by, everywhere=operator == "//") if what else text
+            return patterns.replaced(what, text, by, operator == "//", compared) if what else text
         return _cased(operator, what, text)
 
     return change
@@ -290,9 +292,13 @@ def _cased(operator: str, what: patterns.Pattern, text: str) -> str:
     )
 
 
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
 def _transformed(part: ParameterExpansion, text: str, expander: WordExpander) -> str:
     known: dict[str | None, Callable[[str], str]] = {
-        "U": str.upper, "L": str.lower, "u": lambda one: one[:1].upper() + one[1:], "Q": shlex.quote,
+        "U": str.upper, "L": str.lower, "u": lambda one: one[:1].upper() + one[1:], "Q": _quoted,
     }  # fmt: skip
     letter = plain_text(part.words[0])
     if letter not in known:

@@ -288,7 +288,7 @@ class ScriptParser(ConditionParser):
         sign = "|"
         while sign == "|":
             self._blanks()
-            patterns.append(self.word(frozenset(" \t\n|)")))
+            patterns.append(self.word(frozenset(" \t\n|()")))
             sign = self._sign(1)
             if not patterns[-1] or sign not in ("|", ")"):
                 raise self._unexpected()

@@ -12,9 +12,10 @@ _SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch|job|slrm|submit|sub)", re.DOTAL
 _STARTERS = (
     "srun", "mpirun", "mpiexec", "jsrun", "aprun", "nohup", "env", "time", "timeout", "numactl", "taskset", "stdbuf",
     "sudo", "nice", "ionice", "setsid", "singularity", "apptainer", "enroot", "docker", "podman", "exec", "command",
-    "strace", "nsys", "uv", "conda", "xvfb-run", "flux", "runx", "yhrun",
+    "strace", "nsys", "uv", "conda", "xvfb-run", "flux", "runx", "yhrun", "screen", "tmux",
 )  # fmt: skip
-_REMOTE = ("ssh", "pdsh", "clush", "dsh", "parallel-ssh", "pssh", "docker", "podman", "singularity", "kubectl", "bsub")
+_REMOTE = ("ssh", "pdsh", "clush", "dsh", "parallel-ssh", "pssh", "docker", "podman", "singularity", "kubectl", "bsub",
+           "tmux", "screen")  # fmt: skip
 _OTHER_TASKS = re.compile(
     r"preprocess|convert|merge_|tokeniz|text_generation|inference|server|generate|util\.py|report_|eval_|quantize|"
     r"prune|export|tasks/|setup\.py|_hf\.py|hf_"
@@ -87,20 +88,20 @@ def _starts(before: Sequence[str]) -> bool:
 def _shell(words: Sequence[str], at: int) -> NestedScript | None:
     launcher = list(words[:at])
     rest = list(words[at + 1 :])
+    letters = ""
     while rest and rest[0][:1] in "-+" and len(rest[0]) > 1:
         option = rest.pop(0)
         if option.startswith("--"):
             rest = rest[1:] if option in ("--rcfile", "--init-file") else rest
-        elif "c" in option:
-            while rest and re.fullmatch(r"-[a-z]+", rest[0]):
-                rest.pop(0)
-            if not rest:
-                return None
-            return NestedScript("text", rest[0], rest[1] if len(rest) > 1 else "bash", rest[2:], launcher)
-        elif "s" in option:
-            return NestedScript("input", name="bash", arguments=rest, launcher=launcher)
-        elif option[1:] in ("o", "O") and rest:
-            rest.pop(0)
+        else:
+            letters += option[1:]
+            rest = rest[option.count("o") + option.count("O") :]
+    if "c" in letters:
+        if not rest:
+            return None
+        return NestedScript("text", rest[0], rest[1] if len(rest) > 1 else "bash", rest[2:], launcher)
+    if "s" in letters:
+        return NestedScript("input", name="bash", arguments=rest, launcher=launcher)
     if not rest or rest[0] == "-":
         return NestedScript("input", name="bash", launcher=launcher)
     return NestedScript("file", rest[0], rest[0], rest[1:], launcher)
@@ -137,8 +138,10 @@ def batch_options(words: Sequence[str]) -> tuple[dict[str, str], list[str], str 
 
 
 def slurm_variables(options: dict[str, str]) -> dict[str, str]:
-    """What SLURM sets for them; a range of nodes is not known to be its end."""
+    """What SLURM sets for them, and --export; a range of nodes is not known to be its end."""
     found = {name: options[flag] for flag, names in SLURM_VARIABLES.items() if options.get(flag) for name in names}
+    exported = [item.partition("=") for item in options.get("--export", "").split(",")]
+    found |= {name: value for name, equals, value in exported if equals and name.isidentifier()}
     if "SLURM_NTASKS" not in found and found.get("SLURM_NNODES", "").isdigit():
         each = found.get("SLURM_NTASKS_PER_NODE", "")
         if each.isdigit():

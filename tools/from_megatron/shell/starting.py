@@ -69,6 +69,8 @@ class ShellPrograms(ShellAssignments):
         self.launches: list[Launch] = []
         self.other_tasks: list[str] = []
         """Programs of Megatron-LM's that train nothing."""
+        self.within_words: list[str] = []
+        """Sentences on commands of which a word may start Megatron-LM."""
         self.reading: list[str] = []
         """Scripts that are read, the innermost last."""
         self.launcher: list[str] = []
@@ -331,11 +333,19 @@ class ShellPrograms(ShellAssignments):
             return self.real_path(fields[1:])
         given = None if self.input is None else self.input.rest
         text = text_programs.output_of(fields, given)
+        if name not in text_programs.PROGRAMS and any(self.starts_within(field) for field in fields[1:]):
+            shown = self.unknowns.readable(fields[0])
+            self.within_words.append(f"line {self.variables.line}: what {shown} does with its words is not followed.")
         if text is None:
             self.print_unknown()
             return UNKNOWN
         self.emit(text)
         return UNKNOWN if text_programs.PROGRAMS[name] is text_programs.nothing else SUCCESS
+
+    def starts_within(self, word: str) -> bool:
+        """Whether a word is itself a command that starts Megatron-LM."""
+        words = word.split()
+        return len(words) > 2 and launch_at(words, self.starts_megatron) is not None
 
     def real_path(self, words: list[str]) -> ExitStatus:
         """``realpath`` of the script itself and of its folders; others may be links."""

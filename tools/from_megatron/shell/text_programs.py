@@ -6,6 +6,7 @@ Each gives its output, or None where it is not known: an option that is not foll
 import re
 from collections.abc import Callable, Sequence
 
+from tools.from_megatron.shell.option_parser import getopt_program
 from tools.from_megatron.unknown import has_unknown
 
 type Program = Callable[[Sequence[str], str | None], str | None]
@@ -88,9 +89,12 @@ def _one(match: re.Match[str], width: str, value: str | None) -> str | None:
         return None
     if letter in "sbqc":
         text = value or ""
-        if letter == "q" or (has_unknown(text) and (width or precision is not None or letter != "s")):
+        if has_unknown(text) and (width or precision is not None or letter != "s"):
             return None
-        text = escaped(text) if letter == "b" else text[:1] if letter == "c" else text
+        if letter == "q" and not text.isprintable():
+            return None
+        change = {"b": escaped, "c": lambda one: one[:1], "q": _shell_quoted}
+        text = change[letter](text) if letter in change else text
         text = text if precision is None else text[: int(precision or 0)]
         return text.ljust(int(width)) if "-" in flags and width else text.rjust(int(width or 0))
     if value is None or value == "":
@@ -111,6 +115,11 @@ def _one(match: re.Match[str], width: str, value: str | None) -> str | None:
             % number
         )
     return f"%{flags}{width}{'' if precision is None else f'.{precision or 0}'}{letter}" % float(value)
+
+
+def _shell_quoted(text: str) -> str:
+    """As %q: a word that the shell reads as this text."""
+    return re.sub(r"[ '\"\\|&;()<>!{}*\[\]?^$`,]|^[#~]|(?<=[=:])~", r"\\\g<0>", text) or "''"
 
 
 def basename(words: Sequence[str], given: str | None) -> str | None:
@@ -272,9 +281,9 @@ def unknown(words: Sequence[str], given: str | None) -> str | None:
 
 PROGRAMS: dict[str, Program] = {
     "echo": echo, "printf": printf, "basename": basename, "dirname": dirname, "seq": seq, "expr": expr, "cat": cat,
-    "tr": tr, "cut": cut, "head": head, "tail": tail, "wc": wc, "bc": bc,
+    "tr": tr, "cut": cut, "head": head, "tail": tail, "wc": wc, "bc": bc, "getopt": getopt_program,
     **dict.fromkeys(
-        "mkdir touch rm cp mv ln chmod chown sleep ulimit umask shopt trap kill disown alias unalias complete bind stty"
+        "mkdir touch rm cp mv ln chmod chown sleep ulimit umask trap kill disown alias unalias complete bind stty"
         " clear tput logger sync truncate".split(),
         nothing,
     ),

@@ -53,7 +53,7 @@ class ShellState:
     name: str = ""
     """$0; empty where it is not known."""
     options: set[str] = field(default_factory=set)
-    """Letters of set: e, u, a."""
+    """Letters of set: e, u, a; names of shopt."""
     frames: list[Frame] = field(default_factory=list)
     option_at: int = 0
     """Where getopts is within a word of several letters."""
@@ -79,7 +79,9 @@ class ShellState:
             name: value for name, value in self.values.items() if name in self.exported and isinstance(value, str)
         }
         unset = dict.fromkeys((name for name in self.values if name not in kept), ()) | self.unset
-        return ShellState(values=kept, exported=set(kept), unset=unset, folder=self.folder, slurm=self.slurm)
+        functions = {name: body for name, body in self.functions.items() if name in self.exported}
+        exported = {*kept, *functions}
+        return ShellState(kept, exported, unset=unset, functions=functions, folder=self.folder, slurm=self.slurm)
 
 
 class Variables:
@@ -92,6 +94,8 @@ class Variables:
         """$?; None: not known."""
         self.assuming: set[str] | None = None
         """While a condition is read: names that were taken to be unset."""
+        self.read: set[str] = set()
+        """Names whose values were asked for; # where it was the number of arguments, or all of them."""
         self.overwritten: dict[str, int] = {}
         """Names that --set gives and the script sets, with the line."""
 
@@ -99,6 +103,7 @@ class Variables:
 
     def get(self, name: str) -> ShellValue | None:
         """A value, unknown ones included; None where bash has none: it is unset, and known to be."""
+        self.read.add(name)
         value = self._special(name)
         if value is None:
             value = self.state.values.get(name)
@@ -114,6 +119,7 @@ class Variables:
 
     def is_unset(self, name: str) -> bool:
         """As ``${NAME-...}`` asks: a variable that nothing sets is unset."""
+        self.read.add(name)
         value = self._special(name)
         if value is None:
             return name not in self.state.values and name not in ALWAYS_SET
@@ -140,6 +146,7 @@ class Variables:
 
     def arguments(self) -> list[str]:
         """As ``$@``."""
+        self.read.add("#")
         return [self._assumed_text(each) for each in self.state.positional]
 
     def _inside(self, name: str) -> bool:
@@ -177,6 +184,7 @@ class Variables:
 
     def _argument(self, number: int, words: list[str]) -> str | None:
         """One of these; behind one that may be several, it is not known which."""
+        self.read.add(str(number + self.state.shifted))
         uncertain = [each for word in words[: number - 1] for each in self.unknowns.found(word) if each.splits]
         if uncertain:
             return self.unknowns.mark(Unknown(f"${number}", self.line, uncertain[0].sets))
@@ -288,6 +296,7 @@ class Variables:
                 self.overwritten.setdefault(name, self.line)
             return value
         if name in self.given:
+            self.read.add(name)
             return self.given[name]
         for each in unknowns:
             if not each.sets:

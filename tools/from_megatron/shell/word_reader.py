@@ -64,11 +64,28 @@ class WordReader(ABC):
             here = self.text[self.at]
             if here in "<>" and self.text.startswith("(", self.at + 1) and "<" in ends and not parts:
                 parts.append(self._process())
+            elif here == "(" and _extends(parts):
+                parts += self._bracketed()
             elif here in ends:
                 break
             else:
                 parts += self.part(ends)
         return merged(parts)
+
+    def _bracketed(self) -> list[Part]:
+        """The ``(a|b)`` of a pattern."""
+        start, depth, parts = self.at, 0, list[Part]()
+        while self.at < len(self.text):
+            here = self.text[self.at]
+            if here not in "(|)":
+                parts += self.part(frozenset("(|)"))
+                continue
+            depth += (here == "(") - (here == ")")
+            parts.append(Literal(here))
+            self.at += 1
+            if not depth:
+                return parts
+        raise self.open("(", start)
 
     def part(self, ends: frozenset[str]) -> list[Part]:
         """The next part outside of double quotes."""
@@ -154,6 +171,11 @@ class WordReader(ABC):
             return CommandSubstitution(body, self.text[start : self.at], quoted)
         if self.text.startswith("${", start):
             return self._braced(start, quoted)
+        if self.text.startswith("$[", start) and (end := self.text.find("]", start)) > 0:
+            self.at = end + 1  # the older form of $(( ))
+            return ArithmeticExpansion(
+                self.inner(self.text[start + 2 : end], start), self.text[start : self.at], quoted
+            )
         if not quoted and self.text.startswith(("$'", '$"'), start):
             self.at += 1
             return Literal(self._c_string(), quoted=True) if self.peek() == "'" else self._joined_quotes()
@@ -324,6 +346,12 @@ class WordReader(ABC):
             depth += (self.text[self.at] in "({[") - (self.text[self.at] in ")}]")
             self.at += 1
         return self.inner(self.text[start : self.at], start)
+
+
+def _extends(parts: list[Part]) -> bool:
+    """Whether an opening bracket behind these is an extended pattern's."""
+    last = parts[-1] if parts else None
+    return isinstance(last, Literal) and not last.quoted and last.text[-1:] in ("@", "?", "*", "+", "!")
 
 
 def merged(parts: list[Part], keep_empty: bool = True) -> Word:
