@@ -38,6 +38,7 @@ _LINEAR_DEFAULTS = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+_LINEAR = {name: name for name in _LINEAR_DEFAULTS}
 _GATED = {"layernorm_zero_centered_gamma": True, "qk_layernorm": True, "attention_output_gate": True}
 
 
@@ -119,13 +120,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-_DELTA_NET = DELTA_NET | {
-    "self_attention.in_proj.weight": delta_parts(
-        *(f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
-    ),
-}
+_PROJECTIONS = (f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+_DELTA_NET = DELTA_NET | {"self_attention.in_proj.weight": delta_parts(*_PROJECTIONS)}
+_OF_EXPERT = "mlp.experts.{expert}."
 
 TABLES: dict[str, Table] = {
-    "qwen3_5_text": Table(LLAMA_WHOLE, GATED_ATTENTION | _DELTA_NET | MLP),
-    "qwen3_5_moe_text": Table(LLAMA_WHOLE, GATED_ATTENTION | _DELTA_NET | EXPERTS | GATED_SHARED_EXPERT),
+    "qwen3_5_text": Table(LLAMA_WHOLE, GATED_ATTENTION | _DELTA_NET | MLP, nested="language_model."),
+    "qwen3_5_moe_text": Table(
+        LLAMA_WHOLE,
+        GATED_ATTENTION | _DELTA_NET | EXPERTS | GATED_SHARED_EXPERT,
+        nested="language_model.",
+        fused={
+            "mlp.experts.gate_up_proj": (f"{_OF_EXPERT}gate_proj.weight", f"{_OF_EXPERT}up_proj.weight"),
+            "mlp.experts.down_proj": (f"{_OF_EXPERT}down_proj.weight",),
+        },
+    ),
 }
