@@ -133,6 +133,12 @@ def delta_projections(qkvz: str, ba: str) -> Rule:
     return Rule((qkvz, ba), _delta_projections)
 
 
+def delta_parts(qkv: str, gates: str, written: str, forgotten: str) -> Rule:
+    """A gated delta net's, likewise, in our order: queries, keys and values; the values' gates; what is written and
+    forgotten of each."""
+    return Rule((qkv, gates, written, forgotten), _delta_parts)
+
+
 def experts(*names: str) -> Rule:
     """Of each expert, its matrices one below the other: [E, rows of all names, in]."""
     return Rule(names, _experts)
@@ -195,6 +201,14 @@ def _delta_projections(names: tuple[str, ...], shape: tuple[int, ...], of: GPTSh
             for head in range(keys):
                 yield Strip(name, head * sum(parts) + sum(parts[:part]), row, rows)
                 row += rows
+
+
+def _delta_parts(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:
+    keys, heads = of.linear_num_key_heads * of.linear_key_head_dim, of.linear_num_value_heads
+    values, row = heads * of.linear_value_head_dim, 0
+    for name, rows in zip(names, (2 * keys + values, values, heads, heads), strict=True):
+        yield Strip(name, 0, row, rows)
+        row += rows
 
 
 def _fused_by_group(names: tuple[str, ...], shape: tuple[int, ...], of: GPTShape) -> Iterator[Strip]:

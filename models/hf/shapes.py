@@ -187,7 +187,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
 def _nearest(shape: GPTShape) -> str:
     """Whose lacks an error names where none fits."""
     if any(shape.linear_blocks):
-        return "qwen3_next"
+        return "qwen3_next" if shape.num_moe_experts else "qwen3_5_text"
     if shape.hybrid_layer_pattern:
         return "mamba2" if set(shape.hybrid_layer_pattern) == {"M"} else "nemotron_h"
     if shape.position_embedding_type == "learned_absolute":

@@ -25,3 +25,8 @@ class Table:
     """What a block of multi-token prediction holds again: their name, and which of our parameters it is."""
     constants: Mapping[str, float] = field(default_factory=dict)
     """Numbers that each block's files hold although every model has the same; ``computed`` knows them, too."""
+    nested: str = ""
+    """What names may have behind ``model.`` in files that were taken out of a model of text and images."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors [E, rows, in] that a block's files may hold in place of each expert's: their name -> the expert's
+    matrices, whose rows lie one below the other."""

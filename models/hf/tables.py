@@ -136,8 +136,10 @@ def is_computed(model_type: str, name: str) -> bool:
 
 
 def full_name(model_type: str, name: str) -> str:
-    """A tensor's name with the prefix that its file may have left out."""
+    """A tensor's name with the prefix that its file may have left out, and without what it may have put in."""
     table = TABLES[model_type]
+    if table.nested and name.startswith(f"model.{table.nested}"):
+        return f"model.{name.removeprefix(f'model.{table.nested}')}"
     whole = name.startswith(table.bare) or name in (table.whole["output_layer.weight"].names)
     return name if whole else table.bare + name
 

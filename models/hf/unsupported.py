@@ -28,6 +28,14 @@ IMPOSSIBLE: dict[str, str] = {
 LIKE: dict[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Models of text and images -> the text model within them."""
 
+SAVED_ALONE: dict[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Likewise, where transformers loads and saves the text model by itself."""
+
+SAVE_ALONE = (
+    'python -c "import transformers as t; '
+    "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('TEXT')\""
+)
+
 
 def unsupported(model_type: object) -> str:
     """The sentence: the reason where it cannot be, else the nearest supported ones."""
@@ -39,6 +47,12 @@ def unsupported(model_type: object) -> str:
             return (
                 f"{start}: it is a model of text and images. Its text model is: take text_config out of config.json, "
                 f'with "model_type": "{inner}", and the tensors below language_model.'
+            )
+        if inner := SAVED_ALONE.get(model_type):
+            return (
+                f"{start}: it is a model of text and images. Its text model, {inner}, is: transformers saves it without "
+                f"vision (model.visual.) and multi-token prediction (mtp.): {SAVE_ALONE}. Then copy the tokenizer's "
+                "files into TEXT, and import it."
             )
         if near := difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.6):
             return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(ARCHITECTURES)}."

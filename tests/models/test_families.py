@@ -234,6 +234,8 @@ SIBLINGS = {
     "nemotron_h_tiny": "nemotron_h_8b",
     "nemotron3_tiny": "nemotron3_nano_30b_a3b",
     "qwen3_next_tiny": "qwen3_next_80b_a3b",
+    "qwen35_tiny": "qwen35_9b",
+    "qwen35_moe_tiny": "qwen35_35b_a3b",
     "glm45_tiny": "glm45",
     "llama4_tiny": "llama4_scout",
     "ernie45_moe_tiny": "ernie45_21b_a3b",

@@ -136,6 +136,12 @@ MODELS = [
         num_layers=4,
     ),
     model(
+        "Qwen3.5: gated delta nets, gated attention, dense MLPs, norms around 1",
+        "tp2sp pp2 cp2 dp2zero3",
+        shape="qwen35_tiny",
+        num_layers=4,
+    ),
+    model(
         "gated delta nets, gated attention in every other block",
         "tp2 tp2sp pp2 cp2 tp2spcp2 dp2zero3",
         num_layers=4,

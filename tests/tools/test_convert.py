@@ -55,6 +55,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2_tiny", {}),
     "nemotron_h": ("nemotron_h_tiny", {}),
     "nemotron3": ("nemotron3_tiny", {}),
+    "qwen3_5": ("qwen35_tiny", {"num_layers": 2, "linear_attention_freq": "2"}),
+    "qwen3_5_moe": ("qwen35_moe_tiny", {"num_layers": 2, "linear_attention_freq": "2"}),
     "qwen3_next": ("qwen3_next_tiny", {"num_layers": 2, "linear_attention_freq": "2"}),
 }
 

@@ -15,6 +15,7 @@ from training.checkpoint.format.manifest import read_manifest, write_manifest
 
 LLAMA, QWEN2, GPT2 = (TINY[f"{name}_tiny"] for name in ("llama3", "qwen2", "gpt2"))
 MOE, V2, V3 = (TINY[f"{name}_tiny"] for name in ("qwen3_moe", "deepseek_v2", "deepseek_v3"))
+QWEN35 = TINY["qwen35_moe_tiny"]
 TIED = dataclasses.replace(LLAMA, untie_embeddings_and_output_weights=False)
 LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "original_max_position_embeddings": 64}
 
@@ -128,6 +129,19 @@ TENSORS: dict[str, tuple[Any, dict[str, torch.Tensor | None], str]] = {
     "untied without output": (LLAMA, {"lm_head.weight": None}, "lacks lm_head.weight"),
     "tied with another output": (TIED, {"lm_head.weight": torch.zeros(257, 64)}, "lm_head.weight differs from"),
     "one expert too many": (MOE, {"model.layers.0.mlp.experts.4.up_proj.weight": WIDE}, "experts.4.up_proj"),
+    "vision": (QWEN35, {"model.visual.pos_embed.weight": WIDE}, "has no place here for model.visual.pos_embed.weight"),
+    "multi-token prediction apart": (QWEN35, {"mtp.fc.weight": WIDE}, "has no place here for mtp.fc.weight"),
+    "one tensor by two names": (
+        QWEN35, {"model.language_model.norm.weight": torch.zeros(64)}, "are the same tensor. Remove one of the two."
+    ),
+    "an expert by two names": (
+        QWEN35, {"model.layers.0.mlp.experts.down_proj": torch.zeros(4, 64, 64)},
+        "model.layers.0.mlp.experts.0.down_proj.weight is there twice",
+    ),
+    "fused experts of another shape": (
+        QWEN35, {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 127, 64)},
+        "has no place here for model.layers.0.mlp.experts.gate_up_proj",
+    ),
     "mixed dtypes": (
         LLAMA, {"model.layers.0.self_attn.k_proj.weight": torch.zeros(32, 64)}, "bfloat16 and float32. Choose one"
     ),

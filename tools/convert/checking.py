@@ -29,8 +29,13 @@ def architecture(source: HfFolder) -> tuple[str, GPTShape]:
 
 
 def names_in(source: HfFolder, model_type: str) -> dict[str, str]:
-    """The tables' names -> the names in the files, which may lack a prefix."""
-    return {full_name(model_type, name): name for name in source.places}
+    """The tables' names -> the names in the files, which may lack a prefix. Raises UserError for one tensor under two
+    names."""
+    found: dict[str, str] = {}
+    for name in source.places:
+        if (other := found.setdefault(full_name(model_type, name), name)) != name:
+            raise UserError(f"{source.folder}: {other} and {name} are the same tensor. Remove one of the two.")
+    return found
 
 
 def check(source: HfFolder, model_type: str, shape: GPTShape) -> list[str]:

@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from models.hf.families import TABLES
 from models.hf.files import CARRIED, present
 from parallel.errors import UserError
 from parallel.untrusted import InputError, read_json
 from tools.convert.dtypes import cast, dequantised, from_numbers, to_numbers
+from tools.convert.experts import each_expert
 from tools.convert.headers import TensorSpan, read_places, weight_files
 from training.checkpoint.format.descriptors import Descriptors
 from training.checkpoint.format.pieces import ITEM_BYTES
@@ -45,8 +47,9 @@ class HfFolder:
 
     @cached_property
     def places(self) -> Mapping[str, TensorSpan]:
-        """Every tensor of the files, by its name there. Raises UserError for a file that is not whole."""
-        return read_places(self.folder)
+        """Every tensor of the files, by its name there, and each expert's of those that hold all. Raises UserError for
+        a file that is not whole."""
+        return each_expert(read_places(self.folder), TABLES.get(str(self.config.get("model_type"))))
 
     def dtype(self, name: str) -> str:
         """A tensor's dtype; bfloat16 of fp8 matrices with scales, as DeepSeek's own script makes of them."""

@@ -95,7 +95,7 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
     assert write_config(shape)[1] == config
 
 
-GPT_OSS, MINIMAX, LLAMA4 = (TINY[f"{name}_tiny"] for name in ("gpt_oss", "minimax_m2", "llama4"))
+GPT_OSS, MINIMAX, LLAMA4, QWEN35 = (TINY[f"{name}_tiny"] for name in ("gpt_oss", "minimax_m2", "llama4", "qwen35_moe"))
 
 EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "experts in MXFP4": (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "Dequantise it first: python -c"),
@@ -111,6 +111,11 @@ EXPERTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "clipped queries": (TINY["olmoe_tiny"], {"clip_qkv": 8.0}, "clip_qkv = 8.0: expected None"),
     "no block of experts": (TINY["ernie45_moe_tiny"], {"moe_layer_start_index": 9}, "moe_layer_start_index = 9"),
     "two of Llama 4's experts": (LLAMA4, {"num_experts_per_tok": 2}, "num_experts_per_tok = 2: expected 1"),
+    "weights that do not sum to 1": (QWEN35, {"norm_topk_prob": False}, "norm_topk_prob = False: expected true"),
+    "a block without experts": (QWEN35, {"mlp_only_layers": [1]}, "or decoder_sparse_step = '[1,0,1,1]'"),
+    "attention without gates": (QWEN35, {"attn_output_gate": False}, "attn_output_gate = False: expected True"),
+    "a longer convolution": (TINY["qwen35_tiny"], {"linear_conv_kernel_dim": 5}, "linear_conv_kernel_dim = 5"),
+    "experts in a dense model": (TINY["qwen35_tiny"], {"num_experts": 8}, "num_experts = 8: unknown"),
     "chunks where there is no RoPE": (LLAMA4, {"layer_types": ["chunked_attention"] * 4}, "layer_types = ['chunked"),
 }  # fmt: skip
 

@@ -39,6 +39,7 @@ EXPERTS = [
         "nemotron_h_8b",
         "nemotron3_nano_30b_a3b",
         "qwen3_next_80b_a3b",
+        "qwen35_27b",
     ],
 )
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
