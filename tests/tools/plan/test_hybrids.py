@@ -16,12 +16,14 @@ from tools.plan.cost.cases import PricedCase, PricedColumns
 from tools.plan.cost.constants import fitted, interval
 from tools.plan.cost.hardware import machine
 from tools.plan.cost.kinds import dealt
+from tools.plan.cost.sharding import rank_parameters
 from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.enumeration import candidates
 from tools.plan.search.pricing import program
 from tools.plan.search.recipe import problems
 from tools.plan.search.request import PlanRequest
 from training.memory.layouts import Candidate
+from training.memory.states import BlockStack
 
 CARDS = clusters.load("h100_ib")
 HYBRID = named("nemotron_h_8b")
@@ -73,6 +75,26 @@ def test_a_scan_grows_with_its_states_and_its_projections_do_not() -> None:
     before, after = priced(HYBRID), priced(wide)
     assert after.attention[0] > 1.3 * before.attention[0] and after.traffic[0] > before.traffic[0]
     np.testing.assert_allclose(after.products, before.products, rtol=1e-9)
+
+
+@pytest.mark.parametrize("letters", ["M", "G"])
+def test_a_scan_takes_no_longer_per_token_of_a_longer_sequence(letters: str) -> None:
+    shape = pattern(letters * 24)
+    short, long = (
+        step_times(PricedColumns([dataclasses.replace(case(shape), model=sizes(shape, length))]), fitted())
+        for length in (8192, 32768)
+    )
+    assert short.attention[0] > 0 and long.attention[0] < 4.01 * short.attention[0]
+    assert long.products[0] < 4.01 * short.products[0]
+
+
+@pytest.mark.parametrize("name", ["nemotron_h_8b", "nemotron3_nano_30b_a3b", "qwen3_next_80b_a3b", "mamba2_2_7b"])
+def test_parameters_that_are_reduced_are_those_that_memory_counts(name: str) -> None:
+    shape, layout = named(name), Candidate(dp=64, microbatches=12)
+    found, held = rank_parameters(PricedColumns([case(shape, layout)])), BlockStack(shape).held(layout, 0)
+    tables = shape.vocab_size * shape.hidden_size * shape.tied  # priced as two, which hardly takes time
+    np.testing.assert_allclose(found.dense[0] - tables, held.dense, rtol=0.025)  # routers are left out
+    np.testing.assert_allclose(found.expert[0], held.expert, rtol=1e-6)
 
 
 def test_heads_of_mixers_are_swapped_over_context_ranks() -> None:
