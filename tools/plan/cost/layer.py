@@ -80,9 +80,9 @@ def _mean_of_kinds(columns: PricedColumns, constants: Constants) -> tuple[BlockT
 
 def block_of_kind(columns: PricedColumns, constants: Constants, kind: str) -> tuple[BlockTimes, Column]:
     """Of these sublayers, by the letters of ``GPTShape.blocks``, and its forward seconds alone."""
-    none, experts, mixer = np.zeros(columns.count), "E" in kind, kind[0] in MIXERS
+    none, experts = np.zeros(columns.count), "E" in kind
     attend, core, core_backward, ring, swap = none, none, none, none, none
-    if mixer:
+    if kind[0] in MIXERS:
         attend = projections_s(columns, constants, kind[0])
         core, core_backward = scan_s(columns, constants, kind[0])
         swap = exchanged_s(columns, constants, kind[0])

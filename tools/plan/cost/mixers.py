@@ -28,11 +28,8 @@ def projections_s(columns: PricedColumns, constants: Constants, symbol: str) -> 
     """Into a mixer and out of it, forward."""
     rows, tp, hidden = tokens(columns), columns.layout.tp, columns.model.hidden
     entering, leaving = widths(columns, symbol)
-    return product_s(columns, constants, rows, entering / tp, hidden) + last_projection_s(columns, constants, leaving)
-
-
-def last_projection_s(columns: PricedColumns, constants: Constants, leaving: Column) -> Column:
-    return product_s(columns, constants, tokens(columns), columns.model.hidden, leaving / columns.layout.tp)
+    first = product_s(columns, constants, rows, entering / tp, hidden)
+    return first + product_s(columns, constants, rows, hidden, leaving / tp)
 
 
 def widths(columns: PricedColumns, symbol: str) -> tuple[Column, Column]:
