@@ -36,6 +36,8 @@ class ModelSizes:
     moe_layers: int
     hidden: int
     seq_length: int
+    kinds: tuple[str, ...]
+    """Sublayers of each block (``GPTShape.blocks``)."""
     matrices: tuple[Matrix, ...]
     """Of attention: ``ATTENTION_MATRICES`` of them, empty ones [0, 0]."""
     query_width: int
@@ -106,6 +108,7 @@ def sizes(shape: GPTShape, seq_length: int) -> ModelSizes:
         moe_layers=sum(shape.moe_blocks),
         hidden=shape.hidden_size,
         seq_length=seq_length,
+        kinds=shape.blocks,
         matrices=_latent(shape) if latent else _grouped(shape),
         query_width=heads * query_dim if latent else shape.query_size,
         kv_width=heads * query_dim if latent else shape.kv_size,
@@ -156,7 +159,8 @@ def _mixers(shape: GPTShape) -> dict[str, int]:
 
 def _grouped(shape: GPTShape) -> tuple[Matrix, ...]:
     h, q = shape.hidden_size, shape.query_size
-    own = (Matrix(q + 2 * shape.kv_size, h, "rows"), Matrix(h, q, "columns"))
+    gates = q if shape.attention_output_gate else 0
+    own = (Matrix(q + 2 * shape.kv_size + gates, h, "rows"), Matrix(h, q, "columns"))
     return own + (Matrix(0, 0, ""),) * (ATTENTION_MATRICES - len(own))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from models.config import ModelConfig
 from models.families import named
-from models.shapes import GPTShape
 from parallel.config import ParallelConfig
 from parallel.errors import UserError
 from tools import clusters
@@ -37,7 +36,6 @@ from tools.plan.search.switches import switched
 from training.config.divisibility import sequence_problems
 from training.config.recipe import load
 from training.config.run_config import RunConfig
-from training.memory.peak import ATTENTION_AND_MLP
 
 RECOMPUTATIONS = ("none", "mlp", "moe", "full")
 
@@ -205,21 +203,11 @@ def _unrecorded(name: str) -> ModelConfig:
     return ModelConfig(shape=name, seq_length=min(4096, shape.max_position_embeddings) if learned else 4096)
 
 
-def _mixer_problems(shape: GPTShape) -> list[str]:
-    if all(symbols in ATTENTION_AND_MLP for symbols in shape.blocks):
-        return []
-    return [
-        "this model is a hybrid: its layers differ in time, and the planner has prices of blocks of attention and MLP "
-        "alone. `pretrain_gpt.py RECIPE --dry_run --world_size N` predicts memory and FLOPs of any layout."
-    ]
-
-
 def _check(question: PlanRequest) -> None:
     """Constraints that no question has: a number format that the card lacks, words that are none."""
     problems = question.model.problems()
     if not problems:  # of the longest sample, whatever the layout
         problems += sequence_problems(question.model, question.shape, ParallelConfig())
-        problems += _mixer_problems(question.shape)
     formats, cluster = computable(question.cluster), question.cluster
     precision, again = question.fixed.get("precision"), question.fixed.get("recompute")
     if precision is not None and precision not in formats:

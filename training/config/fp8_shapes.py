@@ -8,7 +8,7 @@ from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import expert_tensor_parallel_size
 
-SPLIT_BY_COLUMNS = ("linear_proj.weight", "linear_fc2.weight")
+SPLIT_BY_COLUMNS = ("linear_proj.weight", "linear_fc2.weight", ".out_proj.weight")
 """TP splits what these sum over; of the others it splits the rows."""
 WHOLE = ("linear_q_down_proj.weight", "linear_kv_down_proj.weight")
 """On every tensor rank, in Transformer Engine's modules."""
@@ -69,12 +69,12 @@ def _bf16_layers(shape: GPTShape, parallel: ParallelConfig, precision: Precision
 
 
 def _matrices(shape: GPTShape) -> Iterator[Parameter]:
-    """One block of each kind; the output layer and the router are multiplied in 16 bits or more."""
-    listed = [each for block in {shape.moe_blocks.index(kind) for kind in set(shape.moe_blocks)}
-              for each in block_parameters(shape, block)]  # fmt: skip
+    """One block of each kind; output layer, router and convolutions are computed in 16 bits or more."""
+    listed = [each for kind in dict.fromkeys(shape.blocks)
+              for each in block_parameters(shape, shape.blocks.index(kind))]  # fmt: skip
     listed += mtp_parameters(shape, 0) if shape.mtp_num_layers else []
     for parameter in listed:
-        if len(parameter.shape) > 1 and ".router." not in parameter.name:
+        if len(parameter.shape) > 1 and not any(name in parameter.name for name in (".router.", ".conv1d.")):
             yield parameter
 
 

@@ -31,7 +31,7 @@ class MemoryColumns:
 
     def __init__(self, cases: Sequence[MemoryCase]) -> None:
         self.count = len(cases)
-        self.model = ColumnGroup([case.model for case in cases], skip=("matrices",))
+        self.model = ColumnGroup([case.model for case in cases], skip=("matrices", "kinds"))
         self.layout = ColumnGroup(
             [case.layout for case in cases], skip=("recompute", "precision", "split", "chunk_layers")
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.plan.cost.hardware import Hardware
+from tools.plan.cost.kinds import dealt
 from training.memory import cases
 from training.memory.cases import ColumnGroup, codes
 
@@ -23,4 +24,5 @@ class PricedColumns(cases.MemoryColumns):
     def __init__(self, priced: Sequence[PricedCase]) -> None:
         super().__init__(priced)
         self.machine = ColumnGroup([case.machine for case in priced], skip=("generation",))
+        self.kinds = dealt(priced)
         self.generation = codes([case.machine.generation for case in priced], GENERATIONS)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.plan.cost.cases import PricedColumns
+from tools.plan.cost.kinds import share_of
 from training.memory.cases import FORMATS, Column
 
 
@@ -98,11 +99,13 @@ def _kernels(columns: PricedColumns, which: NDArray[np.intp]) -> Column:
     routed = np.where(columns.matrices[3][0] > 0, 3, 2)
     share = model.moe_layers / model.layers
     small = (columns.format != FORMATS.index("16bit")) & (columns.format != FORMATS.index("fp32"))
+    blocks = _whole_blocks(columns, mixer=1.0)
 
     def mean(direction: int) -> tuple[Column, Column]:
         counts = np.array([[kind[direction] for kind in row] for row in table], np.float64)
         of_dense, of_routed = counts[which, dense], counts[which, routed]
-        return of_dense + share * (of_routed - of_dense) + np.where(small, FP8[direction], 0.0), of_routed
+        plain = (of_dense + np.where(small, FP8[direction], 0.0)) * blocks
+        return plain + share * (of_routed - of_dense), of_routed
 
     forward, routed_forward = mean(0)
     backward, _ = mean(1)
@@ -121,7 +124,17 @@ def _collectives(columns: PricedColumns) -> Column:
     split = layout.sequence_parallel > 0
     forward, backward = (np.where(split, SPLIT[way], WHOLE[way]) for way in (0, 1))
     whole = forward * (1 + columns.recomputes("full")) + backward
+    whole = whole * _whole_blocks(columns, mixer=0.5)
     return np.where((layout.tp > 1) & (columns.software.tp_overlap == 0), whole, 0.0)
+
+
+def _whole_blocks(columns: PricedColumns, *, mixer: float) -> Column | float:
+    """Dense blocks that launch as much as the mean block of a hybrid: a sublayer counts half a block. Mixers were not
+    counted; their kernels are taken for as many as a whole block's."""
+    if not columns.kinds:
+        return 1.0
+    layers = columns.model.layers
+    return 0.5 * share_of(columns.kinds, "*+-E", layers) + mixer * share_of(columns.kinds, "MG", layers)
 
 
 def _pick(which: NDArray[np.intp], values: list[int]) -> Column:

@@ -8,10 +8,13 @@ from tools.plan.cost.cases import GENERATIONS, PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.experts import activation_s, dispatch_s, host_s, routed_products, routed_traffic, slow_gradients_s
 from tools.plan.cost.links import bandwidth, gather_s, latency
+from tools.plan.cost.mixers import channels as mixer_channels
+from tools.plan.cost.mixers import exchanged_s, projections_s, scan_s, widths
 from tools.plan.cost.products import gap_s, product_s, tuned
 from training.memory.activations import element_bytes
 from training.memory.cases import Column, tokens
 
+ATTENTIONS, MIXERS = "*+", "MG"
 BACKWARD_TRAFFIC = 1.6
 """Bytes of norms and activations backward against forward: their inputs are read again beside the gradients."""
 NARROW_HEADS = 0.75
@@ -54,32 +57,52 @@ class BlockTimes:
 
 def mean_block(columns: PricedColumns, constants: Constants) -> tuple[BlockTimes, Column]:
     """The mean of the model's blocks, and its forward seconds alone."""
+    if columns.kinds:
+        return _mean_of_kinds(columns, constants)
     share = columns.model.moe_layers / columns.model.layers
-    dense, dense_forward = _block(columns, constants, experts=False)
+    dense, dense_forward = block_of_kind(columns, constants, "*-")
     if not np.any(share > 0):
         return dense, dense_forward
-    moe, moe_forward = _block(columns, constants, experts=True)
+    moe, moe_forward = block_of_kind(columns, constants, "*E")
     return dense.times(1 - share).plus(moe.times(share)), dense_forward * (1 - share) + moe_forward * share
 
 
-def _block(columns: PricedColumns, constants: Constants, *, experts: bool) -> tuple[BlockTimes, Column]:
-    attend = _attention_products(columns, constants)
-    width = columns.model.shared_ffn if experts else columns.model.ffn
-    mlp = _mlp_products(columns, constants, width)
-    core, core_backward = _core_attention(columns, constants)
-    moved = _traffic(columns, constants, width)
+def _mean_of_kinds(columns: PricedColumns, constants: Constants) -> tuple[BlockTimes, Column]:
+    """Of hybrids."""
+    nothing = np.zeros(columns.count)
+    mean, forward = BlockTimes(*(nothing for _ in BlockTimes.__slots__)), nothing
+    for kind, own in columns.kinds.items():
+        share = own.sum(axis=1) / columns.model.layers
+        block, block_forward = block_of_kind(columns, constants, kind)
+        mean, forward = mean.plus(block.times(share)), forward + share * block_forward
+    return mean, forward
+
+
+def block_of_kind(columns: PricedColumns, constants: Constants, kind: str) -> tuple[BlockTimes, Column]:
+    """Of these sublayers, by the letters of ``GPTShape.blocks``, and its forward seconds alone."""
+    none, experts = np.zeros(columns.count), "E" in kind
+    attend, core, core_backward, ring, swap = none, none, none, none, none
+    if kind[0] in MIXERS:
+        attend = projections_s(columns, constants, kind[0])
+        core, core_backward = scan_s(columns, constants, kind[0])
+        swap = exchanged_s(columns, constants, kind[0])
+    elif kind[0] in ATTENTIONS:
+        attend = _attention_products(columns, constants)
+        core, core_backward = _core_attention(columns, constants)
+        ring = _context_parallel(columns, constants, core)
+    width = columns.model.shared_ffn if experts else columns.model.ffn if "-" in kind else none
+    mlp = _mlp_products(columns, constants, width) if kind[-1] in "-E" else none
+    moved = _traffic(columns, constants, width, kind)
     whole = (columns.layout.etp > 1) | (columns.model.shared_ffn > 0)
-    tp = _tensor_parallel(columns, constants) * (0.5 + 0.5 * whole if experts else 1.0)
-    ring = _context_parallel(columns, constants, core)
-    none = np.zeros(columns.count)
+    tp = _tensor_parallel(columns, constants) * sum(0.5 * whole if symbol == "E" else 0.5 for symbol in kind)
     routed, routing, ep = none, none, none
     if experts:
         routed, routing = routed_products(columns, constants), routed_traffic(columns, constants)
         ep = dispatch_s(columns, constants)
-    forward = attend + mlp + routed + core + moved + routing + tp + ring + ep
+    forward = attend + mlp + routed + core + moved + routing + tp + ring + ep + swap
     again = _again(columns, forward, core, mlp, moved, mlp + routed + routing + ep if experts else none)
     again = again + _modules_again(columns, constants, experts=experts)
-    if not experts:
+    if kind[-1] == "-":
         spared = columns.recomputes("full") & (columns.software.stops_early > 0)
         again = again - np.where(spared, _last_product(columns, constants, width), 0.0)
     times = BlockTimes(
@@ -87,7 +110,7 @@ def _block(columns: PricedColumns, constants: Constants, *, experts: bool) -> tu
         attention=core + core_backward,
         traffic=(1 + BACKWARD_TRAFFIC) * (moved + routing),
         tp=2 * tp,
-        cp=3 * ring,
+        cp=3 * ring + 2 * swap,
         ep=2 * ep,
         recompute=again,
     )
@@ -169,18 +192,23 @@ def _core_attention(columns: PricedColumns, constants: Constants) -> tuple[Colum
     return np.where(kept, flash, plain), np.where(kept, FLASH_BACKWARD * flash, 2 * plain)
 
 
-def _traffic(columns: PricedColumns, constants: Constants, inner: Column) -> Column:
-    """Two norms, two residuals, RoPE and the activation; casts to fp8. Forward."""
+def _traffic(columns: PricedColumns, constants: Constants, inner: Column, kind: str) -> Column:
+    """A norm and a residual of each sublayer, RoPE and the activation, a mixer's scan; casts to fp8. Forward."""
     model, layout, rows = columns.model, columns.layout, tokens(columns)
     whole = np.where(layout.sequence_parallel > 0, layout.tp, 1)
-    channels = 10 * model.hidden / whole + 2 * (model.query_width + model.kv_width) / layout.tp
+    queries, between = np.zeros(columns.count), np.zeros(columns.count)
+    if kind[0] in ATTENTIONS:
+        queries, between = model.query_width, 2 * (model.query_width + model.kv_width)
+    elif kind[0] in MIXERS:
+        queries, between = widths(columns, kind[0])[1], mixer_channels(columns, kind[0])
+    channels = 5 * len(kind) * model.hidden / whole + between / layout.tp
     channels = channels + (2 + model.gated) * inner / layout.tp
     times = np.where(columns.software.fused > 0, constants.traffic_fused, constants.traffic_plain)
     small = (columns.format >= 1) & (columns.format <= 3)
-    read = 2 * model.hidden + (model.query_width + inner) / layout.tp
+    read = len(kind) * model.hidden + (queries + inner) / layout.tp
     casts = np.where(small, constants.traffic_cast * 2 * read, 0.0)
     moved = element_bytes(columns) * rows * (channels * times + casts) / tuned(columns, constants)
-    kernels = np.where(columns.software.fused > 0, FUSED_KERNELS, PLAIN_KERNELS)
+    kernels = np.where(columns.software.fused > 0, FUSED_KERNELS, PLAIN_KERNELS) * (len(kind) / 2)
     return moved / columns.machine.memory_bytes_per_s + kernels * gap_s(columns, constants)
 
 

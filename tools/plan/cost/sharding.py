@@ -7,7 +7,9 @@ import numpy as np
 
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
+from tools.plan.cost.kinds import share_of
 from tools.plan.cost.links import gather_s
+from tools.plan.cost.mixers import widths
 from tools.plan.cost.products import SUSTAINED_MEMORY
 from training.memory.activations import element_bytes
 from training.memory.cases import Column
@@ -49,10 +51,19 @@ def rank_parameters(columns: PricedColumns) -> RankParameters:
     layers = (model.layers + model.extra_heads) / layout.pp
     tables = model.vocab * model.hidden / layout.tp * np.where(layout.pp == 1, 2, 1)
     apart = (layout.ep > 1) | (layout.etp != layout.tp)
-    dense = layers * (attention + mlp * (1 - share) + shared * share) + tables
+    own = _of_kinds(columns, attention, mlp) if columns.kinds else attention + mlp * (1 - share)
+    dense = layers * (own + shared * share) + tables
     return RankParameters(
         dense=dense, expert=layers * share * expert, tables=tables, layers=layers, moe_layers=layers * share * apart
     )
+
+
+def _of_kinds(columns: PricedColumns, attention: Column, mlp: Column) -> Column:
+    """Attention, mixers and MLPs of a hybrid's mean block."""
+    parts = {"*+": attention, "-": mlp}
+    parts |= {symbol: columns.model.hidden * sum(widths(columns, symbol)) / columns.layout.tp for symbol in "MG"}
+    found = [share_of(columns.kinds, symbols, columns.model.layers) * size for symbols, size in parts.items()]
+    return np.asarray(sum(found))
 
 
 class Sharing(NamedTuple):

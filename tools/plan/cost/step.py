@@ -7,8 +7,9 @@ import numpy as np
 from tools.plan.cost.cases import PricedColumns
 from tools.plan.cost.constants import Constants
 from tools.plan.cost.head import embedding_s, head_s
+from tools.plan.cost.kinds import stages_of
 from tools.plan.cost.launches import launching_s
-from tools.plan.cost.layer import BlockTimes, mean_block
+from tools.plan.cost.layer import BlockTimes, block_of_kind, mean_block
 from tools.plan.cost.links import within_domain
 from tools.plan.cost.sharding import accumulate_s, data_parallel_s, optimizer_s
 from training.memory.activations import element_bytes
@@ -43,7 +44,7 @@ def step_times(columns: PricedColumns, constants: Constants) -> StepTimes:
     """Of every case. The pipeline: every stage takes all microbatches; the others' first and last stand idle."""
     layout, count = columns.layout, columns.layout.microbatches
     block, forward = mean_block(columns, constants)
-    first, middle, last = stage_layers(columns)
+    first, middle, last = _by_kinds(columns, constants, block) if columns.kinds else stage_layers(columns)
     head, lookup = head_s(columns, constants), embedding_s(columns)
     alone = layout.pp == 1
     ends = np.maximum(first * block.total + lookup, middle * block.total)
@@ -96,6 +97,13 @@ def stage_layers(columns: PricedColumns) -> tuple[Column, Column, Column]:
     last = np.where(layout.last_layers > 0, layout.last_layers, np.floor(layers / layout.pp))
     uneven = (layout.first_layers > 0) | (layout.last_layers > 0)
     middle = np.where(uneven & (layout.pp > 2), np.ceil((layers - first - last) / np.maximum(1, layout.pp - 2)), first)
+    return first, middle, last + columns.model.extra_heads
+
+
+def _by_kinds(columns: PricedColumns, constants: Constants, mean: BlockTimes) -> tuple[Column, Column, Column]:
+    """The same of hybrids: as many mean blocks as take the time of the stage's own."""
+    takes = {kind: block_of_kind(columns, constants, kind)[0].total / mean.total for kind in columns.kinds}
+    first, middle, last = stages_of(columns.kinds, takes, columns.layout.pp)
     return first, middle, last + columns.model.extra_heads
 
 

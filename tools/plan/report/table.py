@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from parallel.output import columns
 from tools.plan.search.pricing import SPENT, PricedLayout
 from tools.plan.search.request import PlanRequest
+from training.memory.peak import ATTENTION_AND_MLP
 
 EXPOSED = ("tp", "dp", "cp", "ep", "p2p")
 MEANING = {
@@ -28,11 +29,13 @@ MEANING = {
 def heading(question: PlanRequest, priced: int, seconds: float) -> list[str]:
     """What was asked, and how many layouts were tried."""
     shape, cluster = question.shape, question.cluster
+    assumed = "a hybrid: its scans are priced at an assumed share of peak, and its range is assumed, not 4 of 5 runs"
     return [
         f"{question.model.shape} on {question.num_gpus:,} x {cluster.gpu.name} ({cluster.name}): "
         f"{question.global_batch_size:,} samples x {question.seq_length:,} tokens a step, {shape.num_layers} layers",
         f"{priced:,} layouts priced in {seconds:.1f} s; shown are the fastest that fit into 80 % of "
         f"{cluster.gpu.memory_gib:g} GiB",
+        *([] if ATTENTION_AND_MLP.issuperset(shape.blocks) else [assumed]),
     ]
 
 

@@ -14,9 +14,15 @@ from parallel.config import ParallelConfig
 from tools.plan.cost.hardware import computable, precisions
 from tools.plan.search.request import PlanRequest
 from tools.plan.search.splits import stage_choices
-from training.config.divisibility import expert_problems, latent_problems, sequence_problems, split_problems
+from training.config.divisibility import (
+    context_problems,
+    expert_problems,
+    latent_problems,
+    sequence_problems,
+    split_problems,
+)
 from training.memory.layouts import Candidate, Recompute, Zero
-from training.memory.peak import SAFE_SHARE
+from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE
 
 SMALLEST_PIECE, LONG, SMALLEST_OF_SHORT = 1024, 8192, 2048
 """Tokens of a sequence, a long one or a short one, on one context rank: attention's products on less are too small to
@@ -68,6 +74,8 @@ def _formats(question: PlanRequest) -> list[str]:
 
 
 def _recomputations(shape: GPTShape) -> list[Recompute]:
+    if not ATTENTION_AND_MLP.issuperset(shape.blocks):
+        return ["none", "full"]  # of hybrids' memory nothing else is known (training/memory/mixers.py)
     if all(shape.moe_blocks):
         return ["none", "moe", "full"]
     mlp: list[Recompute] = [] if shape.add_bias_linear else ["mlp"]  # training/config/incompatible.py says why
@@ -149,7 +157,10 @@ def _divides(model: ModelConfig, shape: GPTShape, tp: int, cp: int, pieces: bool
     """pieces: under sequence parallelism."""
     parallel = ParallelConfig(tensor_model_parallel_size=tp, sequence_parallel=pieces, context_parallel_size=cp)
     return not (
-        split_problems(model, shape, tp) or latent_problems(shape, tp) or sequence_problems(model, shape, parallel)
+        split_problems(model, shape, tp)
+        or latent_problems(shape, tp)
+        or sequence_problems(model, shape, parallel)
+        or context_problems(shape, parallel)
     )
 
 

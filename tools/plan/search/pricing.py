@@ -7,7 +7,7 @@ from operator import attrgetter
 import numpy as np
 
 from models.flops import flops_per_token
-from models.sizes import sizes
+from models.sizes import ModelSizes, sizes
 from parallel.errors import UserError
 from tools.clusters import Cluster
 from tools.plan.cost.cases import PricedCase, PricedColumns
@@ -17,7 +17,7 @@ from tools.plan.cost.step import StepTimes, step_times
 from tools.plan.search.request import PlanRequest
 from training.memory.cases import Column
 from training.memory.layouts import Candidate, Zero
-from training.memory.peak import SAFE_SHARE, PeakBytes, memory
+from training.memory.peak import ATTENTION_AND_MLP, SAFE_SHARE, PeakBytes, memory
 from training.memory.software import OURS, Software, sharded
 from training.memory.states import BlockStack, HeldParameters, states
 
@@ -233,6 +233,13 @@ def _plan(
         fullest_stage=int(held.stage[place]),
         tokens_per_s_per_gpu=rate,
         mfu=rate * flops / case.machine.peak_flops,
-        interval=interval("experts" if case.model.experts else "dense"),
+        interval=interval(_kind(case.model)),
         memory_bytes=case.machine.memory_bytes,
     )
+
+
+def _kind(model: ModelSizes) -> str:
+    """Of models, by which intervals differ."""
+    if not ATTENTION_AND_MLP.issuperset(model.kinds):
+        return "hybrids"
+    return "experts" if model.experts else "dense"
