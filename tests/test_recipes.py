@@ -19,9 +19,9 @@ RECIPES = sorted((ROOT / "slurm/recipes").glob("*.toml"))
 
 def world_size_of(recipe: Path, config: RunConfig) -> int:
     """``nproc``, or the number in the first line's "on 64 H100"."""
-    said = re.search(r"\bon (\d+)\b", recipe.read_text().splitlines()[0])
+    said = re.search(r"\bon ([\d,]+)\b", recipe.read_text().splitlines()[0])
     assert config.nproc or said, f"{recipe.name}: say in the first line on how many GPUs it runs, or set nproc"
-    return config.nproc or int(said[1] if said else 0)
+    return config.nproc or int(said[1].replace(",", "") if said else 0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)

@@ -217,7 +217,7 @@ def test_a_checkpoint_without_a_tokenizer_and_a_folder_without_a_checkpoint(tmp_
     import_folder(tmp_path / "hf", tmp_path / "checkpoint", dtype=None, workers=1, max_file_bytes=1 << 30)
     with pytest.raises(UserError, match=r"had no tokenizer that Triplane reads. Without a tokenizer there is no text"):
         main([str(tmp_path / "checkpoint"), "--prompt", "a"])
-    with pytest.raises(UserError, match="expected a checkpoint"):
+    with pytest.raises(UserError, match=r"a Hugging Face folder\. Convert it, and give the result: python -m"):
         main([str(tmp_path / "hf"), "--prompt", "a"])
 
 

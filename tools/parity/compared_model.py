@@ -152,5 +152,6 @@ _WITHOUT_EFFECT = {
     "hidden_dropout", "attention_dropout", "init_method_std", "make_vocab_size_divisible_by",
     "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_bias_update_rate", "moe_router_load_balancing_type",
     "max_position_embeddings", "mtp_loss_scaling_factor", "mtp_num_layers", "moe_layer_freq",
+    "hf_model_type",
 }  # fmt: skip
 """On what a trained model computes from its weights; moe_layer_freq is compared by the blocks that it means."""

@@ -23,6 +23,8 @@ from training.memory.layouts import Candidate, Recompute
 from training.memory.software import Software
 
 PUBLISHED = Path(__file__).with_name("published.csv")
+MOST_CHARACTERS = 1 << 17
+"""Of a cell."""
 GIB = 2**30
 """Of mem_gb: nvidia-smi and PyTorch's allocator, which people copy their peaks from, count in powers of two."""
 
@@ -67,6 +69,7 @@ def read(path: Path) -> list[PublishedRun]:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+    csv.field_size_limit(MOST_CHARACTERS)  # a setting of the process
     lines = csv.reader(io.StringIO(text))
     try:
         header = next(lines, [])
