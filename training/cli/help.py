@@ -23,7 +23,7 @@ RARE = {
     "tp_comm_overlap cuda_graph_impl",
     "model": "attention_output_gate linear_attention_freq linear_key_head_dim linear_num_key_heads "
     "linear_num_value_heads linear_value_head_dim name kv_channels norm_epsilon "
-    " add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
+    "add_bias_linear add_qkv_bias qk_layernorm rotary_percent rope_scaling "
     "attention_out_bias mlp_bias norm_placement layernorm_zero_centered_gamma qk_layernorm_full_width "
     "parallel_residual residual_multiplier embedding_multiplier logits_scaling final_logit_softcapping "
     "attn_logit_softcapping softmax_scale rotary_base_local rotary_interleaved rope_attention_factor "

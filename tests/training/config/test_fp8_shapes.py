@@ -20,7 +20,7 @@ def problems(shape: str, recipe: str = "tensorwise", tp: int = 1, seq_length: in
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "mxfp8", "nvfp4"])
-@pytest.mark.parametrize("shape", [name for name in PUBLISHED if not name.startswith("mamba2")])
+@pytest.mark.parametrize("shape", [name for name in PUBLISHED if not name.startswith(("mamba2", "qwen35_27b"))])
 def test_published_models_divide(shape: str, recipe: str) -> None:
     assert problems(shape, recipe, tp=2) == []
 
