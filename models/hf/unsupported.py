@@ -50,9 +50,9 @@ def unsupported(model_type: object) -> str:
             )
         if inner := SAVED_ALONE.get(model_type):
             return (
-                f"{start}: it is a model of text and images. Its text model, {inner}, is: transformers saves it "
-                f"without vision (model.visual.) and multi-token prediction (mtp.): {SAVE_ALONE}. Then copy the "
-                "tokenizer's files into TEXT, and import it."
+                f"{start}: it is a model of text and images. Its text model, {inner}, is: transformers saves that "
+                f"without vision (model.visual.) and multi-token prediction (mtp.): {SAVE_ALONE}. Then copy "
+                "the tokenizer's files into TEXT, and import it."
             )
         if near := difflib.get_close_matches(model_type, ARCHITECTURES, n=3, cutoff=0.6):
             return f"{start}. The nearest that is: {' or '.join(near)}. Supported: {', '.join(ARCHITECTURES)}."
