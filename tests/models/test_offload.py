@@ -8,19 +8,16 @@ import pytest
 import torch
 
 from data.loader import Batch
+from gradients import VOCABULARY, sums_and_gradients
 from models.layers import offload
-from models.resolve import resolve
 from parallel import groups
-from parallel.ddp import unwrap
 from parallel.launch import Identity
 from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
-from training import train
 from training.cli import parse
 from training.config.run_config import RunConfig
-from training.forward_backward import forward_backward
 
-VOCABULARY, MICROBATCHES = 257, 4
+MICROBATCHES = 4
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -34,33 +31,22 @@ def configured(layout: str, shape: str, **fields: Any) -> tuple[RunConfig, int]:
     return with_layout(shrink(config, num_layers=4), layout)
 
 
-def sums_and_gradients(config: RunConfig, ranks: groups.Ranks) -> dict[str, torch.Tensor]:
-    """The sum of losses, and this rank's reduced gradients."""
-    chunks, _ = train.build_parts(config, resolve(config.model, VOCABULARY), ranks)
+def batches(config: RunConfig) -> list[Batch]:
     draw, size = torch.Generator().manual_seed(7), config.model.seq_length
-    batches = [
+    return [
         Batch(
             tokens=(tokens := torch.randint(VOCABULARY, (1, size), generator=draw)),
             labels=tokens.roll(-1, 1), loss_mask=torch.ones(1, size), position_ids=torch.arange(size)[None],
         )
         for _ in range(MICROBATCHES)
     ]  # fmt: skip
-    sums, reduce = forward_backward(chunks, batches, ranks, size, 1)
-    reduce()
-    found = {"sums": sums}
-    for number, chunk in enumerate(chunks):
-        for name, param in unwrap(chunk).named_parameters():
-            gradient = getattr(param, "main_grad", param.grad)
-            local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-            found[f"{number}.{name}"] = local.detach().clone()
-    return found
 
 
 def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int) -> None:
     with groups.start(
         config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
     ) as ranks:
-        plain = sums_and_gradients(config, ranks)
+        plain = sums_and_gradients(config, ranks, batches(config))
         kept, real = list[offload._Kept](), offload._Layer.keep
 
         def counted(layer: offload._Layer, tensor: torch.Tensor) -> offload._Kept:
@@ -69,7 +55,7 @@ def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int)
 
         offload._Layer.keep = counted  # type: ignore[method-assign]
         moved = dataclasses.replace(config, train=dataclasses.replace(config.train, cpu_offloading_num_layers=blocks))
-        found = sums_and_gradients(moved, ranks)
+        found = sums_and_gradients(moved, ranks, batches(config))
         assert len(kept) >= MICROBATCHES * blocks
         assert plain.keys() == found.keys()
         for name, expected in plain.items():
