@@ -4,6 +4,7 @@ python trunk.py SHAPE ...: logits' losses and gradients of both, kernels launche
 same with Megatron's overlap of expert communication (combined 1F1B), which mcore 0.19.2 plans for GPTModel alone.
 """
 
+import copy
 import dataclasses
 import re
 import sys
@@ -49,7 +50,7 @@ def hybrid_model(model: ModelConfig, shape: GPTShape, ep: int, dtype: Any, ranks
 
 def gpt_model(hybrid: Any, shape: GPTShape, ranks: Ranks) -> torch.nn.Module:
     """mcore's, one layer a block, of the modules and the weights of ``hybrid``."""
-    config = dataclasses.replace(hybrid.config)
+    config = copy.copy(hybrid.config)  # with what is no field of mcore's
     config.num_layers, config.is_hybrid_model = shape.num_layers, False
     if shape.num_moe_experts:
         config.moe_layer_freq = [int(moe) for moe in shape.moe_blocks]
