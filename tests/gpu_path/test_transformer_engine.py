@@ -48,10 +48,10 @@ def fp8(recipe: str) -> tuple[str, ...]:
 
 
 def train_and_compare(
-    te_device: WarmDevice, on_the_cpu: Any, run_dir: Path, layout: str, shape: str, order: Order
+    te_device: WarmDevice, on_the_cpu: Any, run_dir: Path, layout: str, shape: str, order: Order, *flags: str
 ) -> None:
-    """Weights and moments by their places in the whole model, too: what each rank's shard is."""
-    printed = te_device.train(Training(layout=layout, shape=shape), run_dir, Emulation(order=order))
+    """Weights and moments by their places in the whole model, too: what each rank's shard is. flags: of this run."""
+    printed = te_device.train(Training(layout=layout, shape=shape), run_dir, Emulation(order=order), flags)
     assert "Transformer Engine" not in printed, printed  # it is there, or Megatron would have said
     found = re.search(r"activations ([\d.]+) MiB\), and ([\d.]+) ([MG])iB of libraries", printed)
     assert found and float(found[1]) < 16 and (found[3] == "G" or float(found[2]) >= 32), printed  # cuBLAS has 32
@@ -96,6 +96,26 @@ def test_layouts_train_whenever_streams_run(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, order: Order
 ) -> None:
     train_and_compare(te_device, on_the_cpu, tmp_path, layout, "debug", order)
+
+
+PIECES = ("--train.cross_entropy_chunk_tokens", "24")
+
+
+@pytest.mark.parametrize(
+    "layout, shape",
+    [
+        ("tp2sp", "debug"),
+        *(pytest.param(*case, marks=pytest.mark.campaign)
+          for case in [("pp2", "gpt2_tiny"), ("tp2sp", "deepseek_v3_tiny"), ("dp2zero3", "debug")]),
+    ],
+)  # fmt: skip
+def test_losses_in_pieces_are_those_of_all_tokens(
+    te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, layout: str, shape: str
+) -> None:
+    """Each piece's product adds its weight's gradient to the main one; in bf16 with the fused cross entropy, too."""
+    train_and_compare(te_device, on_the_cpu, tmp_path / "fp32", layout, shape, "late", *PIECES)
+    te_device.train(Training(layout=layout, shape=shape), tmp_path / "bf16", Emulation(order="late"), (*BF16, *PIECES))
+    assert trainings.loss_difference(tmp_path / "bf16", on_the_cpu(shape, *BF16)) < BF16_BOUND
 
 
 @pytest.mark.parametrize(

@@ -351,6 +351,7 @@ def _piece_bytes(columns: MemoryColumns) -> Column:
     gradients wait for each other, and small pieces hold more than this."""
     model, width = columns.model, element_bytes(columns)
     logits = np.minimum(tokens(columns), columns.software.loss_chunk_tokens) * model.vocab
-    vocabulary = model.hidden * model.vocab
+    # Transformer Engine's product adds a piece's gradient to the main one, so that there is no sum beside it.
+    vocabulary = np.where(columns.software.transformer_engine > 0, 0.0, model.hidden * model.vocab)
     softmax = np.where(width == 4, 4, columns.software.loss_bytes) * logits
     return np.maximum(4 * vocabulary + softmax, (4 + width) * vocabulary + width * logits)

@@ -12,6 +12,8 @@ from training.memory.predicted import Modules, Planned, fullest
 
 GPU = Modules(cuda=True, transformer_engine=True)
 H100 = Room(bytes=79.1 * 2**30, words="the card's {}")
+SMALL = Room(bytes=39.4 * 2**30, words="the card's {}")
+RECOMPUTED = "--train.recompute_granularity full --train.recompute_method uniform --train.recompute_num_layers 1"
 LLAMA = "--model.shape llama3_8b --model.seq_length 8192 --train.global_batch_size 64 --precision.dtype bf16"
 
 
@@ -80,6 +82,12 @@ def test_the_cheapest_comes_first() -> None:
 )
 def test_weights_in_shards_are_among_the_changes(more: str, words: str) -> None:
     assert any(words in line for line in printed(f"{LLAMA} {more}", 8))
+
+
+def test_logits_in_pieces_are_among_the_changes() -> None:
+    """Of 262,144 ids and 16,384 tokens, logits are what does not fit."""
+    lines = printed("--model.shape gemma3_1b --model.seq_length 16384 --precision.dtype bf16 " + RECOMPUTED, 1, SMALL)
+    assert any(line.strip().startswith("--train.cross_entropy_chunk_tokens 1024: ") for line in lines), lines
 
 
 def test_where_nothing_fits_the_ranks_that_would() -> None:
