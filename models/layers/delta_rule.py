@@ -8,9 +8,9 @@ Shape letters: b samples, s tokens, c chunks, l and m tokens of a chunk (Q), h h
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from models.flops import DELTA_CHUNK
+from models.layers.ssd import chunks
 
 
 def normalised(x: Tensor) -> Tensor:
@@ -19,24 +19,23 @@ def normalised(x: Tensor) -> Tensor:
 
 
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor,
-                     documents: Tensor | None = None, before: Tensor | None = None,
-                     chunk: int = DELTA_CHUNK) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """o_t = q_t S_t / sqrt(k), S_t = S' + beta_t k_t (v_t - k_t S')^T with S' = exp(decay_t) S_{t-1}: outputs
-    [b, s, h, v] and the last state [b, h, k, v], fp32.
+                     documents: Tensor | None = None, chunk: int = DELTA_CHUNK) -> Tensor:  # fmt: skip
+    """o_t = q_t S_t / sqrt(k), S_t = S' + beta_t k_t (v_t - k_t S')^T with S' = exp(decay_t) S_{t-1}: [b, s, h, v],
+    fp32.
 
     query, key [b, s, h, k] of length 1, value [b, s, h, v], decay below 0 and beta in (0, 1) [b, s, h]. documents:
-    [b, s], equal numbers for tokens of one document; the state is 0 before each. before: the state of the text so far.
+    [b, s], equal numbers for tokens of one document; the state is 0 before each.
     """
     samples, length, heads, width = key.shape
     size = min(chunk, length)
-    query, key, value, beta = (_chunks(one.float(), size) for one in (query, key, value, beta))
+    query, key, value, beta = (_by_head(one.float(), size) for one in (query, key, value, beta))
     query, written = query * width**-0.5, key * beta[..., None]
-    decay = _chunks(decay.double(), size).cumsum(dim=-1)  # in fp64: its gradient is a sum of terms that nearly cancel
+    decay = _by_head(decay.double(), size).cumsum(dim=-1)  # in fp64: its gradient is a sum of terms that nearly cancel
     earlier = torch.ones(size, size, dtype=torch.bool, device=key.device).tril()
     spans = decay, decay[..., -1:] - decay, decay[..., -1]
     reached, left, kept = (span.float().exp() for span in spans)
     if documents is not None:
-        whole = _chunks(documents[..., None].expand(-1, -1, 1), size, repeat_last=True)  # [b, 1, c, l]
+        whole = _by_head(documents[..., None], size, repeat_last=True)  # [b, 1, c, l]
         last = whole[..., -1:]
         entered = torch.cat([whole[:, :, :1, :1], last[:, :, :-1]], dim=2)  # the document of the state before the chunk
         earlier = earlier & (whole[..., None] == whole[..., None, :])
@@ -49,20 +48,15 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, b
     new, old = solved.split([value.shape[-1], width], dim=-1)
     attention = (query @ key.transpose(-1, -2)) * within
     query, key = query * reached[..., None], key * left[..., None]
-    state = value.new_zeros(samples, heads, width, value.shape[-1]) if before is None else before.float()
+    state = value.new_zeros(samples, heads, width, value.shape[-1])
     found = []
     for number in range(key.shape[2]):
         added = new[:, :, number] - old[:, :, number] @ state
         found.append(query[:, :, number] @ state + attention[:, :, number] @ added)
         state = state * kept[:, :, number, None, None] + key[:, :, number].transpose(-1, -2) @ added
-    return torch.cat(found, dim=2)[:, :, :length].transpose(1, 2), state
+    return torch.cat(found, dim=2)[:, :, :length].transpose(1, 2)
 
 
-def _chunks(whole: Tensor, size: int, *, repeat_last: bool = False) -> Tensor:
-    """[b, s, h, ...] -> [b, h, c, Q, ...]. Zeros behind the end: they neither decay a state nor add to it."""
-    missing = -whole.shape[1] % size
-    if missing and repeat_last:
-        whole = torch.cat([whole, whole[:, -1:].expand(-1, missing, *whole.shape[2:])], dim=1)
-    elif missing:
-        whole = functional.pad(whole, (0, 0) * (whole.dim() - 2) + (0, missing))
-    return whole.transpose(1, 2).unflatten(2, (-1, size))
+def _by_head(whole: Tensor, size: int, *, repeat_last: bool = False) -> Tensor:
+    """[b, s, h, ...] -> [b, h, c, Q, ...]."""
+    return chunks(whole, size, repeat_last=repeat_last).movedim(3, 1)

@@ -94,7 +94,7 @@ class _GatedDeltaNet(GatedDeltaNet):
         steps = alpha.double() + get_parameter_local_cp(self.dt_bias, 0, group).double()
         decay = -get_parameter_local_cp(self.A_log, 0, group).double().exp() * functional.softplus(steps)
         value = value.unflatten(-1, (-1, self.value_head_dim))
-        out, _ = gated_delta_rule(query, key, value, decay, beta.float().sigmoid(), documents)
+        out = gated_delta_rule(query, key, value, decay, beta.float().sigmoid(), documents)
         gate = gate.unflatten(-1, (-1, self.value_head_dim))
         out = self._apply_gated_norm(out.to(whole.dtype), gate).flatten(2).transpose(0, 1).contiguous()
         return self.out_proj(tensor_a2a_hp2cp(out, seq_dim=0, head_dim=-1, cp_group=group))

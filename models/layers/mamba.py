@@ -111,7 +111,7 @@ class _Mixer(MambaMixer):
         x = x.unflatten(-1, (-1, self.headdim))
         step = functional.softplus(dt.double() + cp.get_dt_bias().double())
         b, c = (one.unflatten(-1, (-1, self.d_state)) for one in (b, c))
-        y, _ = chunked_scan(x, step, -cp.get_A_log().double().exp(), b, c, documents)
+        y = chunked_scan(x, step, -cp.get_A_log().double().exp(), b, c, documents)
         y = (y + cp.get_D().float()[:, None] * x.float()).flatten(2)
         return (y * functional.silu(z.float())).to(whole.dtype)
 

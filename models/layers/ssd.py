@@ -8,8 +8,6 @@ Shape letters: b samples, s tokens, c chunks, l and m tokens of a chunk (Q), g g
 heads, p channels of a head, n channels of a state.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,27 +15,13 @@ from torch.nn import functional
 from models.flops import MAMBA_CHUNK
 
 
-class ScanState(NamedTuple):
-    """What a text carries on behind its last token, for generation."""
-
-    conv: Tensor
-    """The last inputs of the convolution [b, taps - 1, channels]."""
-    ssm: Tensor
-    """fp32 [b, h, p, n]."""
-
-
-def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None = None,
-                before: Tensor | None = None) -> Tensor:  # fmt: skip
+def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, documents: Tensor | None = None) -> Tensor:
     """Each channel's own causal convolution, then SiLU. inputs [b, s, channels], weight [channels, 1, taps] -> inputs'.
 
-    documents: [b, s], equal numbers for tokens of one document; a tap does not reach into another one. before: the last
-    taps - 1 inputs of the text so far [b, taps - 1, channels]; None: there are none.
+    documents: [b, s], equal numbers for tokens of one document; a tap does not reach into another one.
     """
     taps, length = weight.shape[-1], inputs.shape[1]
-    if before is None:
-        padded = functional.pad(inputs, (0, 0, taps - 1, 0))
-    else:
-        padded = torch.cat([before.to(inputs.dtype), inputs], dim=1)
+    padded = functional.pad(inputs, (0, 0, taps - 1, 0))
     out = inputs.new_zeros(()) if bias is None else bias
     for tap in range(taps):
         term = padded[:, tap : tap + length] * weight[:, 0, tap]
@@ -50,34 +34,29 @@ def causal_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, documents: 
 
 
 def chunked_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, documents: Tensor | None = None,
-                 before: Tensor | None = None, chunk: int = MAMBA_CHUNK) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y_t = C_t S_t with S_t = exp(dt_t a) S_{t-1} + dt_t x_t B_t: y [b, s, h, p], the last state [b, h, p, n]; fp32.
+                 chunk: int = MAMBA_CHUNK) -> Tensor:  # fmt: skip
+    """y_t = C_t S_t with S_t = exp(dt_t a) S_{t-1} + dt_t x_t B_t: y [b, s, h, p], fp32.
 
     x [b, s, h, p], dt [b, s, h] above 0, a [h] below 0, b and c [b, s, g, n]. documents: [b, s], equal numbers for
-    tokens of one document; the state is 0 before each. before: the state of the text so far.
+    tokens of one document; the state is 0 before each.
     """
-    samples, length, heads, _ = x.shape
-    groups, size = b.shape[2], min(chunk, length)
-    x, b, c = (_chunks(one.float(), size) for one in (x, b, c))
-    dt = _chunks(dt, size)
+    length, groups = x.shape[1], b.shape[2]
+    size = min(chunk, length)
+    x, b, c = (chunks(one.float(), size) for one in (x, b, c))
+    dt = chunks(dt, size)
     x = (x * dt.float()[..., None]).unflatten(3, (groups, -1))  # [b, c, l, g, r, p]
     # its logarithm since the chunk began; in fp64, for its gradient is a sum of terms that nearly cancel
     decay = torch.cumsum(dt.double() * a.double(), dim=2).unflatten(3, (groups, -1))
-    alike = None if documents is None else _chunks(documents, size, repeat_last=True)
-    within = _within_chunks(x, decay, b, c, alike)
-    state = x.new_zeros(samples, groups, heads // groups, x.shape[-1], b.shape[-1])
-    if before is not None:
-        state = before.float().unflatten(1, (groups, -1))
-    across, state = _across_chunks(x, decay, b, c, alike, state)
-    y = (within + across).flatten(3, 4).flatten(1, 2)[:, :length]
-    return y, state.flatten(1, 2)
+    alike = None if documents is None else chunks(documents, size, repeat_last=True)
+    y = _within_chunks(x, decay, b, c, alike) + _across_chunks(x, decay, b, c, alike)
+    return y.flatten(3, 4).flatten(1, 2)[:, :length]
 
 
-def _chunks(whole: Tensor, size: int, *, repeat_last: bool = False) -> Tensor:
+def chunks(whole: Tensor, size: int, *, repeat_last: bool = False) -> Tensor:
     """[b, s, ...] -> [b, c, Q, ...]. Zeros behind the end: a token with dt 0 neither decays a state nor adds to it."""
     missing = -whole.shape[1] % size
     if missing and repeat_last:
-        whole = torch.cat([whole, whole[:, -1:].expand(-1, missing)], dim=1)
+        whole = torch.cat([whole, whole[:, -1:].expand(-1, missing, *whole.shape[2:])], dim=1)
     elif missing:
         whole = functional.pad(whole, (0, 0) * (whole.dim() - 2) + (0, missing))
     return whole.unflatten(1, (-1, size))
@@ -95,10 +74,8 @@ def _within_chunks(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Te
     return torch.einsum("bclmgr,bcmgrp->bclgrp", scores[..., None] * mask, x)
 
 
-def _across_chunks(
-    x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What the tokens get of the chunks before theirs [b, c, l, g, r, p], and the state behind the last one."""
+def _across_chunks(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, documents: Tensor | None) -> Tensor:
+    """What the tokens get of the chunks before theirs, [b, c, l, g, r, p]."""
     left = (decay[:, :, -1:] - decay).float().exp()  # of what a token adds, at the end of its chunk
     kept, reached = decay[:, :, -1].float().exp(), decay.float().exp()  # of the state before it: at the end; at a token
     if documents is not None:
@@ -108,9 +85,9 @@ def _across_chunks(
         kept = kept * (last == entered)[..., None, None]
         reached = reached * (documents == entered[..., None])[..., None, None]
     added = torch.einsum("bclgrp,bclgn->bcgrpn", x * left[..., None], b)
-    states = []
+    state, states = torch.zeros_like(added[:, 0]), []
     for number in range(x.shape[1]):
         states.append(state)
         state = state * kept[:, number, ..., None, None] + added[:, number]
     found = torch.einsum("bclgn,bcgrpn->bclgrp", c, torch.stack(states, dim=1))
-    return found * reached[..., None], state
+    return found * reached[..., None]

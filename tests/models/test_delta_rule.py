@@ -42,7 +42,7 @@ def recurrence(
 
 def _same(chunk: int, starts: Tensor | None) -> None:
     given = {name: value.requires_grad_() for name, value in inputs().items()}
-    found, _ = gated_delta_rule(**given, documents=starts, chunk=chunk)
+    found = gated_delta_rule(**given, documents=starts, chunk=chunk)
     expected = recurrence(**given, starts=starts)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     leaves = list(given.values())
@@ -55,16 +55,3 @@ def _same(chunk: int, starts: Tensor | None) -> None:
 @pytest.mark.parametrize("chunk", [1, 10, 16, 64])
 def test_chunks_give_what_the_recurrence_gives(chunk: int, starts: Tensor | None) -> None:
     run_ranks(1, lambda _identity: _same(chunk, starts))
-
-
-def _goes_on() -> None:
-    given, first = inputs(), 40
-    whole, last = gated_delta_rule(**given, chunk=16)
-    one, state = gated_delta_rule(**{name: value[:, :first] for name, value in given.items()}, chunk=16)
-    two, end = gated_delta_rule(**{name: value[:, first:] for name, value in given.items()}, chunk=16, before=state)
-    torch.testing.assert_close(torch.cat([one, two], dim=1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(end, last, rtol=1e-5, atol=1e-5)
-
-
-def test_a_text_goes_on_from_its_state() -> None:
-    run_ranks(1, lambda _identity: _goes_on())

@@ -44,7 +44,7 @@ def recurrence(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, starts: T
 
 def _same_as_the_recurrence(chunk: int, starts: Tensor | None) -> None:
     given = inputs()
-    found, _ = chunked_scan(**given, documents=starts, chunk=chunk)
+    found = chunked_scan(**given, documents=starts, chunk=chunk)
     torch.testing.assert_close(found.double(), recurrence(**given, starts=starts), rtol=1e-5, atol=3e-5)
 
 
@@ -59,7 +59,7 @@ def _same_gradients() -> None:
     given = {name: value.requires_grad_() for name, value in inputs().items()}
     strong = {**given, "dt": given["dt"] * 20}
     leaves = list(given.values())
-    ours = torch.autograd.grad(chunked_scan(**strong, documents=STARTS, chunk=16)[0].sum(), leaves, retain_graph=True)
+    ours = torch.autograd.grad(chunked_scan(**strong, documents=STARTS, chunk=16).sum(), leaves, retain_graph=True)
     theirs = torch.autograd.grad(recurrence(**strong, starts=STARTS).sum(), leaves)
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.isfinite().all()
@@ -68,21 +68,6 @@ def _same_gradients() -> None:
 
 def test_gradients_are_finite_and_those_of_the_recurrence() -> None:
     on_a_rank(_same_gradients)
-
-
-def _goes_on() -> None:
-    given, first = inputs(), 40
-    whole, last = chunked_scan(**given, chunk=16)
-    parts = [{name: value if name == "a" else value[:, span] for name, value in given.items()}
-             for span in (slice(None, first), slice(first, None))]  # fmt: skip
-    one, state = chunked_scan(**parts[0], chunk=16)
-    two, end = chunked_scan(**parts[1], chunk=16, before=state)
-    torch.testing.assert_close(torch.cat([one, two], dim=1), whole, rtol=1e-5, atol=2e-5)
-    torch.testing.assert_close(end, last, rtol=1e-5, atol=2e-5)
-
-
-def test_a_text_goes_on_from_its_state() -> None:
-    on_a_rank(_goes_on)
 
 
 def _same_convolution() -> None:
@@ -99,8 +84,6 @@ def _same_convolution() -> None:
         for start in STARTS[sample].unique().tolist():
             own = STARTS[sample] == start
             torch.testing.assert_close(together[sample : sample + 1, own], torchs(given[sample : sample + 1, own]))
-    goes_on = causal_conv(given[:, 20:], weight, bias, before=given[:, 17:20])
-    torch.testing.assert_close(goes_on, torchs(given)[:, 20:])
 
 
 def test_the_convolution_is_torchs_and_stays_within_a_document() -> None:
