@@ -18,13 +18,14 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
 from models.activations import ACTIVATIONS
-from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE, ModelConfig
+from models.config import ModelConfig
 from models.init import initialise, parameters_without_memory
 from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
 from models.layers.spec import provider, stack_spec, with_own_attention
+from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.rope import inv_freq
 from models.shapes import GPTShape
 from models.sublayers import (

@@ -79,7 +79,7 @@ def constant_of(name: str, shape: GPTShape) -> float:
 
 
 def std_of(name: str, shape: GPTShape) -> float | None:
-    """Standard deviation of a parameter's initial values; None for norms (1) and biases (0).
+    """Standard deviation of a parameter's initial values; None: ``constant_of`` says, or ``uniform_of``.
 
     Projections that write into the residual stream get init_method_std / sqrt(their number), as in GPT-2 and Megatron:
     2 num_layers, or the letters of a pattern.

@@ -25,7 +25,8 @@ MODULES = sorted([*(path for name in OURS for path in (ROOT / name).rglob("*.py"
 NO_TORCH = """
     parallel.errors parallel.config parallel.layout parallel.stages parallel.megatron_fields parallel.launch
     parallel.local_ranks parallel.output parallel.processes
-    models.config models.shapes models.families models.frequencies models.parameters models.sublayers models.flops
+    models.config models.owned_fields models.ranges models.shapes models.families models.frequencies models.parameters
+    models.sublayers models.flops
     data.config
     training.config.run_config training.config.batch_schedule training.config.lr_schedule
     training.config.divisibility training.config.profile_config training.config.recipe

@@ -11,7 +11,8 @@ import pytest
 
 import ranks  # noqa: F401  (imports torch and megatron once)
 from data.prepared import Prepared
-from layout_cases import GPU_ONLY, MODELS, REFUSED, Model, Refused, drawn
+from layout_cases import MODELS, Model, drawn
+from refused_layouts import GPU_ONLY, REFUSED, Refused
 from tools.parity.compare import Observed, compare, observe
 from training.cli import parse
 

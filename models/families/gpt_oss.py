@@ -39,7 +39,7 @@ def _gpt_oss(num_layers: int, num_moe_experts: int) -> GPTShape:
     )
 
 
-def _tiny_gpt_oss(**changes: Any) -> GPTShape:
+def _tiny_gpt_oss() -> GPTShape:
     """Windows and an original context that a short sequence exceeds; an awkward width of experts."""
     small: dict[str, Any] = {
         "window_size": (15, 0),
@@ -48,7 +48,7 @@ def _tiny_gpt_oss(**changes: Any) -> GPTShape:
         "moe_router_topk": 2,
         "moe_ffn_hidden_size": 48,
     }
-    return tiny(PUBLISHED["gpt_oss_20b"], **small | changes)
+    return tiny(PUBLISHED["gpt_oss_20b"], **small)
 
 
 PUBLISHED: dict[str, GPTShape] = {

@@ -206,7 +206,7 @@ def equal_dropouts(key: str, others: tuple[str, ...], default: float) -> PARTS:
 
     def read(left: Config, fields: dict[str, Any]) -> None:
         found = left.pop(key, default)
-        if not is_one_of(found, (0,)) and Span(0, 1).problem(key, found):
+        if Span(0, 1).problem(key, found):
             raise Unsupported(key, found, "a number from 0 to 1")
         fields["hidden_dropout"] = found
         for other in others:

@@ -80,19 +80,6 @@ def window(default: int | None) -> tuple[Read, Write]:
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
-def window_types(kinds: list[Any], blocks: int, window: int) -> dict[str, Any]:
-    """Our fields for ``layer_types``, one for each block, and a window of so many tokens, a token's own among them.
-
-    Raises Unsupported.
-    """
-    if len(kinds) != blocks or any(kind not in (WINDOWED, WHOLE) for kind in kinds):
-        raise Unsupported("layer_types", kinds, f'"{WINDOWED}" or "{WHOLE}" for each of {blocks} blocks')
-    windowed = [kind == WINDOWED for kind in kinds]
-    if not any(windowed):
-        return {"window_size": (-1, 0)}
-    return {"window_size": (window - 1, 0), "window_attn_skip_freq": skip_freq(windowed)}
-
-
 def write_window_types(shape: GPTShape) -> list[str]:
     """``layer_types``."""
     return [WINDOWED if windowed else WHOLE for windowed in shape.window_blocks]

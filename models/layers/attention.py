@@ -25,11 +25,10 @@ from parallel.errors import SharedMistake
 
 def check_supported(config: TransformerConfig) -> None:
     """Raises SharedMistake for what only Transformer Engine's attention does: ignoring it would be silently wrong."""
-    found = {
-        "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
-    }
-    for name in (name for name, used in found.items() if used):
-        raise SharedMistake(f"model.megatron: {name} needs Transformer Engine's attention, which is not used here.")
+    if config.apply_query_key_layer_scaling:
+        raise SharedMistake(
+            "model.megatron: apply_query_key_layer_scaling needs Transformer Engine's attention, which is not used."
+        )
 
 
 def softcap_of(config: TransformerConfig) -> float:

@@ -30,7 +30,7 @@ class Offload:
     def __init__(
         self, offloaded: Sequence[nn.Module], layers: Sequence[nn.Module], device: torch.device, least_bytes: int
     ) -> None:
-        self.device, self.least_bytes = device, least_bytes
+        self.least_bytes = least_bytes
         self.streams = CopyStreams() if device.type == "cuda" else None
         self.current: _ForwardPass | None = None
         for layer in layers:

@@ -154,7 +154,7 @@ def stack_spec(config: TransformerConfig, backend: BackendSpecProvider, shape: G
         moe_layer=_moe_layer(config, backend, norm, shape),
         mtp_block_spec=_mtp_block(backend, norm),
     )
-    if shape is not None and any(shape.linear_blocks):
+    if any(shape.linear_blocks):
         submodules.gdn_layer = gated_delta_net_layer(backend, norm, config.use_cpu_initialization)
     if "M" in pattern:
         submodules.mamba_layer = mamba_layer(backend, norm, config.use_cpu_initialization)

@@ -7,7 +7,7 @@ import torch
 
 from models import init
 from models.families import SHAPES
-from models.init import constant_of, fill_normal, normal, std_of
+from models.init import constant_of, fill_normal, fill_uniform, normal, std_of, uniform_of
 from models.names import canonical, checkpoint_key
 from models.parameters import parameters
 
@@ -100,3 +100,27 @@ def test_xielu_starts_as_published() -> None:
     ]
     found = torch.nn.functional.softplus(torch.tensor(alphas))
     torch.testing.assert_close(found + torch.tensor([0.0, 0.5]), torch.tensor([0.8, 0.8]))
+
+
+def test_mixers_begin_as_megatrons_do() -> None:
+    """Decays of 1 to 16, steps of 0.001 to 0.1, taps of at most 1/2 (megatron-core 0.19.2, ssm/); a gain of 1."""
+
+    def drawn(name: str) -> torch.Tensor:
+        even, tensor = uniform_of(name), torch.empty(4096)
+        assert even is not None
+        fill_uniform(tensor, 1, name, (4096,), (0,), even)
+        return tensor
+
+    for place in ("mixer", "self_attention"):
+        decays, taps = drawn(f"layers.0.{place}.A_log").exp(), drawn(f"layers.0.{place}.conv1d.weight")
+        assert 1 <= decays.min() < 1.1 and 15.9 < decays.max() <= 16
+        assert -0.5 <= taps.min() < -0.49 and 0.49 < taps.max() < 0.5
+    steps = torch.nn.functional.softplus(drawn("layers.0.mixer.dt_bias"))
+    assert 0.000999 < steps.min() < 0.0011 and 0.09 < steps.max() < 0.1001 and 0.009 < steps.median() < 0.011
+    mamba, delta = SHAPES["mamba2_tiny"], SHAPES["qwen3_next_tiny"]
+    ones = [(mamba, "mixer.D"), (mamba, "mixer.norm.weight"), (delta, "self_attention.out_norm.weight"),
+            (delta, "self_attention.dt_bias")]  # fmt: skip
+    for shape, name in ones:
+        assert any(parameter.name == f"layers.0.{name}" for parameter in parameters(shape)), name
+        assert (std_of(f"layers.0.{name}", shape), constant_of(f"layers.0.{name}", shape)) == (None, 1.0)
+    assert uniform_of("layers.0.self_attention.dt_bias") is None

@@ -1,6 +1,8 @@
-"""Activations that wait on the host: the same losses and gradients, and nothing of them left on the device."""
+"""Activations that wait on the host: the same losses and gradients, and the block's own are let go."""
 
+import contextlib
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def batches(config: RunConfig) -> list[Batch]:
     ]  # fmt: skip
 
 
-def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int) -> None:
+def compare(identity: Identity, config: RunConfig, world_size: int) -> None:
     with groups.start(
         config.layout(world_size), identity, device="cpu", seed=1, timeout_minutes=1, parallel=config.parallel
     ) as ranks:
@@ -54,9 +56,9 @@ def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int)
             return kept[-1]
 
         offload._Layer.keep = counted  # type: ignore[method-assign]
-        moved = dataclasses.replace(config, train=dataclasses.replace(config.train, cpu_offloading_num_layers=blocks))
+        moved = dataclasses.replace(config, train=dataclasses.replace(config.train, cpu_offloading_num_layers=1))
         found = sums_and_gradients(moved, ranks, batches(config))
-        assert len(kept) >= MICROBATCHES * blocks
+        assert len(kept) >= MICROBATCHES
         assert plain.keys() == found.keys()
         for name, expected in plain.items():
             assert torch.equal(found[name], expected), name
@@ -78,11 +80,32 @@ def compare(identity: Identity, config: RunConfig, world_size: int, blocks: int)
 )
 def test_the_same_losses_and_gradients(layout: str, shape: str, fields: dict[str, Any]) -> None:
     config, world_size = configured(layout, shape, **fields)
-    run_ranks(world_size, compare, config, world_size, 1)
+    run_ranks(world_size, compare, config, world_size)
 
 
 def test_weights_and_what_shares_their_memory_stay() -> None:
     run_ranks(1, _weights_stay)
+
+
+def test_what_has_left_is_let_go() -> None:
+    run_ranks(1, _let_go)
+
+
+def _let_go(identity: Identity) -> None:
+    """Of a block's own result, which autograd wants again, no one holds the memory once the next block begins."""
+    layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid(), torch.nn.Linear(8, 8)),
+                                  torch.nn.Linear(8, 8)])  # fmt: skip
+    own, between = offload.Offload([layers[0]], list(layers), torch.device("cpu"), 0), list[Any]()
+
+    def noted(_module: object, _inputs: object, output: torch.Tensor) -> None:
+        between.append(weakref.ref(output.untyped_storage()))
+
+    layers[0][1].register_forward_hook(noted)
+    for blocks, is_held in ((own, False), (None, True)):
+        with own.forward_pass() if blocks else contextlib.nullcontext():
+            last = layers[1](layers[0](torch.randn(4, 8)))
+        assert (between.pop()() is not None) == is_held
+        last.sum().backward()
 
 
 def _weights_stay(identity: Identity) -> None:

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from models import sublayers
-from models.config import OWNED, ModelConfig
+from models.config import ModelConfig
 from models.families import named
 from models.frequencies import parse_freq
+from models.owned_fields import OWNED
 from models.parameters import Parameter, parameters
 from models.resolve import resolve
 from models.shape_problems import shape_problems

@@ -33,7 +33,7 @@ def test_every_field_that_tables_name_exists() -> None:
 def test_what_goes_to_megatron_core_by_name_exists_there_and_is_not_ours() -> None:
     from megatron.core.transformer import TransformerConfig
 
-    from models.config import OWNED
+    from models.owned_fields import OWNED
 
     fields = {entry.partition("=")[0] for entry in table.MEGATRON_FIELDS.values()}
     assert fields <= {field.name for field in dataclasses.fields(TransformerConfig)} - OWNED

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from models.config import RECOMPUTED_BY_TRANSFORMER_ENGINE
+from models.owned_fields import RECOMPUTED_BY_TRANSFORMER_ENGINE
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 

@@ -58,8 +58,8 @@ def _read(left: Config, fields: dict[str, Any]) -> None:
     """Chunks, norms of queries and keys, and queries that grow; experts of one width."""
     fields["moe_shared_expert_intermediate_size"] = fields["moe_ffn_hidden_size"]
     chunk = left.pop("attention_chunk_size", 8192)
-    if (problem := TOKENS.problem("attention_chunk_size", chunk)) is not None:
-        raise Unsupported("attention_chunk_size", chunk, f"{TOKENS}" if problem else "")
+    if TOKENS.problem("attention_chunk_size", chunk) is not None:
+        raise Unsupported("attention_chunk_size", chunk, str(TOKENS))
     fields["attention_chunk_size"] = chunk
     fields["qk_l2_norm"] = take_bool(left, "use_qk_norm", True)
     tuned = left.pop("attn_temperature_tuning", True)
@@ -67,8 +67,8 @@ def _read(left: Config, fields: dict[str, Any]) -> None:
         raise Unsupported("attn_temperature_tuning", tuned, "true or false")
     scale, floor = left.pop("attn_scale", 0.1), pop_number(left, "floor_scale", 8192, TOKENS)
     if tuned and fields["no_rope_freq"] != "0":
-        if (problem := Span(0, 1e3, above=True).problem("attn_scale", scale)) is not None:
-            raise Unsupported("attn_scale", scale, "a number above 0" if problem else "")
+        if Span(0, 1e3, above=True).problem("attn_scale", scale) is not None:
+            raise Unsupported("attn_scale", scale, "a number above 0")
         fields |= {"attn_scale": scale, "floor_scale": floor}
     left.pop("for_llm_compressor", None)
 

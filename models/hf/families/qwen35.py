@@ -28,10 +28,6 @@ and of the precision of states, which is fp32 there and here."""
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Which channels turn by a token's place in an image: by its place in the text where there is no image."""
 
-_LINEAR = {
-    f"linear_{name}": f"linear_{name}"
-    for name in ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
-}
 _LINEAR_DEFAULTS = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
