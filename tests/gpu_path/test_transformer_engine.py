@@ -86,7 +86,8 @@ def test_it_trains_as_our_modules_do(
 def test_every_family_is_sharded_as_our_modules_are(
     te_device: WarmDevice, on_the_cpu: Any, tmp_path: Path, shape: str
 ) -> None:
-    train_and_compare(te_device, on_the_cpu, tmp_path, "tp2sp", shape, "random")
+    layout = "tp2spetp1" if shape == "gpt_oss_tiny" else "tp2sp"  # biases of experts that are split: refused
+    train_and_compare(te_device, on_the_cpu, tmp_path, layout, shape, "random")
 
 
 @pytest.mark.campaign

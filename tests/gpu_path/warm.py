@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ def forked(request: dict[str, Any]) -> int:
         for target in (1, 2):
             os.dup2(file, target)
         code = run(request)
+    except BaseException:
+        traceback.print_exc()  # before any rank is there: a refusal, above all
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
