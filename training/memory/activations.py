@@ -120,10 +120,14 @@ def _own_latent_bytes(columns: MemoryColumns) -> Column:
 def _writes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
     """PyTorch's attention on CPUs has a kernel for heads as wide in values as in queries, and without dropout.
 
-    Over context ranks attention is in blocks of queries (models/layers/blockwise_attention.py): scores are computed,
-    and none is kept.
+    Over context ranks, and with sinks or capped scores, attention is in blocks of queries
+    (models/layers/blockwise_attention.py): scores are computed, and none is kept.
     """
-    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1) & (columns.model.softmax_offset == 0))
+    return np.asarray(_makes_scores(columns) & (columns.layout.cp == 1) & ~_always_in_blocks(columns))
+
+
+def _always_in_blocks(columns: MemoryColumns) -> NDArray[np.bool_]:
+    return np.asarray((columns.model.capped_scores > 0) | (columns.model.softmax_offset > 0))
 
 
 def _makes_scores(columns: MemoryColumns) -> NDArray[np.bool_]:
@@ -144,8 +148,7 @@ def _block_score_bytes(columns: MemoryColumns) -> Column:
     left = np.where(piece > rows, element_bytes(columns), 0.0)
     more = 6 * model.attention_dropout + 20 * model.capped_scores + 10 * model.softmax_offset
     found = (12 + more) * scores + (8.5 + left) * both
-    always = (model.capped_scores > 0) | (model.softmax_offset > 0)
-    return np.where((_makes_scores(columns) & (layout.cp > 1)) | always, found, 0.0)
+    return np.where((_makes_scores(columns) & (layout.cp > 1)) | _always_in_blocks(columns), found, 0.0)
 
 
 def _own_score_bytes(columns: MemoryColumns) -> Column:
