@@ -31,8 +31,10 @@ class XIELU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Element by element."""
-        both = (copy_to_tensor_model_parallel_region(one, group=self.group) for one in (self.alpha_p, self.alpha_n))
-        return xielu(x, *both, beta=self.BETA)
+        above, below = (
+            copy_to_tensor_model_parallel_region(one, group=self.group) for one in (self.alpha_p, self.alpha_n)
+        )
+        return xielu(x, above, below, self.BETA)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
