@@ -210,7 +210,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
         config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
-        config.train.cpu_offloading_num_layers,
+        config.train.cpu_offloading_num_layers, config.train.compile,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)

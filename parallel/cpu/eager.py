@@ -1,4 +1,4 @@
-"""On the CPU nothing is compiled: Inductor would want a C++ compiler, for programs that serve to learn and to test.
+"""On the CPU nothing is compiled unless ``train.compile`` asks for it: Inductor wants a C++ compiler, and minutes.
 
 Megatron decorates its fused functions with ``torch.compile`` as it is imported. That alone loads Dynamo and Inductor,
 of which a CPU run uses nothing: a fifth of the processor time of a short run. `time python pretrain_gpt.py
@@ -7,6 +7,7 @@ with them, in turns (2 busy cores, 2026-11-21).
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,18 @@ def install() -> None:
         setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
     if "torch._dynamo" in sys.modules:
         torch.compiler.set_stance("force_eager")
+
+
+def allow_compilation() -> None:
+    """What is given to ``torch.compile`` from here on is compiled, as ``train.compile`` asks for, on a CPU too.
+
+    One thread compiles: torch's default starts a process for each core, in every rank, for a handful of kernels.
+    """
+    import torch._inductor.config as inductor
+
+    torch.compiler.set_stance("default")
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor.compile_threads = 1
 
 
 def _as_it_is(function: Callable[..., Any] | None = None, **_: object) -> Any:
