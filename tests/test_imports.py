@@ -41,8 +41,8 @@ TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs delta_rule
-        documents gated_delta_net mixers whole_matrices
+    models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs
+        delta_rule documents gated_delta_net mixers whole_matrices
         experts fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection routing scaling
         self_attention spec ssd userbuffers wgrad
     data: loader prefetch

@@ -2,8 +2,8 @@
 
 Layers of one kind share one compiled function, so a deep model compiles about as long as one of two blocks. What Dynamo
 cannot follow runs as it is written, between compiled parts: experts with their exchange of tokens, attention of packed
-documents, and the linear layers of tensor parallelism whose collectives run beside products. Parameters, their names and checkpoints stay as they
-are; so do hooks of a layer, which run around its compiled part. Not yet run on a GPU.
+documents, and the linear layers of tensor parallelism whose collectives run beside products. Parameters, their names
+and checkpoints stay as they are; so do hooks of a layer, which run around its compiled part. Not yet run on a GPU.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Compiler:
         if device.type == "cpu":
             eager.allow_compilation()
         _prepare_dynamo()
-        SDPAttention.within_documents = torch.compiler.disable(SDPAttention.within_samples)  # type: ignore[method-assign]
+        SDPAttention.within_documents = torch.compiler.disable(SDPAttention.within_samples)
 
     def install(self, chunk: HybridModel) -> None:
         """For each layer of a chunk's stack, and of its depths of multi-token prediction."""
@@ -52,18 +52,20 @@ class Compiler:
         """Each as it is first called. A layer takes its input [s, b, h] first, or as ``hidden_states``."""
         for layer in layers:
             if getattr(layer, "is_moe_layer", False):
-                layer.mlp.forward = torch.compiler.disable(layer.mlp.forward)
+                experts: Any = layer.mlp
+                experts.forward = torch.compiler.disable(experts.forward)
             layer.forward = CompiledForward(self._of_kind(type(layer)), layer)  # no submodule: no key of a state dict
 
     def _of_kind(self, kind: type[nn.Module]) -> Function:
         if kind not in self.functions:
             options = self.options if self.backend == "inductor" else None
-            self.functions[kind] = torch.compile(
+            # Isolated: kinds that inherit one forward do not count, and name, each other's compilations.
+            self.functions[kind] = torch.compile(  # type: ignore[call-overload]  # torch 2.13's overloads lack two
                 kind.forward,
                 backend=self.backend,
                 options=options,
                 recompile_limit=MOST_VARIANTS,
-                isolate_recompiles=True,  # kinds that inherit one forward do not count, and name, each other's
+                isolate_recompiles=True,
             )
         return self.functions[kind]
 

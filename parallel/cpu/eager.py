@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from parallel.errors import UserError
+from parallel.launch import node_name
+
 
 @contextlib.contextmanager
 def eager_imports() -> Iterator[None]:
@@ -42,9 +45,19 @@ def allow_compilation() -> None:
     """What is given to ``torch.compile`` from here on is compiled, as ``train.compile`` asks for, on a CPU too.
 
     One thread compiles: torch's default starts a process for each core, in every rank, for a handful of kernels.
+    Raises UserError where there is no C++ compiler.
     """
     import torch._inductor.config as inductor
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
 
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise UserError(
+            f"train.compile needs a C++ compiler on a CPU: found none on {node_name(os.environ)} (looked for "
+            f"{os.environ.get('CXX') or 'g++'}). Install g++, name one in CXX, or set train.compile = false."
+        ) from error
     torch.compiler.set_stance("default")
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         inductor.compile_threads = 1

@@ -13,7 +13,9 @@ from gradients import VOCABULARY, sums_and_gradients
 from models.layers import compiled
 from models.layers.compiled import Compiler, as_written
 from parallel import groups
+from parallel.errors import UserError
 from parallel.launch import Identity
+from parallel.layout import Layout
 from ranks import run_ranks
 from tools.parity.layouts import shrink, with_layout
 from training.cli import parse
@@ -31,9 +33,7 @@ def configured(layout: str, shape: str, packed: bool, **fields: Any) -> tuple[Ru
         shrink(
             dataclasses.replace(
                 config,
-                model=dataclasses.replace(
-                    config.model, shape=shape, hidden_dropout=dropout, attention_dropout=dropout
-                ),
+                model=dataclasses.replace(config.model, shape=shape, hidden_dropout=dropout, attention_dropout=dropout),
                 train=dataclasses.replace(config.train, **fields),
                 data=dataclasses.replace(config.data, reset_attention_mask=packed, reset_position_ids=packed),
             ),
@@ -45,8 +45,8 @@ def configured(layout: str, shape: str, packed: bool, **fields: Any) -> tuple[Ru
 
 def batches(config: RunConfig, ranks: groups.Ranks) -> list[Batch]:
     """Two, whose documents begin elsewhere, each with this rank's part of the sequence."""
-    draw, size, found = torch.Generator().manual_seed(7), config.model.seq_length, []
-    for ends in ((9, 30), (20, 21, 50)):
+    draw, size, found = torch.Generator().manual_seed(7), config.model.seq_length // ranks.layout.cp, []
+    for ends in ((9, 15), (20, 21, 30)):
         tokens = torch.randint(VOCABULARY, (1, size), generator=draw)
         tokens[0, list(ends)] = 0
         packed = config.data.reset_attention_mask
@@ -121,3 +121,94 @@ def test_the_same_losses_and_gradients(
 ) -> None:
     config, world_size = configured(layout, shape, packed, **fields)
     run_ranks(world_size, compare, config, world_size, most)
+
+
+class Layer(nn.Module):
+    """As a layer of a stack is called; [s, b, 8] -> the same."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, width), nn.Linear(width, 8)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states + self.outer(torch.tanh(self.inner(hidden_states)))
+
+
+def test_layers_of_a_kind_are_compiled_once_and_what_differs_is_named() -> None:
+    run_ranks(1, _kinds)
+
+
+def _kinds(identity: Identity) -> None:
+    """Without Inductor: it has no part in this."""
+    same, other = [Layer() for _ in range(12)], Layer(4)
+    names = list(same[0].state_dict())
+    Compiler(torch.device("cpu"), backend="aot_eager").compile([*same, other])
+    assert list(same[0].state_dict()) == names
+    for length, of, compiled_now in ((4, same, 1), (4, [other], 1), (6, same, 1), (7, same, 0)):
+        hidden = torch.randn(length, 2, 8)
+        for layer in of:
+            expected = Layer.forward(layer, hidden)
+            assert torch.equal(layer(hidden), expected)
+        found = take_compilations()
+        assert len(found) == compiled_now, found
+        causes = [one.cause for one in found]
+        if length == 6:  # and from then on any
+            assert causes == ["tensor 'hidden_states' size mismatch at index 0. expected 4, actual 6"]
+
+
+def test_what_is_added_later_is_seen_and_as_written_compiles_nothing() -> None:
+    run_ranks(1, _seen)
+
+
+def _seen(identity: Identity) -> None:
+    layer, seen = Layer(), list[int]()
+    chunk = nn.Sequential(layer)
+    Compiler(torch.device("cpu"), backend="aot_eager").compile([layer])
+    hidden = torch.randn(4, 1, 8)
+    expected = Layer.forward(layer, hidden)
+    with as_written([chunk]):
+        assert not compiled.is_compiled(layer)
+        assert torch.equal(chunk(hidden), expected)
+    assert take_compilations() == []
+    assert compiled.is_compiled(layer)
+    assert torch.equal(chunk(hidden), expected)
+    assert len(take_compilations()) == 1
+    transposed = hidden.view(1, 4, 8).transpose(0, 1)  # as an embedding's: the same memory, other strides
+    assert transposed.stride() != hidden.stride()
+    assert torch.equal(chunk(transposed), expected)
+    assert take_compilations() == []
+    layer.inner.register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(chunk(hidden), expected)
+    assert seen == [1]
+
+
+def test_the_c_compiler_of_a_cpu_is_used() -> None:
+    """Inductor, in a forked rank, forward and backward."""
+    run_ranks(1, _fused)
+
+
+def _fused(identity: Identity) -> None:
+    with groups.start(Layout(), identity, device="cpu", seed=1, timeout_minutes=1) as ranks:
+        layer, hidden = Layer(), torch.randn(4, 1, 8)
+        Layer.forward(layer, hidden).square().sum().backward()
+        expected = [parameter.grad for parameter in layer.parameters()]
+        layer.zero_grad()
+        Compiler(ranks.device).compile([layer])
+        layer(hidden).square().sum().backward()
+        for parameter, gradient in zip(layer.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=BOUND, atol=BOUND)
+        from torch._inductor import metrics
+
+        assert metrics.generated_kernel_count
+
+
+def test_a_cpu_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    run_ranks(1, _refused)
+
+
+def _refused(identity: Identity) -> None:
+    with pytest.raises(
+        UserError, match=r"needs a C\+\+ compiler on a CPU: found none on .* \(looked for \S+\)\. Install g\+\+"
+    ):
+        Compiler(torch.device("cpu"))

@@ -22,11 +22,11 @@ MOST_KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One function, or the rest of one behind a break, that Dynamo went through."""
+    """One function, or the rest of one behind a break, that Dynamo went through; or the backward pass of one."""
 
     function: str
     operations: int
-    """Of its forward graph; 0: none was left to compile."""
+    """Of its forward graph; 0: none was left to compile, or it is a backward pass."""
     seconds: float
     cause: str
     """The guard that failed; empty the first time."""
@@ -41,7 +41,7 @@ def take_compilations() -> list[Compilation]:
     """Of this process since the last call."""
     from torch._dynamo.utils import clear_compilation_metrics, get_compilation_metrics
 
-    found = [_read(one) for one in get_compilation_metrics() if one.co_name is not None]
+    found = [_read(one) for one in get_compilation_metrics()]
     clear_compilation_metrics()
     return found
 
@@ -51,7 +51,7 @@ def _read(of_torch: Any) -> Compilation:
     place = f"{(of_torch.co_filename or '').rpartition('/')[2]}:{of_torch.co_firstlineno}"
     lines = (of_torch.recompile_reason or "").splitlines()
     return Compilation(
-        function=f"{of_torch.co_name} ({place})",
+        function=f"{of_torch.co_name} ({place})" if of_torch.co_name else "",
         operations=of_torch.graph_op_count or 0,
         seconds=(of_torch.duration_us or 0) / 1e6,
         cause=re.sub(r"^\d+/\d+:\s*", "", lines[0])[:200] if lines else "",
@@ -100,9 +100,10 @@ class CompilationMeter(Callback):
 def _summary(found: list[Compilation]) -> str:
     graphs = [one for one in found if one.operations]
     again = sum(bool(one.cause) for one in graphs)
+    seconds, operations = sum(one.seconds for one in found), sum(one.operations for one in graphs)
     return (
-        f"train.compile: {sum(one.seconds for one in found):.1f} s of the first step went into compiling {len(graphs)} "
-        f"graphs of {sum(one.operations for one in graphs)} operations ({again} of them again, for other sizes or kinds)"
+        f"train.compile: {seconds:.1f} s of the first step went into compiling {len(graphs)} graphs of {operations} "
+        f"operations, {again} of them again for other sizes or kinds"
     )
 
 
