@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from models.layers.compiled import cache_dir
@@ -85,16 +86,18 @@ class CompilationMeter(Callback):
 
     def report(self) -> dict[str, Value]:
         """``recompilations`` over all ranks; where there are any, ``recompiled`` with their causes. Collective."""
+        total = torch.tensor(self.recompiled.total(), device=self.ranks.device)
+        dist.all_reduce(total)
+        if not total:
+            return {"recompilations": 0}
         everyones: list[Counter[str]] = [Counter()] * self.ranks.layout.world_size
         dist.all_gather_object(everyones, Counter(dict(self.recompiled.most_common(MOST_KEPT))))
         self.recompiled = Counter()
-        both = sum(everyones, Counter[str]())
-        if not both:
-            return {"recompilations": 0}
-        text = _named(both)
+        causes = sum(everyones, Counter[str]())
+        text = _named(int(total), causes)
         self.ranks.say(text)
         self.note("recompiled", self.iteration, text=text)
-        return {"recompilations": both.total(), "recompiled": dict(both.most_common(MOST_KEPT))}
+        return {"recompilations": int(total), "recompiled": dict(causes.most_common(MOST_KEPT))}
 
 
 def _summary(found: list[Compilation]) -> str:
@@ -107,7 +110,7 @@ def _summary(found: list[Compilation]) -> str:
     )
 
 
-def _named(recompiled: Counter[str]) -> str:
-    shown = [f"{count} x {name}" for name, count in recompiled.most_common(MOST_NAMED)]
-    more = [f"{len(recompiled) - MOST_NAMED} other causes"] if len(recompiled) > MOST_NAMED else []
-    return f"train.compile: {recompiled.total()} recompilations since the last line: {'; '.join([*shown, *more])}"
+def _named(total: int, causes: Counter[str]) -> str:
+    shown = [f"{count} x {name}" for name, count in causes.most_common(MOST_NAMED)]
+    more = [f"{len(causes) - MOST_NAMED} other causes"] if len(causes) > MOST_NAMED else []
+    return f"train.compile: {total} recompilations since the last line: {'; '.join([*shown, *more])}"
