@@ -55,7 +55,7 @@ def _read(of_torch: Any) -> Compilation:
         function=f"{of_torch.co_name} ({place})" if of_torch.co_name else "",
         operations=of_torch.graph_op_count or 0,
         seconds=(of_torch.duration_us or 0) / 1e6,
-        cause=re.sub(r"^\d+/\d+:\s*", "", lines[0])[:200] if lines else "",
+        cause=" ".join(re.sub(r"^\d+/\d+:", "", lines[0]).split())[:200] if lines else "",
     )
 
 
