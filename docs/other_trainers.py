@@ -82,7 +82,8 @@ DEEPSPEED: tuple[Row, ...] = (
     ("sparse_gradients, sparse_attention", (), "no equivalent"),
     ("compression_training, quantize_training, eigenvalue", (), "no equivalent"),
     ("autotuning", (), "python -m tools.plan searches layouts"),
-    ("aio, nebula, hybrid_engine, compile", (), "no equivalent"),
+    ("aio, nebula, hybrid_engine", (), "no equivalent"),
+    ("compile", ("train.compile",), "each block"),
 )  # fmt: skip
 
 TORCHTITAN: tuple[Row, ...] = (
@@ -136,7 +137,7 @@ TORCHTITAN: tuple[Row, ...] = (
     ("[activation_checkpoint] mode", ("train.recompute_granularity",), '"selective", "full"; "none" is None'),
     ("[activation_checkpoint] selective_ac_option", ("train.recompute_modules",), "modules, not operations"),
     ("[activation_checkpoint] memory_budget", (), "python -m tools.plan chooses what is recomputed"),
-    ("[compile]", (), "fused kernels instead: [kernels]"),
+    ("[compile] enable", ("train.compile",), "each block, as there"),
     ("[quantize.linear.float8] recipe_name", ("precision.fp8_recipe",), ""),
     ("[checkpoint] folder", ("run_dir",), "RUN_DIR/checkpoints"),
     ("[checkpoint] interval", ("checkpoint.save_interval",), ""),

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.activations import ACTIVATIONS
 from models.config import ModelConfig
 from models.init import initialise, parameters_without_memory
-from models.layers import chunked_losses, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
+from models.layers import chunked_losses, compiled, cross_entropy, cuda_graphs, mtp, offload, routing, scaling, wgrad
 from models.layers.attention import SDPAttention, check_supported, mark_softmax_offsets
 from models.layers.fp8 import resolve_recipe
 from models.layers.fp8_weights import plain_weights
@@ -70,6 +70,7 @@ def build(
     deterministic: bool = False,
     loss_chunk_tokens: int | None = None,
     offloaded_blocks: int = 0,
+    compile_blocks: bool = False,
 ) -> list[HybridModel]:
     """This rank's chunks, first to last virtual stage, with their initial weights, on this rank's device.
 
@@ -79,6 +80,7 @@ def build(
     fusions: fields of the section ``kernels`` that are on (models/kernels.py). attention_backend: that field's value.
     own_loss: a user's, instead of cross entropy. deterministic: train.deterministic_mode.
     loss_chunk_tokens: train.cross_entropy_chunk_tokens. offloaded_blocks: train.cpu_offloading_num_layers.
+    compile_blocks: train.compile.
     """
     backend = backend or provider(ranks.device)
     if shape.attn_logit_softcapping or shape.attention_chunk_size or shape.attn_scale:
@@ -97,6 +99,7 @@ def build(
     graphed = config.cuda_graph_impl != "none"
     if graphed:
         cuda_graphs.install(config.sequence_parallel)
+    compiler = compiled.Compiler(ranks.device, shape.multi_latent_attention) if compile_blocks else None
     chunks = []
     for vp_stage in range(ranks.layout.vpp):
         with parameters_without_memory() if parallel.fully_sharded else contextlib.nullcontext():
@@ -118,6 +121,8 @@ def build(
         routing.let_go_after_use(chunk)
         if offloaded_blocks:
             offload.install(chunk, offloaded_blocks * sublayers_per_block(shape), ranks.device)
+        if compiler is not None:
+            compiler.install(chunk)
         if not parallel.fully_sharded:
             chunk.to(ranks.device)
             with plain_weights(chunk):  # what will be in fp8 is filled in 16 bits

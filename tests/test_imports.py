@@ -41,8 +41,8 @@ TORCH = """
     parallel: ddp fsdp fsdp_units groups mcore_patches metrics precision random_states regions
     parallel.cpu: adam cuda_redirect eager uneven
     models: gpt init rope
-    models.layers: activation attention blockwise_attention chunked chunked_losses cross_entropy cuda_graphs delta_rule
-        documents gated_delta_net mixers whole_matrices
+    models.layers: activation attention blockwise_attention chunked chunked_losses compiled cross_entropy cuda_graphs
+        delta_rule documents gated_delta_net mixers whole_matrices
         experts fp8 fp8_weights kv_cache mamba mla mtp norm offload packed parallel_residual projection routing scaling
         self_attention spec ssd userbuffers wgrad
     data: loader prefetch
@@ -54,7 +54,7 @@ TORCH = """
     training.generation: forward generate samples sampling texts
     training.health: finite_check fp8_shadow health memory_growth names nonfinite nonfinite_probe replay
     replica_check skipped_batches stopwatch stragglers update_policy    training.memory: measured out_of_memory
-    training.metrics: across_ranks block_outputs log_disk meters parameter_stats recorder
+    training.metrics: across_ranks block_outputs compilation log_disk meters parameter_stats recorder
     training.profile: callback clock memory_snapshot nsys ranges timeline torch_trace waits
     training.run_dir: history_callback run_files resume_report shared_check
     training.watchdog: callbacks

@@ -43,6 +43,7 @@ from training.health.health import build_health
 from training.manual_gc import ManualGC
 from training.memory.measured import MemoryReport
 from training.memory.out_of_memory import explain_out_of_memory
+from training.metrics.compilation import CompilationMeter
 from training.metrics.log_disk import LogDisk
 from training.parts import (
     TrainingRun,
@@ -128,13 +129,17 @@ def train(
         stats = build_stats(run, chunks, optim)
         timelines, traces = build_profile(run, chunks)
         history = HistoryCallback(run_dir, run.note, lambda: heartbeat.spent_s["evaluation"], ranks)
-        recorder = build_recorder(run, chunks, stream, begun.progress, [collector, *stats, *timelines, history])
+        compilation = [CompilationMeter(ranks, run.note)] if config.train.compile else []
+        recorder = build_recorder(
+            run, chunks, stream, begun.progress, [collector, *stats, *timelines, *compilation, history]
+        )
         callbacks = [
             HeartbeatCallback(heartbeat),
             *timelines,
             *health.callbacks,
             *build_shadow(run, chunks, optim, stream),
             *stats,
+            *compilation,
             *build_callbacks(run, chunks, optim),
             recorder,
             *traces,
@@ -210,7 +215,7 @@ def build_parts(config: RunConfig, shape: GPTShape, ranks: Ranks) -> tuple[Chunk
         config.model, shape, config.parallel, precision, recompute, ranks, config.train.seed, backend,
         fusions(config, shape, ranks), config.kernels.attention_backend, load_loss(config.train.loss),
         config.train.deterministic_mode, config.train.cross_entropy_chunk_tokens,
-        config.train.cpu_offloading_num_layers,
+        config.train.cpu_offloading_num_layers, config.train.compile,
     )  # fmt: skip
     fill = partial(initialise, shape=shape, seed=config.train.seed)
     chunks = ddp.wrap(model, config.parallel, precision, ranks, fill)

@@ -81,7 +81,14 @@ class SDPAttention(MegatronModule):
 
         kwargs: of all that mcore passes, ``packed_seq_params`` counts: Documents, or None.
         """
-        sight = AttentionMask(left=self.left, documents=kwargs.get("packed_seq_params"), chunk=self.chunk)
+        documents = kwargs.get("packed_seq_params")
+        if documents is None:
+            return self.within_samples(query, key, value, None)
+        return self.within_documents(query, key, value, documents)
+
+    def within_samples(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None) -> Tensor:
+        """As ``forward``."""
+        sight = AttentionMask(left=self.left, documents=documents, chunk=self.chunk)
         if self.temperature is not None:
             query = self.temperature.apply(query, self._positions(query, sight.documents))
         dropout = self.dropout if self.training else 0.0
@@ -91,6 +98,9 @@ class SDPAttention(MegatronModule):
             out = self._attend(query, key, value, sight, dropout)
         s, b = query.shape[:2]
         return out.permute(2, 0, 1, 3).reshape(s, b, -1)
+
+    within_documents = within_samples
+    """Apart, for models/layers/compiled.py: which keys it needs is known on the host, and other in each sample."""
 
     def _positions(self, query: Tensor, documents: Documents | None) -> Tensor:
         """Of this rank's tokens within their documents: [s/cp, 1 or b]."""

@@ -97,6 +97,7 @@ def cuda_names() -> dict[str, Any]:
         "device_count": _returns(1),
         "device": lambda _: contextlib.nullcontext(),
         "get_device_capability": _returns((0, 0)),
+        "get_device_properties": _no_properties,
         "mem_get_info": _returns((0, 0)),
         "memory_stats": lambda *_: {},
         "Stream": HostStream,
@@ -138,6 +139,11 @@ def install() -> None:
         ("type", _tensor_type(torch.Tensor.type)),
     ):
         setattr(torch.Tensor, name, value)
+
+
+def _no_properties(*_: object, **__: object) -> None:
+    """What torch's compiler takes for "no GPU" as it names its cache (torch/_inductor/codecache.py, get_system)."""
+    raise RuntimeError("this process runs on the CPU: no CUDA device has properties here")
 
 
 def _no_range(*_: object, **__: object) -> contextlib.nullcontext[None]:

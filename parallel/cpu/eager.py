@@ -1,4 +1,4 @@
-"""On the CPU nothing is compiled: Inductor would want a C++ compiler, for programs that serve to learn and to test.
+"""On the CPU nothing is compiled unless ``train.compile`` asks for it: Inductor wants a C++ compiler, and minutes.
 
 Megatron decorates its fused functions with ``torch.compile`` as it is imported. That alone loads Dynamo and Inductor,
 of which a CPU run uses nothing: a fifth of the processor time of a short run. `time python pretrain_gpt.py
@@ -7,11 +7,15 @@ with them, in turns (2 busy cores, 2026-11-21).
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from parallel.errors import UserError
+from parallel.launch import node_name
 
 
 @contextlib.contextmanager
@@ -35,6 +39,28 @@ def install() -> None:
         setattr(torch.optim.Optimizer, name, getattr(method, "__wrapped__", method))
     if "torch._dynamo" in sys.modules:
         torch.compiler.set_stance("force_eager")
+
+
+def allow_compilation() -> None:
+    """What is given to ``torch.compile`` from here on is compiled, as ``train.compile`` asks for, on a CPU too.
+
+    One thread compiles: torch's default starts a process for each core, in every rank, for a handful of kernels.
+    Raises UserError where there is no C++ compiler.
+    """
+    import torch._inductor.config as inductor
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise UserError(
+            f"train.compile needs a C++ compiler on a CPU: found none on {node_name(os.environ)} (looked for "
+            f"{os.environ.get('CXX') or 'g++'}). Install g++, name one in CXX, or set train.compile = false."
+        ) from error
+    torch.compiler.set_stance("default")
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor.compile_threads = 1
 
 
 def _as_it_is(function: Callable[..., Any] | None = None, **_: object) -> Any:

@@ -48,7 +48,7 @@ RARE = {
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
     "lr_wsd_decay_style optimizer",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
-    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers",
+    "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile",
     "eval": "task_folder interval limit num_fewshot full_pass",
     "checkpoint": "no_load_rng save_retain_interval verify",
     "log": "wandb_project wandb_name mlflow mlflow_experiment prometheus prometheus_address prometheus_port names "

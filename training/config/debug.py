@@ -86,6 +86,7 @@ def _settings(config: RunConfig, world_size: int, cuda: bool) -> Iterator[DebugS
     if cuda and resolve(config.model, None).moe_shared_expert_intermediate_size:
         yield DebugSetting("kernels.moe_shared_expert_overlap", "off", "experts compute one after the other")
     yield DebugSetting("kernels.cuda_graph_impl", "none", "each kernel is launched, and fails, by itself")
+    yield DebugSetting("train.compile", False, "blocks run as they are written, where stacks show them")
     yield DebugSetting("fault.replica_check_interval", 1, "replicas' weights are compared before every update")
     yield DebugSetting("fault.nonfinite", "stop", "the first NaN or Inf ends the run and is located")
     yield DebugSetting("log.log_interval", 1, "a line for each iteration")

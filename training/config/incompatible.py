@@ -66,6 +66,17 @@ def offload_problems(layers: int, precision: PrecisionConfig, graphed: bool) -> 
     ]
 
 
+def compile_problems(precision: PrecisionConfig, graphed: bool) -> list[str]:
+    """What train.compile cannot be with."""
+    found = {
+        f"precision.{precision.products}: Transformer Engine's products in it were not compiled yet": (
+            precision.products is not None
+        ),
+        "kernels.cuda_graph_impl: a graph captures kernels as they are written": graphed,
+    }
+    return [f"train.compile cannot be with {what}. Set it to false." for what, there in found.items() if there]
+
+
 def graph_problems(
     shape: GPTShape, parallel: ParallelConfig, precision: PrecisionConfig, *,
     documents_apart: bool, recompute_granularity: str | None, ramp: bool, userbuffers: bool,

@@ -34,6 +34,7 @@ from training.config.fp8_shapes import fp8_problems
 from training.config.import_path import form_problems
 from training.config.incompatible import (
     buffer_problems,
+    compile_problems,
     dispatcher_problems,
     exchange_problems,
     graph_problems,
@@ -238,6 +239,10 @@ class TrainConfig:
     cpu_offloading_num_layers: int = 0
     """Blocks of each pipeline chunk, the first ones, whose activations wait in host memory for their backward pass
     (Megatron's name). 0: none. Not yet run on a GPU."""
+
+    compile: bool = False
+    """Compile each block with torch.compile as it first runs: fewer, fused kernels, for a first step that takes a
+    minute or more. Experts run as they are written, and so do evaluation and generation. Not yet run on a GPU."""
 
     @property
     def evaluates(self) -> bool:
@@ -536,6 +541,8 @@ class RunConfig:
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
             found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
+            if self.train.compile:
+                found += compile_problems(self.precision, self.kernels.graphs)
             if self.kernels.graphs:
                 found += graph_problems(
                     shape, self.parallel, self.precision,

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from models.layers.cuda_graphs import kernel_by_kernel
+from models.layers.compiled import as_written
 from parallel.ddp import Chunks
 from training.checkpoint import fp8_state, settled
 
@@ -15,7 +15,7 @@ def forward_only(chunks: Chunks) -> Iterator[None]:
     for chunk in chunks:
         chunk.eval()
     try:
-        with settled(chunks), kernel_by_kernel(chunks), fp8_state.kept(chunks):
+        with settled(chunks), as_written(chunks), fp8_state.kept(chunks):
             yield
     finally:
         for chunk, mode in zip(chunks, modes, strict=True):

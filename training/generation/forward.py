@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.layers.cuda_graphs import kernel_by_kernel
+from models.layers.compiled import as_written
 from models.layers.kv_cache import CallPositions, KVCache
 from models.layers.routing import drop_no_token
 from parallel.ddp import Chunks, unwrap
@@ -54,7 +54,7 @@ def evaluating(chunks: Chunks) -> Iterator[None]:
     for model in models:
         model.mtp_process = False
     try:
-        with torch.no_grad(), settled(chunks), kernel_by_kernel(chunks), fp8_state.kept(chunks), drop_no_token(chunks):
+        with torch.no_grad(), settled(chunks), as_written(chunks), fp8_state.kept(chunks), drop_no_token(chunks):
             yield
     finally:
         config.apply_rope_fusion = fused

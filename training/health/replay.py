@@ -14,7 +14,7 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, nn
 
-from models.layers.cuda_graphs import kernel_by_kernel
+from models.layers.compiled import as_written
 from parallel.ddp import Chunks, unwrap
 from parallel.groups import Ranks
 from parallel.random_states import set_tracked_states, tracked_states
@@ -78,7 +78,7 @@ class Trace:
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Look while this is open. Collective where weights are sharded."""
-        with kernel_by_kernel(self.chunks), self._hooked():
+        with as_written(self.chunks), self._hooked():
             yield
 
     @contextlib.contextmanager

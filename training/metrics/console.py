@@ -53,6 +53,10 @@ def _skipped(updates: float) -> str:
     return "UPDATE SKIPPED" if updates == 1 else f"{updates:.0f} UPDATES SKIPPED"
 
 
+def _recompiled(times: float) -> str:
+    return f"{times:.0f} RECOMPILATIONS" if times else ""
+
+
 def _validation(values: Values) -> list[str]:
     """Losses [nats per token] and exp of them: that of the validation split, then those of sets and sources."""
     names = [name for name in values if name.partition("/")[0] == "validation_loss"]
@@ -99,6 +103,7 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "mfu": "MFU {:.1%}".format,
     "pipeline_bubble": "bubble {:.1%}".format,
     "exposed_communication": "exposed communication {:.1%}".format,
+    "recompilations": _recompiled,
     "memory_gib": "mem {:.1f} GiB".format,
     "eta_s": _eta,
 }

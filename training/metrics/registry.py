@@ -113,6 +113,8 @@ METRICS: dict[str, Metric] = dict([
     _metric("dropped_tokens", "", "mean", "share of assignments that found their expert full"),
     _metric("load_balancing_loss", "", "mean", "over routers and microbatches, without its coefficient", "load_balancing_loss"),
     _metric("z_loss", "", "mean", "the same for the router's z-loss", "z_loss"),
+    _metric("recompilations", "", "sum", "of functions within blocks since the last line, over all ranks, with `train.compile`; those of a start's first step do not count", counter="increments"),
+    _metric("recompiled", "", "sum", "which functions those were, with the guard of torch.compile that failed, and how often: a table, where there are any; not a curve"),
     _metric("fp8/shadow_loss_difference", "", "max", "of fp8, or fp4, from bf16, relative; the worst rank, with `precision.fp8_shadow_interval`"),
     _metric("fp8/shadow_grad_norm_difference", "", "max", "the same for the gradient norm of the worst layer"),
 ])  # fmt: skip

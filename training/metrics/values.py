@@ -8,8 +8,8 @@ Value = Number | Sequence[Number] | Mapping[str, Number] | Mapping[str, Sequence
 Values = Mapping[str, Value]
 """By key of metrics.jsonl (docs/metrics.md)."""
 
-NO_CURVES = {"time_s"}
-"""What a line has for its readers: sinks that draw curves keep the time themselves."""
+NO_CURVES = {"time_s", "recompiled"}
+"""What a line has for its readers: sinks that draw curves keep the time themselves, and a cause is a sentence."""
 PARTS = {"mtp_loss": "depth", "expert_load": "expert"}
 """Key of metrics.jsonl -> what the entries of its sequences are."""
 
@@ -20,7 +20,7 @@ def curves(values: Values, max_experts: int) -> Iterator[tuple[str, Number]]:
     Of a block with more experts than ``max_experts`` there is ``expert_load_max/block_3`` alone: its fullest expert,
     1.0 being an even share. Every block has that one.
     """
-    for name, value in values.items():
+    for name, value in ((name, value) for name, value in values.items() if name not in NO_CURVES):
         if isinstance(value, Mapping):
             for block, loads in value.items():
                 where = f"block_{block}" if block.isdecimal() else block
@@ -32,7 +32,7 @@ def curves(values: Values, max_experts: int) -> Iterator[tuple[str, Number]]:
                     yield from _each(f"{name}/{where}/{PARTS[name]}", loads)
         elif isinstance(value, Sequence):
             yield from _each(f"{name}/{PARTS[name]}", value)
-        elif name not in NO_CURVES:
+        else:
             yield name, value
 
 

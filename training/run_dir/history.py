@@ -6,7 +6,8 @@
     save, commit            training stood still for a checkpoint; the checkpoint is complete
     evaluation              and how many seconds it took
     stop                    the loop has ended: done, exit_interval or requested
-    spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, save_failed, ...
+    compiled                the first step's compilation, in words (train.compile)
+    spike, nonfinite, replayed, skipped, straggler, slow, memory_growth, recompiled, save_failed, ...
                             what was found wrong, in words: "text"
 
 Each has ``time_s`` (Unix seconds), ``event``, ``iteration`` where it belongs to one, ``attempt`` (the start's name),

@@ -242,6 +242,16 @@ def test_the_debug_recipe_has_none() -> None:
             2,
             ['"local" cannot be with train.rampup_batch_size in a pipeline'],
         ),
+        (
+            "--device cuda --train.compile --precision.dtype bf16 --precision.fp8 hybrid",
+            1,
+            ["train.compile cannot be with precision.fp8"],
+        ),
+        (
+            "--device cuda --train.compile --kernels.cuda_graph_impl local",
+            1,
+            ["train.compile cannot be with kernels.cuda_graph_impl"],
+        ),
         ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
         ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
         ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),
