@@ -147,6 +147,13 @@ MODELS = [
         num_layers=4,
         **DELTA,
     ),
+    model(
+        "a pattern of gated delta nets, latent attention, MLPs and experts",
+        "tp2spep2etp1 cp2ep2 pp2",
+        num_layers=4,
+        hybrid_layer_pattern="G-+E",
+        **MLA | MOE | DELTA | {"linear_attention_freq": None, "attention_output_gate": False},
+    ),
     model("packed documents", "tp2sp pp2 cp2 dp2zero3", documents_apart=True),
     model(
         "packed documents, Mamba-2", "tp2sp cp2 dp2zero3", documents_apart=True, shape="nemotron_h_tiny", num_layers=4
