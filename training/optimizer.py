@@ -17,7 +17,7 @@ from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
 from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.optimizer_class import made_by, try_out
-from training.optimizer_forms import OnTheHost, form_of
+from training.optimizer_forms import InFewerBits, OnTheHost, form_of
 
 STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 
@@ -60,8 +60,11 @@ def build(
         for part in built.chained_optimizers:
             part.init_state_fn, part.state_names = own.allocate, own.tensors
     for part in built.chained_optimizers:
-        if isinstance(form := form_of(part), OnTheHost):
+        form = form_of(part)
+        if isinstance(form, OnTheHost):
             form.mend_the_rest()
+        elif isinstance(form, InFewerBits):
+            form.allocate()  # FusedAdam's own first step would keep a transposed copy of moments in fp8
     if parallel.sharding == "optim":
         gather_once(built)
     if parallel.fully_sharded:

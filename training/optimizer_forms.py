@@ -17,6 +17,8 @@ import torch
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
+from models.layers.fp8_weights import kept_in_fp8
+
 
 class StateForm(Protocol):
     """Of one of the optimizers that megatron-core chains."""
@@ -92,6 +94,10 @@ class InFewerBits:
         for main in _params(self.adam):
             if not self.adam.state[main]:  # megatron-core 0.19.2 leaves the second argument out
                 self.adam.initialize_state(main, self._as_remainders(main))
+                for moment in self.adam.state[main].values():
+                    if kept_in_fp8(moment):  # no product will need it: 1 byte of 2 on Hopper
+                        moment._quantizer.set_usage(columnwise=False)
+                        moment.update_usage(columnwise_usage=False)
 
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
         kept = self.adam.state[main]

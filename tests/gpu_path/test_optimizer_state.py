@@ -87,7 +87,7 @@ def test_state_in_fewer_bits(te_device: WarmDevice, tmp_path: Path, kept: str) -
 @pytest.mark.parametrize("kept", FEWER_BITS)
 def test_two_hundred_steps_in_fewer_bits(te_device: WarmDevice, tmp_path: Path, kept: str) -> None:
     """The mean loss of the last 20: single ones move apart, as those of any two roundings do."""
-    long = (*BF16, "--train.train_iters", "200")
+    long = (*BF16, "--train.train_iters", "200", "--train.global_batch_size", "1", "--optimizer.lr", "3e-4")
     for name, flags in (("here", ()), ("fewer", FEWER_BITS[kept])):
         te_device.train(Training(), tmp_path / name, Emulation(order="eager"), (*long, *flags))
     here, fewer = (mean_of_the_last(tmp_path / name, 20) for name in ("here", "fewer"))
