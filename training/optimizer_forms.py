@@ -19,6 +19,9 @@ from torch import Tensor
 
 from models.layers.fp8_weights import kept_in_fp8
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW."""
+
 
 class StateForm(Protocol):
     """Of one of the optimizers that megatron-core chains."""
@@ -100,21 +103,18 @@ class InFewerBits:
                         moment.update_usage(columnwise_usage=False)
 
     def tensors(self, main: Tensor) -> dict[str, Tensor]:
-        kept = self.adam.state[main]
-        found = {
-            name: self.adam.get_unscaled_state(main, name, skip_unscale=True) for name in ("exp_avg", "exp_avg_sq")
-        }
+        found = {name: self.adam.get_unscaled_state(main, name) for name in MOMENTS}
         if main.dtype == torch.float32:  # FusedAdam updates it, and not the copy that it has made of it
             return _flat({"param": main, **found})
         if self._as_remainders(main):
-            return _flat({"param": joined(main, kept["master_param"]), **found})
+            return _flat({"param": joined(main, self.adam.state[main]["master_param"]), **found})
         return _flat({"param": self.adam.get_unscaled_state(main, "master_param"), **found})
 
     def copied(self, main: Tensor) -> frozenset[str]:
-        scaled = {torch.float16, torch.uint8}
-        names = {name for name in ("exp_avg", "exp_avg_sq") if self.adam.name_to_dtype_map[name] in scaled}
-        plain = main.dtype == torch.float32 or (not self._as_remainders(main) and not self._scales_weights)
-        return frozenset(names if plain else names | {"param"})
+        dtypes = self.adam.name_to_dtype_map
+        names = {name for name in MOMENTS if dtypes[name] != torch.float32}
+        whole = self._as_remainders(main) or dtypes["master_param"] != torch.float32
+        return frozenset(names | {"param"} if whole and main.dtype != torch.float32 else names)
 
     def store(self, main: Tensor, tensors: Mapping[str, Tensor]) -> None:
         for name in self.copied(main):
@@ -147,10 +147,6 @@ class InFewerBits:
 
     def _as_remainders(self, main: Tensor) -> bool:
         return bool(self.adam.store_param_remainders) and main.dtype == torch.bfloat16
-
-    @property
-    def _scales_weights(self) -> bool:
-        return bool(self.adam.master_weight_dtype == torch.float16)
 
 
 class OnTheHost:

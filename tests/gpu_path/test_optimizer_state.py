@@ -71,8 +71,8 @@ FEWER_BITS_BOUND = 2e-4
 """2e-5 to 4e-5 were seen after 4 steps."""
 KEPT = {"host": HALF, **FEWER_BITS}
 SCALED = ("fp8", "fp16 weights")
-LATE_BOUND = 0.02
-"""Nats, after 200 steps."""
+LATE_BOUND = {"remainders": 1e-3, "bf16": 1e-3, "fp8": 0.04, "fp16 weights": 5e-3}
+"""Nats, after 200 steps; 3.5121 without, and 3.5121, 3.5120, 3.5342 and 3.5139 with them were seen."""
 
 
 @pytest.mark.campaign
@@ -92,7 +92,7 @@ def test_two_hundred_steps_in_fewer_bits(te_device: WarmDevice, tmp_path: Path, 
         te_device.train(Training(), tmp_path / name, Emulation(order="eager"), (*long, *flags))
     here, fewer = (mean_of_the_last(tmp_path / name, 20) for name in ("here", "fewer"))
     print(f"{kept}: {here:.4f} nats, {fewer:.4f} in fewer bits")
-    assert abs(fewer - here) < LATE_BOUND
+    assert abs(fewer - here) < LATE_BOUND[kept]
 
 
 def mean_of_the_last(run_dir: Path, count: int) -> float:

@@ -22,12 +22,10 @@ from parallel.groups import Ranks
 from parallel.regions import Box, HeldTensor
 from training.checkpoint.model_state import enumerated, is_writer
 from training.checkpoint.state import JSON
-from training.optimizer_forms import StateForm, form_of
+from training.optimizer_forms import MOMENTS, StateForm, form_of
 
 PREFIX = "optimizer.state."
 MASTER = PREFIX + "param."
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Of AdamW. Another optimizer's parts have the attribute ``state_names``."""
 
 
 class Slice(NamedTuple):
@@ -117,7 +115,7 @@ def names_and_shapes(chunks: Chunks, optimizer: MegatronOptimizer | None) -> dic
 
 
 def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
-    """Names of what is kept of each parameter; the same for all parts."""
+    """Names of what is kept of each parameter; the same for all parts. Only those of a user's optimizer are said."""
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
     names: Sequence[str] = getattr(part, "state_names", MOMENTS)
     return names

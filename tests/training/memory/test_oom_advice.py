@@ -54,7 +54,8 @@ def test_each_change_fits_and_has_the_bytes_it_says(flags: str) -> None:
         assert priced(f"{flags} {own}", world) == pytest.approx(float(said.split()[0]), abs=0.006)
         assert priced(f"{flags} {own}", world) <= 0.8 * 79.1
         fields = own.split(" --")
-        if len(fields) > 1 and not ranks and not any(pair in own for pair in ("sequence_parallel", "recompute", "exp_avg")):
+        pairs = ("sequence_parallel", "recompute", "exp_avg")
+        if len(fields) > 1 and not ranks and not any(pair in own for pair in pairs):
             for left in range(len(fields)):  # none is there for nothing
                 rest = " ".join(f"--{part.removeprefix('--')}" for at, part in enumerate(fields) if at != left)
                 if not parse_config(f"{flags} {rest}".split()).problems(world):  # or another one needs it
