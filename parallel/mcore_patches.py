@@ -160,7 +160,19 @@ def _range_maps() -> bool:
     return (
         "self.gbuf_ranges" in source
         and '"param_map"' in source
-        and _arguments(DistributedOptimizer._get_main_param_and_optimizer_states) == ["self", "model_param"]
+        and 'self.optimizer.param_groups[group_index]["params"][group_order]' in source
+    )
+
+
+def _host_optimizer() -> bool:
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+
+    source = inspect.getsource(HybridDeviceOptimizer)
+    return (
+        "self.param_to_inner_param[param] = inner_param" in source
+        and "self.cpu_optimizers" in source
+        and isinstance(HybridDeviceOptimizer.sub_optimizers, property)
+        and _arguments(HybridDeviceOptimizer._sync_sub_optimizers_state_to_hdo) == ["self"]
     )
 
 
@@ -363,7 +375,8 @@ PROBES = {
     "param_and_grad_buffer.dist_all_gather_func and dist_reduce_scatter_func": _buffer_collectives,
     "optimizer.Adam and distrib_optimizer.Adam": _adam_names,
     "optimizer.Adam as it is called, in whose place training/optimizer_class.py is": _adam_made,
-    "DistributedOptimizer.gbuf_ranges and _get_main_param_and_optimizer_states": _range_maps,
+    "DistributedOptimizer.gbuf_ranges and its map of parameters to those of its optimizer": _range_maps,
+    "HybridDeviceOptimizer's inner parameters and optimizers": _host_optimizer,
     "the optimizers' main parameters, as training/checkpoint reads them": _checkpoint_spots,
     "mappings._gather/_reduce_scatter_along_first_dim and maybe_move_tensor_to_cpu": _uneven_collectives,
     "hybrid_model.process_mtp_loss": _mtp_loss,

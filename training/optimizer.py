@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer import TransformerConfig
@@ -10,11 +11,15 @@ from torch import Tensor
 
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.ddp import Chunk, Chunks
+from parallel.errors import SharedMistake
 from parallel.groups import Ranks
 from parallel.megatron_fields import checked
 from parallel.precision import optimizer_settings
-from training.config.run_config import OptimizerConfig
+from training.config.optimizer_config import STATE_FIELDS, OptimizerConfig, state_problems
 from training.optimizer_class import made_by, try_out
+from training.optimizer_forms import InFewerBits, OnTheHost, form_of
+
+STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 
 
 def build(
@@ -44,14 +49,22 @@ def build(
     }
     # Shards are fp32 already, whatever weights are gathered in.
     stored = replace(precision, dtype="fp32") if parallel.fully_sharded else precision
+    settings |= state_settings(optimizer, parallel, precision, ranks.device)
     settings |= optimizer_settings(stored) | checked("optimizer.megatron", optimizer.megatron, MegatronOptimizerConfig)
-    with made_by(own):
+    # HybridDeviceOptimizer's parameters must be leaves, and megatron-core cuts shards of fp32 weights out of theirs.
+    with made_by(own), torch.set_grad_enabled(not optimizer.optimizer_cpu_offload):
         built = get_megatron_optimizer(
             MegatronOptimizerConfig(**settings), list(chunks), use_gloo_process_groups=False, pg_collection=ranks.pgs
         )
     if own is not None:
         for part in built.chained_optimizers:
             part.init_state_fn, part.state_names = own.allocate, own.tensors
+    for part in built.chained_optimizers:
+        form = form_of(part)
+        if isinstance(form, OnTheHost):
+            form.mend_the_rest()
+        elif isinstance(form, InFewerBits):
+            form.allocate()  # FusedAdam's own first step would keep a transposed copy of moments in fp8
     if parallel.sharding == "optim":
         gather_once(built)
     if parallel.fully_sharded:
@@ -59,6 +72,29 @@ def build(
             part.grad_stats_parallel_group = ranks.pgs.intra_dist_opt
     scale_backward(chunks[0].config, built, tokens_per_microbatch)
     return built
+
+
+def state_settings(
+    optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, device: torch.device
+) -> dict[str, Any]:
+    """Fields of mcore's OptimizerConfig for where and how the state is kept (training/optimizer_forms.py).
+
+    Raises SharedMistake on a device that cannot keep it so, which ``device = "auto"`` has found.
+    """
+    if problems := state_problems(optimizer, parallel, precision, cuda=device.type == "cuda"):
+        raise SharedMistake("\n".join(problems))
+    found: dict[str, Any] = {}
+    if optimizer.use_precision_aware_optimizer or optimizer.optimizer_cpu_offload:
+        # With it, megatron-core leaves the fp32 weights to the inner optimizer, and keeps none on the GPU.
+        found["use_precision_aware_optimizer"] = True
+        found |= {name: STATE_DTYPES[getattr(optimizer, name)] for name in STATE_FIELDS}
+    if optimizer.optimizer_cpu_offload:
+        found |= {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": optimizer.optimizer_offload_fraction,
+            "overlap_cpu_optimizer_d2h_h2d": optimizer.overlap_cpu_optimizer_d2h_h2d,
+        }
+    return found
 
 
 def gather_once(optimizer: MegatronOptimizer) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from parallel.config import ParallelConfig
 from parallel.errors import SharedMistake
 from training.config.import_path import load, raised
-from training.config.run_config import OptimizerConfig
+from training.config.optimizer_config import OptimizerConfig
 
 FIELD = "optimizer.optimizer"
 STEPS = 3

@@ -11,7 +11,8 @@ from parallel.config import ParallelConfig, PrecisionConfig
 from tests.gpu.machine import GpuMachine
 from tests.gpu.sizes import Role, Sizes
 from training.config import recipe
-from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.config.optimizer_config import OptimizerConfig
+from training.config.run_config import RunConfig, TrainConfig
 from training.memory.predicted import Modules, Planned, Predicted, fullest
 
 SHARE = 0.90

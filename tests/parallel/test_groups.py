@@ -142,12 +142,12 @@ def test_a_private_spot_that_moved_is_named(spot: str, monkeypatch: pytest.Monke
 
 
 def test_probes_notice_a_changed_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
     from megatron.core.tensor_parallel import random as mcore_random
 
     monkeypatch.setattr(mcore_random, "_set_cuda_rng_state", lambda state: None)
-    monkeypatch.setattr(DistributedOptimizer, "_get_main_param_and_optimizer_states", lambda self: None)
-    with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, DistributedOptimizer"):
+    monkeypatch.setattr(HybridDeviceOptimizer, "_sync_sub_optimizers_state_to_hdo", lambda: None)
+    with pytest.raises(RuntimeError, match=r"random\._set/_get_cuda_rng_state, HybridDeviceOptimizer"):
         mcore_patches.check()
 
 

@@ -48,6 +48,10 @@ FIELDS: dict[str, tuple[str, Default]] = {
     "adam-beta2": ("optimizer.adam_beta2", 0.999),
     "adam-eps": ("optimizer.adam_eps", 1e-8),
     "clip-grad": ("optimizer.clip_grad", 1.0),
+    "exp-avg-dtype": ("optimizer.exp_avg_dtype", "fp32"),
+    "exp-avg-sq-dtype": ("optimizer.exp_avg_sq_dtype", "fp32"),
+    "main-params-dtype": ("optimizer.main_params_dtype", "fp32"),
+    "optimizer-offload-fraction": ("optimizer.optimizer_offload_fraction", 1.0),
     "micro-batch-size": ("train.micro_batch_size", None),
     "seed": ("train.seed", 1234),
     "exit-interval": ("train.exit_interval", None),
@@ -128,6 +132,9 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "multi-latent-attention": ("model.multi_latent_attention", True),
     "eod-mask-loss": ("data.eod_mask_loss", True),
     "first-last-layers-bf16": ("precision.first_last_layers_bf16", True),
+    "use-precision-aware-optimizer": ("optimizer.use_precision_aware_optimizer", True),
+    "optimizer-cpu-offload": ("optimizer.optimizer_cpu_offload", True),
+    "overlap-cpu-optimizer-d2h-h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d", True),
     "deterministic-mode": ("train.deterministic_mode", True),
 }
 """A flag without a value sets a field to this, and its absence to the contrary."""

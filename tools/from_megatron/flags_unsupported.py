@@ -81,13 +81,11 @@ UNSUPPORTED: dict[str, str] = {
         muon-coefficient-type=1 muon-num-ns-steps=1 muon-tp-mode=1 muon-extra-scale-factor=1 muon-scalar-optimizer=1
         muon-use-nesterov muon-use-syrk lion-beta1=1 lion-beta2=1
     """,
-    "the optimizer's states in fewer bits; Triplane keeps them in fp32": """
-        use-precision-aware-optimizer main-grads-dtype=1|fp32 main-params-dtype=1|fp32 exp-avg-dtype=1|fp32
-        exp-avg-sq-dtype=1|fp32
+    "the format in which gradients are added up: set precision.grad_reduce_in_fp32 = false for bf16": """
+        main-grads-dtype=1|fp32
     """,
-    "the optimizer on the host's CPU, or in a CUDA graph; the model is the same without it": """
-        optimizer-cpu-offload optimizer-cuda-graph optimizer-offload-fraction=1 use-torch-optimizer-for-cpu-offload
-        overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
+    "how the optimizer runs: in a CUDA graph, or torch's on a GPU, or with memory that is not pinned": """
+        optimizer-cuda-graph use-torch-optimizer-for-cpu-offload no-pin-cpu-grads no-pin-cpu-params
     """,
     "Triplane's warm-up begins at a learning rate of 0": """
         lr-warmup-init=1|0

@@ -22,33 +22,52 @@ from parallel.groups import Ranks
 from parallel.regions import Box, HeldTensor
 from training.checkpoint.model_state import enumerated, is_writer
 from training.checkpoint.state import JSON
+from training.optimizer_forms import MOMENTS, StateForm, form_of
 
 PREFIX = "optimizer.state."
 MASTER = PREFIX + "param."
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Of AdamW. Another optimizer's parts have the attribute ``state_names``."""
 
 
 class Slice(NamedTuple):
-    """What this rank holds of a parameter's optimizer state: fp32 [n], of elements [start, start + n) of what it holds
-    of the parameter."""
+    """What this rank holds of a parameter's optimizer state: floats [n], of elements [start, start + n) of what it
+    holds of the parameter."""
 
     start: int
     tensors: Mapping[str, Tensor]
+    """What the optimizer keeps, or copies in fp32 where it is kept in a form that no tensor of floats is."""
     is_shared: bool
     """It is of all that: every rank that holds the parameter, or the same shard, has the same (no ZeRO-1)."""
     is_main: bool
     """Not a copy that another instance of a distributed optimizer holds too."""
+    main: Tensor
+    """The inner optimizer's parameter."""
+    form: StateForm
+
+    def on_the_host(self) -> "Slice":
+        """With the copies in the host's memory: a device has room for those of one parameter, not of all."""
+        copied = self.form.copied(self.main)
+        tensors = {name: one.cpu() if name in copied else one for name, one in self.tensors.items()}
+        return self._replace(tensors=tensors)
+
+    def store(self) -> None:
+        """Let the optimizer keep what has been written into ``tensors``."""
+        self.form.store(self.main, self.tensors)
 
 
 class MainParam(NamedTuple):
     """The fp32 weights that this rank updates for a parameter: a shard, a copy, or the parameter itself."""
 
     tensor: Tensor
-    """Its ``grad`` is the reduced gradient, once ``prepare_gradients`` has run."""
+    """Of an optimizer that keeps fp32 weights otherwise: the model's shard."""
     is_shared: bool
     is_main: bool
     """Both as of ``Slice``."""
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The reduced one, once ``prepare_gradients`` has run."""
+        apart: Tensor | None = getattr(self.tensor, "decoupled_grad", None)
+        return self.tensor.grad if apart is None else apart
 
 
 def parts(optimizer: MegatronOptimizer) -> list[Any]:
@@ -58,12 +77,18 @@ def parts(optimizer: MegatronOptimizer) -> list[Any]:
 
 
 def optimizer_boxes(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[Box]:
-    """All of this rank's optimizer state: views of the live tensors, no copy, no communication.
+    """All of this rank's optimizer state: views of the live tensors, no communication."""
+    return boxes_of_slices(chunks, slices_on_the_host(optimizer), ranks)
 
-    Padding between parameters and at the end of a bucket belongs to no parameter, so it never gets here.
-    """
+
+def slices_on_the_host(optimizer: MegatronOptimizer) -> dict[Tensor, Slice]:
+    """By model parameter; to be read, or to be written and stored."""
     allocate(optimizer)
-    slices = dict(held_slices(optimizer))
+    return {param: piece.on_the_host() for param, piece in held_slices(optimizer)}
+
+
+def boxes_of_slices(chunks: Chunks, slices: Mapping[Tensor, Slice], ranks: Ranks) -> list[Box]:
+    """Padding between parameters and at the end of a bucket belongs to no parameter, so it never gets here."""
     found: list[Box] = []
     for number, one in enumerated(chunks):
         if one.tensor not in slices:
@@ -90,7 +115,7 @@ def names_and_shapes(chunks: Chunks, optimizer: MegatronOptimizer | None) -> dic
 
 
 def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
-    """Names of what is kept of each parameter; the same for all parts."""
+    """Names of what is kept of each parameter; the same for all parts. Only those of a user's optimizer are said."""
     part = getattr(optimizer, "chained_optimizers", [optimizer])[0]
     names: Sequence[str] = getattr(part, "state_names", MOMENTS)
     return names
@@ -99,9 +124,7 @@ def _moments(optimizer: MegatronOptimizer) -> Sequence[str]:
 def allocate(optimizer: MegatronOptimizer) -> None:
     """Give every parameter its moments, zeros, where no update has made them yet."""
     for part in parts(optimizer):
-        if part.config.use_precision_aware_optimizer:
-            raise NotImplementedError("optimizer.megatron: use_precision_aware_optimizer cannot be checkpointed yet")
-        part.init_state_fn(part.optimizer, part.config)
+        form_of(part).allocate()
 
 
 def held_slices(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, Slice]]:
@@ -116,8 +139,7 @@ def main_params(optimizer: MegatronOptimizer) -> Iterator[tuple[Tensor, MainPara
         if isinstance(part, DistributedOptimizer):
             is_main = part.distributed_optimizer_instance_id == 0
             for param, _ in _ranges(part):
-                group, order = part.model_param_group_index_map[param]
-                yield param, MainParam(part.optimizer.param_groups[group]["params"][order], False, is_main)
+                yield param, MainParam(_inner(part, param), False, is_main)
         else:
             copies = _copies(part)
             mains = (main for group in part.optimizer.param_groups for main in group["params"])
@@ -130,10 +152,18 @@ def owns(number: int, one: HeldTensor, held: Slice | MainParam, ranks: Ranks) ->
 
 
 def _sharded(part: DistributedOptimizer) -> Iterator[tuple[Tensor, Slice]]:
-    is_main = part.distributed_optimizer_instance_id == 0
+    form, is_main = form_of(part), part.distributed_optimizer_instance_id == 0
     for param, held in _ranges(part):
-        state = part._get_main_param_and_optimizer_states(param)
-        yield param, Slice(held.start, _flat(state, _moments(part)), is_shared=False, is_main=is_main)
+        main = _inner(part, param)
+        tensors = _named(form.tensors(main), _moments(part))
+        yield param, Slice(held.start, tensors, is_shared=False, is_main=is_main, main=main, form=form)
+
+
+def _inner(part: DistributedOptimizer, param: Tensor) -> Tensor:
+    """Of the inner optimizer's parameters, this model parameter's."""
+    group, order = part.model_param_group_index_map[param]
+    inner: Tensor = part.optimizer.param_groups[group]["params"][order]
+    return inner
 
 
 def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Any, Any]]:
@@ -146,11 +176,11 @@ def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Any, Any]]:
 
 def _whole(part: Any) -> Iterator[tuple[Tensor, Slice]]:
     """Without ZeRO-1: the fp32 weights are the model's own or, for fp16 and bf16, copies."""
-    copies = _copies(part)
+    form, copies = form_of(part), _copies(part)
     for group in part.optimizer.param_groups:
         for main in group["params"]:
-            tensors = _flat({"param": main, **part.optimizer.state[main]}, _moments(part))
-            yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True)
+            tensors = _named(form.tensors(main), _moments(part))
+            yield copies.get(main, main), Slice(0, tensors, is_shared=True, is_main=True, main=main, form=form)
 
 
 def _copies(part: Any) -> dict[Tensor, Tensor]:
@@ -158,8 +188,8 @@ def _copies(part: Any) -> dict[Tensor, Tensor]:
     return {param.main_param: param for group in getattr(part, "float16_groups", []) for param in group}
 
 
-def _flat(state: Mapping[str, Tensor], moments: Sequence[str]) -> dict[str, Tensor]:
-    return {name: state[name].detach().view(-1) for name in ("param", *moments)}
+def _named(state: Mapping[str, Tensor], moments: Sequence[str]) -> dict[str, Tensor]:
+    return {name: state[name] for name in ("param", *moments)}
 
 
 def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
@@ -168,9 +198,10 @@ def numbers(optimizer: MegatronOptimizer, ranks: Ranks) -> dict[str, JSON]:
     A rank that holds no element of a parameter group does not count its steps, so the largest count is taken.
     """
     groups = [group for part in parts(optimizer) for group in part.optimizer.param_groups]
-    counts = [group.get("step", 0) for group in groups]
-    for part in parts(optimizer):  # torch's own optimizers count in each parameter's state
-        counts += [state["step"] for state in part.optimizer.state.values() if "step" in state][:1]
+    counts = []
+    for counter in _counters(optimizer):  # torch's own optimizers count in each parameter's state
+        counts += [group.get("step", 0) for group in counter.param_groups]
+        counts += [state["step"] for state in counter.state.values() if "step" in state][:1]
     step = torch.tensor([max(map(int, counts), default=0)], device=ranks.device)
     dist.all_reduce(step, op=dist.ReduceOp.MAX)
     readable = [_readable(group) for group in groups]
@@ -195,18 +226,23 @@ def _grad_scaler(optimizer: MegatronOptimizer) -> JSON:
 
 def set_numbers(optimizer: MegatronOptimizer, saved: Mapping[str, Any]) -> None:
     """Inverse of ``numbers``, but learning rate, weight decay and betas stay the configuration's."""
-    for part in parts(optimizer):
-        for group in part.optimizer.param_groups:
+    for counter in _counters(optimizer):
+        for group in counter.param_groups:
             group["step"] = saved["step"]
-        for state in (state for state in part.optimizer.state.values() if "step" in state):
+        for state in (state for state in counter.state.values() if "step" in state):
             if isinstance(state["step"], Tensor):
                 state["step"].fill_(saved["step"])
             else:
                 state["step"] = type(state["step"])(saved["step"])
+    for part in parts(optimizer):
         scaler = getattr(part, "grad_scaler", None)
         if scaler and saved["grad_scaler"]:
             scale = torch.tensor([saved["grad_scaler"]["scale"]], dtype=torch.float32)
             scaler.load_state_dict({**saved["grad_scaler"], "scale": scale})
+
+
+def _counters(optimizer: MegatronOptimizer) -> list[torch.optim.Optimizer]:
+    return [counter for part in parts(optimizer) for counter in form_of(part).counters()]
 
 
 def weights_from_optimizer(chunks: Chunks, optimizer: MegatronOptimizer) -> None:
@@ -214,10 +250,7 @@ def weights_from_optimizer(chunks: Chunks, optimizer: MegatronOptimizer) -> None
     for param in (param for chunk in chunks for param in chunk.parameters() if kept_in_fp8(param)):
         forget_amax(param)
     for part in parts(optimizer):
-        if part.config.reuse_grad_buf_for_mxfp8_param_ag:
-            part._copy_main_params_to_param_buffer()
-        elif hasattr(part, "_copy_main_params_to_model_params"):
-            part._copy_main_params_to_model_params()
+        form_of(part).weights_out()
     for chunk in chunks:
         if chunk.ddp_config.use_distributed_optimizer:
             chunk.start_param_sync(force_sync=True)
@@ -226,7 +259,8 @@ def weights_from_optimizer(chunks: Chunks, optimizer: MegatronOptimizer) -> None
 def optimizer_from_weights(optimizer: MegatronOptimizer) -> None:
     """Start the optimizer's fp32 weights from the model's; from the 16 bits that those in fp8 were quantized from,
     which megatron-core takes from fp8."""
-    optimizer.reload_model_params()
+    for part in parts(optimizer):
+        form_of(part).weights_in()
     for part in (part for part in parts(optimizer) if isinstance(part, DistributedOptimizer)):
         for param, held in _ranges(part):
             if hasattr(param, "_high_precision_init_val"):

@@ -113,15 +113,17 @@ def _read(source: RestoreSource, chunks: Chunks, optimizer: MegatronOptimizer, r
     every rank."""
     with TensorReader(source.path, ranks.identity.local_world_size) as reader:
         weights = model_boxes(chunks, ranks)
-        state = optimizer_state.optimizer_boxes(chunks, optimizer, ranks) if source.optimizer else []
+        slices = optimizer_state.slices_on_the_host(optimizer) if source.optimizer else {}
         needed = optimizer_state.names_and_shapes(chunks, optimizer if source.optimizer else None)
         fit.check(source.path, reader.shapes, needed, ranks)
         with sound(ranks):
             if source.optimizer:
                 reader.read([box for box in weights if not box.has_master])
-                reader.read(state)
+                reader.read(optimizer_state.boxes_of_slices(chunks, slices, ranks))
             else:
                 read_model(reader, chunks, ranks)
+        for piece in slices.values():
+            piece.store()
         # Before weights are quantized with them.
         fp8_restored = source.optimizer and restore_fp8(reader, chunks, ranks)
         if source.optimizer:

@@ -46,7 +46,8 @@ RARE = {
     "require_manifest allow_data_change stream_count on_bad_document max_document_mb max_expansion "
     "reset_attention_mask reset_position_ids eod_mask_loss",
     "optimizer": "adam_eps start_weight_decay end_weight_decay weight_decay_incr_style lr_wsd_decay_iters "
-    "lr_wsd_decay_style optimizer",
+    "lr_wsd_decay_style optimizer use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype main_params_dtype "
+    "optimizer_cpu_offload optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d",
     "train": "rampup_batch_size manual_gc_interval sample_prompts sample_interval callbacks loss deterministic_mode "
     "detect_anomaly cross_entropy_chunk_tokens cpu_offloading_num_layers compile",
     "eval": "task_folder interval limit num_fewshot full_pass",

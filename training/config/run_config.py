@@ -16,7 +16,7 @@ from models.shape_problems import shape_problems
 from models.shapes import GPTShape
 from parallel.config import ParallelConfig, PrecisionConfig
 from parallel.layout import Layout, layout_of, world_problems
-from parallel.megatron_fields import megatron_field_problems, parse
+from parallel.megatron_fields import parse
 from parallel.nccl_options import nccl_problems
 from parallel.stages import stage_problems
 from training.config.batch_schedule import BatchSchedule
@@ -45,116 +45,13 @@ from training.config.incompatible import (
     scale_problems,
     sharding_problems,
 )
-from training.config.lr_schedule import DecayStyle, Schedule, WeightDecayStyle, WSDDecayStyle
+from training.config.lr_schedule import Schedule
+from training.config.optimizer_config import OptimizerConfig, state_problems
 from training.config.profile_config import ProfileConfig, profile_problems
 from training.config.ranges import range_problems
 from training.config.sink_addresses import sink_problems
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm", "mla_up_proj"]
-
-OWNED_OPTIMIZER_FIELDS = frozenset({
-    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
-    "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
-    "hysteresis", "use_distributed_optimizer", "overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag",
-})  # fmt: skip
-
-# Fields of mcore's that are known to fail, one of them only at the first save: refused before anything starts.
-UNSUPPORTED_OPTIMIZER_FIELDS = {
-    "use_precision_aware_optimizer": "its state cannot be written to a checkpoint, so the first save would fail",
-    "optimizer_cpu_offload": "megatron-core 0.19.2 fails with it on CPU ranks, and it is untested on GPUs",
-}
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class OptimizerConfig:
-    """AdamW and its schedules."""
-
-    optimizer: str = "adam"
-    """adam (AdamW), or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as
-    class(params, lr=..., weight_decay=...). The fields adam_* are then not read."""
-
-    lr: float = 3e-4
-    """Largest learning rate."""
-
-    min_lr: float = 0.0
-    """Learning rate at and after the end of the decay."""
-
-    lr_decay_style: DecayStyle = "cosine"
-    """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
-
-    lr_warmup_iters: int = 0
-    """Iterations of linear warm-up from 0."""
-
-    lr_decay_iters: int | None = None
-    """Iterations, warm-up included, until min_lr is reached. None: train.train_iters."""
-
-    lr_wsd_decay_iters: int | None = None
-    """Iterations of the final decay of WSD. None: a fifth of the whole."""
-
-    lr_wsd_decay_style: WSDDecayStyle = "exponential"
-    """Form of WSD's final decay."""
-
-    weight_decay: float = 0.1
-    """Decoupled weight decay (arXiv:1711.05101), on matrices only."""
-
-    start_weight_decay: float | None = None
-    """Weight decay at the first iteration of a ramp. None: weight_decay."""
-
-    end_weight_decay: float | None = None
-    """Weight decay at the end of a ramp. None: weight_decay."""
-
-    weight_decay_incr_style: WeightDecayStyle = "constant"
-    """Form of the ramp from start_weight_decay to end_weight_decay over train_iters."""
-
-    adam_beta1: float = 0.9
-    """Decay rate of the first moment."""
-
-    adam_beta2: float = 0.95
-    """Decay rate of the second moment."""
-
-    adam_eps: float = 1e-8
-    """Added to the root of the second moment."""
-
-    clip_grad: float = 1.0
-    """Largest global gradient norm; 0 switches clipping off."""
-
-    megatron: tuple[str, ...] = ()
-    """More of mcore's OptimizerConfig, as "field=value" strings."""
-
-    def problems(self) -> list[str]:
-        """What is wrong within this section alone."""
-        found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
-        if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
-            found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
-        for name in (
-            "lr_warmup_iters",
-            "clip_grad",
-            "weight_decay",
-            "start_weight_decay",
-            "end_weight_decay",
-        ):
-            if (getattr(self, name) or 0) < 0:
-                found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
-        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                found.append(f"optimizer.{name} must be 1 or more, found {value}.")
-        if self.adam_eps <= 0:
-            found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
-        if self.weight_decay_incr_style != "constant" and None in (
-            self.start_weight_decay,
-            self.end_weight_decay,
-        ):
-            found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
-        found += megatron_field_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
-        values = parse(self.megatron)
-        return found + [
-            f"optimizer.megatron: {name} is not supported: {why}. Leave it out."
-            for name, why in UNSUPPORTED_OPTIMIZER_FIELDS.items()
-            if values.get(name)
-        ]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -540,6 +437,7 @@ class RunConfig:
             )
             found += nccl_problems(self.parallel, self.device != "cpu")
             found += kernel_problems(self.kernels, kernel_setting(self, shape, self.device != "cpu"))
+            found += state_problems(self.optimizer, self.parallel, self.precision, cuda=self.device != "cpu")
             found += offload_problems(self.train.cpu_offloading_num_layers, self.precision, self.kernels.graphs)
             if self.train.compile:
                 found += compile_problems(self.precision, self.kernels.graphs)

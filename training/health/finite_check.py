@@ -24,7 +24,7 @@ def check_finite(progress: Progress, chunks: Chunks, optimizer: MegatronOptimize
     optimizer's state, which is about to be copied as a whole, and one reduction of a number.
     """
     allocate(optimizer)
-    sums = [tensor.sum(dtype=torch.float32) for _, _, tensor in _states(optimizer)]
+    sums = [tensor.sum(dtype=torch.float32).to(ranks.device) for _, _, tensor in _states(optimizer)]
     bad = ~torch.stack(sums).isfinite().all() if sums else torch.zeros((), dtype=torch.bool, device=ranks.device)
     worst = (bad * (ranks.rank + 1)).to(torch.int64).reshape(1)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)

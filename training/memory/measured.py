@@ -228,7 +228,7 @@ def counted(chunks: Chunks, optimizer: MegatronOptimizer) -> Counted:
     return Counted(
         weights=sum(tensor.nbytes for tensor in parameters),
         gradients=gradients,
-        optimizer=_fresh(_optimizer_tensors(optimizer), seen),
+        optimizer=_fresh((one for one in _optimizer_tensors(optimizer) if one.device == parameters[0].device), seen),
     )
 
 
@@ -257,4 +257,4 @@ def _optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
         for group in inner.param_groups:
             yield from group["params"]
         for state in inner.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+            yield from (piece for value in state.values() if isinstance(value, Tensor) for piece in stored(value))

@@ -24,7 +24,7 @@ LOSS_CHUNK_TOKENS = 1024
 SLOWER = {
     # Rough, for the order alone (tools.plan prices layouts): of each doubling, beside bubble and recomputation.
     "tp": 0.08, "pp": 0.03, "cp": 0.05, "ep": 0.04, "micro-batch": 0.02, "states": 0.001, "shards": 0.1,
-    "ranks": 1.0,
+    "ranks": 1.0, "remainders": 0.002, "bf16 moments": 0.02, "host": 0.3,
 }  # fmt: skip
 
 Value = int | bool | str | tuple[str, ...] | None
@@ -122,6 +122,7 @@ def _axes(asked: Planned, shape: GPTShape, ranks_per_node: int) -> Iterator[list
         _recomputations(asked.config, shape),
         _logits(asked.config, shape),
         _states(asked),
+        _kept_states(asked.config),
         _tensor(asked.config, ranks_per_node),
         _stages(asked.config, shape.num_layers),
         _sizes("cp", "parallel.context_parallel_size", parallel.context_parallel_size)
@@ -202,6 +203,23 @@ def _states(asked: Planned) -> list[Change]:
     if parallel.num_distributed_optimizer_instances > 1:
         one: dict[str, Value] = {name: "optim_grads_params", "parallel.num_distributed_optimizer_instances": 1}
         found.append(Change(axis="states", fields=one, slower=SLOWER["shards"]))
+    return found
+
+
+def _kept_states(config: RunConfig) -> list[Change]:
+    """Main weights as remainders, moments in bf16, or all of it on the host: what a run may not have is refused."""
+    optimizer, found = config.optimizer, list[Change]()
+    if optimizer.optimizer_cpu_offload:
+        return found
+    aware: dict[str, Value] = {"optimizer.use_precision_aware_optimizer": True}
+    if not optimizer.use_precision_aware_optimizer:
+        found.append(Change(axis="kept states", fields=aware, slower=SLOWER["remainders"]))
+    moments = ("exp_avg_dtype", "exp_avg_sq_dtype")
+    if wide := [name for name in moments if getattr(optimizer, name) == "fp32"]:
+        fields = aware | {f"optimizer.{name}": "bf16" for name in wide}
+        found.append(Change(axis="kept states", fields=fields, slower=SLOWER["bf16 moments"]))
+        host: dict[str, Value] = {"optimizer.optimizer_cpu_offload": True}
+        found.append(Change(axis="kept states", fields=host, slower=SLOWER["host"]))
     return found
 
 

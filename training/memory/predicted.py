@@ -7,6 +7,7 @@ are Transformer Engine's or ours and no ``megatron`` field changes them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from models.shapes import GPTShape
 from models.sizes import sizes
 from parallel.config import PrecisionConfig
 from parallel.stages import layers_per_chunk
+from training.config.optimizer_config import OptimizerConfig
 from training.config.run_config import RunConfig, TrainConfig, batch_schedule
 from training.memory.cases import Column, MemoryCase, MemoryColumns
 from training.memory.layouts import ZERO, Candidate, Recompute
@@ -161,8 +163,23 @@ def program(config: RunConfig, modules: Modules) -> Software:
         main_gradient_bytes=4 if wide else 2,
         fp8_weights=config.precision.fp8_param_gather,
         loss_chunk_tokens=config.train.cross_entropy_chunk_tokens or math.inf,
+        **_state_bytes(config.optimizer),
     )
     return sharded(own, ZERO[config.parallel.sharding])
+
+
+STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def _state_bytes(optimizer: OptimizerConfig) -> dict[str, Any]:
+    """Fields of Software; of a share that is offloaded, as if every parameter were cut there."""
+    if optimizer.optimizer_cpu_offload:
+        here = 1 - optimizer.optimizer_offload_fraction
+        return {"main_param_bytes": 4 * here, "moment_bytes": 8 * here, "keeps_fp32_gradients": False}
+    if optimizer.use_precision_aware_optimizer:
+        moments = STATE_BYTES[optimizer.exp_avg_dtype] + STATE_BYTES[optimizer.exp_avg_sq_dtype]
+        return {"main_param_bytes": 2, "moment_bytes": moments, "keeps_fp32_gradients": False}
+    return {}
 
 
 def candidate(config: RunConfig, world_size: int, num_layers: int) -> Candidate:

@@ -32,6 +32,10 @@ class Software:
     """That collectives of gradients and weights are collected in, beside both."""
     main_weight_bytes: int = 2
     """Of a weight as it is held; 0 where sharded weights are the optimizer's fp32 ones, gathered in 16 bits."""
+    main_param_bytes: float = 4.0
+    """Of a weight as the optimizer holds it on the GPU, beside the 16-bit one."""
+    moment_bytes: float = 8.0
+    """Of both moments on the GPU."""
     loss_bytes: int = 6
     """Per 16-bit logit while the loss is computed: it, and an fp32 copy that softmax and its gradient overwrite."""
     loss_chunk_tokens: float = math.inf

@@ -197,7 +197,8 @@ def state_bytes(own: Any, layout: Any, fp32: Any, software: Any) -> list[Any]:
     weight = 4 * fp32 + software.main_weight_bytes * (1 - fp32)
     gradient = 4 * fp32 + gradient_bytes * (1 - fp32)
     shards = (1 - fp32) + fp32 * (layout.zero == 2)  # fp32 weights are stepped as they are, where they are not whole
-    rest = 4 * shards + 4 * (gradient < 4) * software.keeps_fp32_gradients + 8
+    copies = 4 * (gradient < 4) * software.keeps_fp32_gradients
+    rest = software.main_param_bytes * shards + copies + software.moment_bytes
 
     shared = list(zip(own, (everywhere, apart), strict=True))
     return [

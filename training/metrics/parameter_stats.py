@@ -13,7 +13,7 @@ from models.shapes import GPTShape
 from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from training.checkpoint.model_state import enumerated
-from training.checkpoint.optimizer_state import main_params, owns
+from training.checkpoint.optimizer_state import MainParam, main_params, owns
 from training.loop import Callback
 from training.metrics.values import Value
 from training.progress import Progress
@@ -69,10 +69,10 @@ class ParameterStats(Callback):
         numbers = {name: number for number, name in enumerate(self.rows)}
         for name, param in self.owned:
             row = self.sums[numbers[name]]
-            row[0] += torch.linalg.vector_norm(param, dtype=torch.float32).double() ** 2
-            if param.grad is not None:
-                row[1] += torch.linalg.vector_norm(param.grad, dtype=torch.float32).double() ** 2
-                row[2] += param.grad.numel() - torch.count_nonzero(param.grad)
+            row[0] += torch.linalg.vector_norm(param.tensor, dtype=torch.float32).double() ** 2
+            if (gradient := param.gradient) is not None:
+                row[1] += torch.linalg.vector_norm(gradient, dtype=torch.float32).double() ** 2
+                row[2] += gradient.numel() - torch.count_nonzero(gradient)
 
     def report(self) -> dict[str, Value]:
         """What ``before_update`` measured in this iteration, the same on every rank; nothing where it did not."""
@@ -106,14 +106,11 @@ def row_of(name: str) -> str:
     return "embedding" if kind.endswith("embeddings") else "output"
 
 
-def owned_params(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[tuple[str, Tensor]]:
-    """The fp32 weights that this rank updates and that no other rank counts, with their row.
-
-    Their ``grad`` is the reduced gradient, once ``prepare_gradients`` has run.
-    """
+def owned_params(chunks: Chunks, optimizer: MegatronOptimizer, ranks: Ranks) -> list[tuple[str, MainParam]]:
+    """The weights that this rank updates and that no other rank counts, with their row."""
     mains = dict(main_params(optimizer))
     return [
-        (row_of(canonical(one.regions[0].key)), mains[one.tensor].tensor)
+        (row_of(canonical(one.regions[0].key)), mains[one.tensor])
         for number, one in enumerated(chunks)
         if one.tensor in mains and owns(number, one, mains[one.tensor], ranks)
     ]

@@ -65,3 +65,37 @@ def multi_tensor_adam(
         weight = weight - lr * update
         for target in (parameter, *main):
             target.copy_(weight)
+
+
+@kernel
+def multi_tensor_adam_param_remainder(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: list[list[Tensor]],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """multi_tensor_adam with fp32 weights in two halves: the bf16 parameter, rounded by the highest bit of the lower
+    half, and the lower half as int16 (AdamFunctorMasterParamRemainder in multi_tensor/adam.cu)."""
+    gradients, parameters, first, second, remainders = tensor_lists
+    halves = list(zip(parameters, remainders, strict=True))
+    mains = [_joined(parameter, remainder) for parameter, remainder in halves]
+    lists = [gradients, mains, first, second]
+    multi_tensor_adam(
+        chunk_size, noop_flag, lists, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay
+    )
+    for main, (parameter, remainder) in zip(mains, halves, strict=True):
+        upper, lower = main.view(torch.int16).view(-1, 2).unbind(1)[::-1]  # the lower half comes first in memory
+        remainder.copy_(lower.view_as(remainder))
+        parameter.view(torch.int16).copy_((upper + (lower < 0)).view_as(parameter))
+
+
+def _joined(parameter: Tensor, remainder: Tensor) -> Tensor:
+    upper = parameter.view(torch.int16) - (remainder < 0).to(torch.int16)
+    return torch.stack([remainder, upper], dim=-1).view(torch.int32).view(torch.float32).view(parameter.shape)

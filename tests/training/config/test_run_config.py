@@ -254,8 +254,44 @@ def test_the_debug_recipe_has_none() -> None:
         ),
         ("--parallel.sequence_parallel", 1, ["tensor_model_parallel_size > 1"]),
         ("--model.megatron moe_router_topk", 1, ['model.megatron: expected "field=value"']),
-        ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["use_precision_aware_optimizer is not supp"]),
-        ("--optimizer.megatron optimizer_cpu_offload=True", 1, ["optimizer_cpu_offload is not supported"]),
+        ("--optimizer.megatron use_precision_aware_optimizer=True", 1, ["is set by Triplane's own fields"]),
+        ("--optimizer.exp_avg_dtype bf16", 1, ['exp_avg_dtype "bf16" needs optimizer.use_precision_aware_optimizer']),
+        (
+            "--device cpu --precision.dtype bf16 --optimizer.use_precision_aware_optimizer",
+            1,
+            ["Transformer Engine's FusedAdam needs a GPU"],
+        ),
+        ("--device cuda --optimizer.use_precision_aware_optimizer", 1, ["weights in fp32 are their own main weights"]),
+        (
+            "--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
+            "--parallel.data_parallel_sharding_strategy optim_grads_params",
+            2,
+            ['needs ZeRO-1 (parallel.use_distributed_optimizer = true), found "optim_grads_params"'],
+        ),
+        (
+            "--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
+            "--optimizer.exp_avg_dtype fp8 --optimizer.optimizer_cpu_offload",
+            1,
+            ['exp_avg_dtype "fp8" cannot be with optimizer.optimizer_cpu_offload: the host\'s Adam keeps fp32'],
+        ),
+        ("--device cpu --optimizer.optimizer_cpu_offload", 1, ["is in the host's memory already"]),
+        (
+            "--device cuda --optimizer.optimizer_cpu_offload --no-parallel.use_distributed_optimizer",
+            1,
+            ["optimizer_cpu_offload needs ZeRO-1", 'found "no_shard"'],
+        ),
+        (
+            "--device cuda --optimizer.optimizer_cpu_offload --optimizer.optimizer torch.optim:SGD",
+            1,
+            ['optimizer_cpu_offload needs optimizer.optimizer = "adam"'],
+        ),
+        (
+            "--device cuda --precision.dtype bf16 --precision.fp8 hybrid --precision.fp8_param_gather "
+            "--optimizer.optimizer_cpu_offload --model.ffn_hidden_size 192",
+            1,
+            ["optimizer_cpu_offload cannot be with precision.fp8_param_gather: the host has no fp8"],
+        ),
+        ("--optimizer.optimizer_offload_fraction 0", 1, ["optimizer_offload_fraction must be in (0, 1], found 0"]),
         ("--model.megatron hidden_size=3", 1, ["hidden_size is set by Triplane's own fields"]),
         ("--parallel.megatron a=1 a=2", 1, ["parallel.megatron: a is given twice"]),
         ("--model.shape lama3_8b", 1, ['model.shape "lama3_8b" is unknown', "llama3_8b"]),
@@ -278,7 +314,9 @@ def test_a_problem_says_the_numbers_and_the_way_out(flags: str, world_size: int,
         ("--train.rampup_batch_size 2 2 10 --parallel.pipeline_model_parallel_size 2 "
          "--parallel.virtual_pipeline_model_parallel_size 2", 2),
         ("--optimizer.lr_warmup_iters 9", 1),
-        ("--optimizer.megatron optimizer_cpu_offload=False", 1),
+        ("--device cuda --optimizer.optimizer_cpu_offload --optimizer.optimizer_offload_fraction 0.5", 1),
+        ("--device cuda --precision.dtype bf16 --optimizer.use_precision_aware_optimizer "
+         "--optimizer.exp_avg_dtype fp8", 1),
         ("--optimizer.lr_warmup_iters 20 --optimizer.lr_decay_style constant", 1),
         ("--world_size 8 --dry_run", 8),
     ],

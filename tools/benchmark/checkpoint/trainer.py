@@ -15,7 +15,8 @@ from parallel.ddp import Chunks
 from parallel.groups import Ranks
 from parallel.launch import Identity
 from training import train
-from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.config.optimizer_config import OptimizerConfig
+from training.config.run_config import RunConfig, TrainConfig
 
 BYTES_PER_PARAMETER = 12
 """On the disk: an fp32 weight and two fp32 moments (AdamW)."""

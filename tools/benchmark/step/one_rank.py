@@ -24,7 +24,8 @@ from parallel.config import PrecisionConfig
 from parallel.launch import Identity
 from tools.benchmark.step import reference
 from training import train
-from training.config.run_config import OptimizerConfig, RunConfig, TrainConfig
+from training.config.optimizer_config import OptimizerConfig
+from training.config.run_config import RunConfig, TrainConfig
 from training.progress import Progress
 from training.step import StepRequests
 

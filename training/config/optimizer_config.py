@@ -1,0 +1,191 @@
+"""The ``optimizer`` section: AdamW, its schedules, and where and how its state is kept."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from parallel.config import ParallelConfig, PrecisionConfig
+from parallel.megatron_fields import megatron_field_problems
+from training.config.import_path import form_problems
+from training.config.lr_schedule import DecayStyle, WeightDecayStyle, WSDDecayStyle
+
+StateDtype = Literal["fp32", "bf16", "fp16", "fp8"]
+
+STATE_FIELDS = ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
+OWNED_OPTIMIZER_FIELDS = frozenset({
+    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "bf16",
+    "fp16", "params_dtype", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
+    "hysteresis", "use_distributed_optimizer", "overlap_param_gather", "reuse_grad_buf_for_mxfp8_param_ag",
+    "use_precision_aware_optimizer", "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
+    "store_param_remainders", "optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d",
+})  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class OptimizerConfig:
+    """AdamW and its schedules."""
+
+    optimizer: str = "adam"
+    """adam (AdamW), or your own: the import path "module:class" of a torch.optim.Optimizer, which is made as
+    class(params, lr=..., weight_decay=...). The fields adam_* are then not read."""
+
+    lr: float = 3e-4
+    """Largest learning rate."""
+
+    min_lr: float = 0.0
+    """Learning rate at and after the end of the decay."""
+
+    lr_decay_style: DecayStyle = "cosine"
+    """How the learning rate falls after the warm-up. WSD: warm-up, stable, decay."""
+
+    lr_warmup_iters: int = 0
+    """Iterations of linear warm-up from 0."""
+
+    lr_decay_iters: int | None = None
+    """Iterations, warm-up included, until min_lr is reached. None: train.train_iters."""
+
+    lr_wsd_decay_iters: int | None = None
+    """Iterations of the final decay of WSD. None: a fifth of the whole."""
+
+    lr_wsd_decay_style: WSDDecayStyle = "exponential"
+    """Form of WSD's final decay."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay (arXiv:1711.05101), on matrices only."""
+
+    start_weight_decay: float | None = None
+    """Weight decay at the first iteration of a ramp. None: weight_decay."""
+
+    end_weight_decay: float | None = None
+    """Weight decay at the end of a ramp. None: weight_decay."""
+
+    weight_decay_incr_style: WeightDecayStyle = "constant"
+    """Form of the ramp from start_weight_decay to end_weight_decay over train_iters."""
+
+    adam_beta1: float = 0.9
+    """Decay rate of the first moment."""
+
+    adam_beta2: float = 0.95
+    """Decay rate of the second moment."""
+
+    adam_eps: float = 1e-8
+    """Added to the root of the second moment."""
+
+    clip_grad: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+
+    use_precision_aware_optimizer: bool = False
+    """Transformer Engine's FusedAdam holds the fp32 weights, as the 16 bits that bf16 weights lack (2 bytes instead of
+    4, the same update bit for bit), and moments in exp_avg_dtype and exp_avg_sq_dtype. Needs a GPU, bf16 or fp16, and
+    ZeRO-1."""
+
+    exp_avg_dtype: StateDtype = "fp32"
+    """Of the first moment between updates, which compute in fp32. fp16 and fp8 (e4m3) with a scale for each shard of a
+    parameter. Needs use_precision_aware_optimizer, as do the next two."""
+
+    exp_avg_sq_dtype: StateDtype = "fp32"
+    """Of the second moment, as exp_avg_dtype."""
+
+    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
+    """Of the weights that updates are added to; fp16 with a scale for each shard of a parameter."""
+
+    optimizer_cpu_offload: bool = False
+    """Main weights and moments in the host's memory, updated by its cores (megatron-core's HybridDeviceOptimizer): 12
+    bytes less for each parameter that a GPU updates, 4 bytes each way over PCIe in a step. Needs a GPU and ZeRO-1."""
+
+    optimizer_offload_fraction: float = 1.0
+    """Of the elements of each rank's shard: the share that is offloaded, the first parameters."""
+
+    overlap_cpu_optimizer_d2h_h2d: bool = False
+    """Copy the next parameter's gradient while the host updates one, and updated weights back meanwhile."""
+
+    megatron: tuple[str, ...] = ()
+    """More of mcore's OptimizerConfig, as "field=value" strings."""
+
+    def problems(self) -> list[str]:
+        """What is wrong within this section alone."""
+        found = [] if self.optimizer == "adam" else form_problems("optimizer.optimizer", self.optimizer, '"adam" or ')
+        if self.lr <= 0 or not 0 <= self.min_lr <= self.lr:
+            found.append(f"optimizer: expected 0 <= min_lr <= lr and lr > 0, found min_lr {self.min_lr}, lr {self.lr}.")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                found.append(f"optimizer.{name} must be in [0, 1), found {getattr(self, name)}.")
+        for name in (
+            "lr_warmup_iters",
+            "clip_grad",
+            "weight_decay",
+            "start_weight_decay",
+            "end_weight_decay",
+        ):
+            if (getattr(self, name) or 0) < 0:
+                found.append(f"optimizer.{name} must not be negative, found {getattr(self, name)}.")
+        for name in ("lr_decay_iters", "lr_wsd_decay_iters"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                found.append(f"optimizer.{name} must be 1 or more, found {value}.")
+        if self.adam_eps <= 0:
+            found.append(f"optimizer.adam_eps must be above 0, found {self.adam_eps}.")
+        if self.weight_decay_incr_style != "constant" and None in (
+            self.start_weight_decay,
+            self.end_weight_decay,
+        ):
+            found.append("optimizer.weight_decay_incr_style needs start_weight_decay and end_weight_decay.")
+        if not 0 < self.optimizer_offload_fraction <= 1:
+            found.append(
+                f"optimizer.optimizer_offload_fraction must be in (0, 1], found {self.optimizer_offload_fraction}. To "
+                "offload nothing, set optimizer.optimizer_cpu_offload = false."
+            )
+        return found + megatron_field_problems("optimizer.megatron", self.megatron, OWNED_OPTIMIZER_FIELDS)
+
+
+def state_problems(
+    optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, cuda: bool
+) -> list[str]:
+    """What the fields about the optimizer's state cannot be with. cuda: the run may have a GPU."""
+    return [
+        *_low_precision_problems(optimizer, parallel, precision, cuda),
+        *_offload_problems(optimizer, parallel, precision, cuda),
+    ]
+
+
+def _low_precision_problems(
+    optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, cuda: bool
+) -> Iterator[str]:
+    low = [f'optimizer.{name} "{dtype}"' for name in STATE_FIELDS if (dtype := getattr(optimizer, name)) != "fp32"]
+    if not optimizer.use_precision_aware_optimizer:
+        yield from (
+            f'{field} needs optimizer.use_precision_aware_optimizer = true. Set it, or use "fp32".' for field in low
+        )
+        return
+    field = "optimizer.use_precision_aware_optimizer"
+    if not cuda:
+        yield f"{field}: Transformer Engine's FusedAdam needs a GPU, and a CPU has none. Set it to false."
+    yield from _common_problems(field, optimizer, parallel)
+    if precision.dtype == "fp32":
+        yield f'{field}: weights in fp32 are their own main weights. Set it to false, or precision.dtype = "bf16".'
+    if precision.fp8_param_gather:
+        yield f"{field} cannot be with precision.fp8_param_gather, with which it was not compared. Set one to false."
+    if optimizer.optimizer_cpu_offload and low:
+        yield f"{low[0]} cannot be with optimizer.optimizer_cpu_offload: the host's Adam keeps fp32. Set one of them."
+
+
+def _offload_problems(
+    optimizer: OptimizerConfig, parallel: ParallelConfig, precision: PrecisionConfig, cuda: bool
+) -> Iterator[str]:
+    field = "optimizer.optimizer_cpu_offload"
+    if not optimizer.optimizer_cpu_offload:
+        return
+    if not cuda:
+        yield f"{field}: on a CPU the optimizer's state is in the host's memory already. Set it to false."
+    yield from _common_problems(field, optimizer, parallel)
+    if precision.fp8_param_gather:
+        yield f"{field} cannot be with precision.fp8_param_gather: the host has no fp8. Set one of them to false."
+
+
+def _common_problems(field: str, optimizer: OptimizerConfig, parallel: ParallelConfig) -> Iterator[str]:
+    if optimizer.optimizer != "adam":
+        yield f'{field} needs optimizer.optimizer = "adam", found "{optimizer.optimizer}". Set one of them.'
+    if parallel.sharding != "optim":
+        yield (
+            f"{field} needs ZeRO-1 (parallel.use_distributed_optimizer = true), "
+            f'found "{parallel.sharding}". Set it to false, or use ZeRO-1.'
+        )
