@@ -34,6 +34,11 @@ def model_recipe(options: ReshardOptions, folder: Path, program: str) -> tuple[R
     return _of_shape(shape), shape.vocab_size
 
 
+def is_recipe(options: ReshardOptions) -> bool:
+    """Whether the model is given with how it is trained."""
+    return options.recipe is not None and options.recipe.suffix != ".json"
+
+
 def with_vocab_size(config: RunConfig, vocab_size: int) -> RunConfig:
     """The configuration with a vocabulary that no tokenizer has to tell."""
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))

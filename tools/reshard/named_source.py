@@ -13,7 +13,8 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE
 from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.naming import NamedWeight, Naming, RowRun, known_name, namings
+from tools.reshard.named_weights import NamedWeight, Naming, RowRun
+from tools.reshard.naming import known_name, namings
 from tools.reshard.tensors import Info, Origin
 
 STATES = ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq", "param")
@@ -113,7 +114,8 @@ def _extra(tensors: Mapping[str, Info], found: NamedTensors) -> Iterator[str]:
         if key in used or not plain.startswith(prefix) or plain.rpartition(".")[2] in STATES:
             continue
         rest = plain.removeprefix(prefix)
-        if rest.partition(".")[0] in heads and not rest.endswith(NO_WEIGHTS):
+        is_weight = not rest.endswith(NO_WEIGHTS) and not found.naming.computed.search(rest)
+        if is_weight and rest.partition(".")[0] in heads:
             yield key
 
 

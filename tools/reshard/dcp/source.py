@@ -15,7 +15,7 @@ from parallel.untrusted import InputError, read_json
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
 from tools.reshard.megatron.source import carried_tokenizer
-from tools.reshard.model_recipe import model_recipe, with_vocab_size
+from tools.reshard.model_recipe import is_recipe, model_recipe, with_vocab_size
 from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
 from tools.reshard.options import ReshardOptions
 from training.checkpoint.foreign import DCP_PARTS
@@ -106,12 +106,20 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     iteration = files.number(_ITERATION)
     if iteration is None:
         iteration = _of_folder(folder) or step or 0
+    samples = iteration * config.train.global_batch_size
+    notes = []
+    if iteration and not is_recipe(options):
+        notes.append(
+            f"note: {folder}: iteration {iteration} counts as {samples} samples, of train.global_batch_size "
+            f"{config.train.global_batch_size}, from which schedules go on. --recipe RECIPE.toml of the run to come "
+            "counts as it does."
+        )
     return CheckpointSource(
         folder=folder,
         files=files,
         origins=made,
         state=State(
-            progress=Progress(iteration=iteration, consumed_samples=iteration * config.train.global_batch_size),
+            progress=Progress(iteration=iteration, consumed_samples=samples),
             layout=Layout(),
             device="cpu",
             optimizer={} if step is None else {"step": step, "param_groups": [], "grad_scaler": None},
@@ -120,6 +128,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         about={"source": f"dcp, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
         carried=carried_tokenizer(config),
         pads_as_configured=False,
+        notes=tuple(notes),
         fingerprint=files.fingerprint(),
     )
 
