@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 
 from models.config import ModelConfig
+from models.hf.files import read_configuration
 from models.hf.shapes import read_shape
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.source import read_configuration
 from tools.reshard.checkpoint_source import real_vocab_size
 from tools.reshard.options import ReshardOptions
 from training.config.recipe import load
