@@ -147,7 +147,7 @@ def test_a_model_that_is_spelled_out_is_the_one_that_is_named() -> None:
     shape = dataclasses.asdict(resolve(ModelConfig(shape="llama2_tiny"), None)) | {"hf_model_type": "llama"}
     whole = {name: list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
     before = tomli_w.dumps({"model": whole})
-    now = '[model]\nshape = "llama2_tiny"\nvocab_size = 32000\nrotary_base = 500000\n'
+    now = '[model]\nshape = "llama2_tiny"\nvocab_size = 257\nrotary_base = 500000\n'
     card_of = dataclasses.replace(NOW, recipe_before=before, recipe=now)
     assert row("changed", now=card_of) == "model.rotary_base 10000 -> 500000; model.hf_model_type llama ->"
     assert row("bit for bit", now=card_of) == "not expected: changed: model.rotary_base"

@@ -12,9 +12,9 @@ from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.untrusted import InputError, read_json
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
-from tools.reshard.megatron.source import carried_tokenizer
 from tools.reshard.model_recipe import is_recipe, model_recipe, with_vocab_size
 from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
 from tools.reshard.options import ReshardOptions
@@ -114,6 +114,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
             f"{config.train.global_batch_size}, from which schedules go on. --recipe RECIPE.toml of the run to come "
             "counts as it does."
         )
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=files,
@@ -126,7 +127,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         ),
         config=with_vocab_size(config, vocab_size),
         about={"source": f"dcp, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
         notes=tuple(notes),
         fingerprint=files.fingerprint(),

@@ -22,12 +22,13 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.megatron import mp_rank_names
 from tools.reshard.megatron.files import Namespace
 from tools.reshard.megatron.keys import style_of
 from tools.reshard.megatron.mp_rank_names import RankTensor, layer_count, weights_of
-from tools.reshard.megatron.source import RECIPE_WANTED, carried_tokenizer, check_model, expected, plain_state
+from tools.reshard.megatron.source import RECIPE_WANTED, check_model, expected, plain_state
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import Origin
@@ -85,6 +86,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     notes = [
         f"{folder}: the weights alone are read; the optimizer's state of mp_rank folders is not."
     ] if not options.drop_optimizer and any(rank.has_optimizer for rank in ranks) else []  # fmt: skip
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=AssembledFiles(folder, tensors, tuple(_rank_files(folder))),
@@ -92,7 +94,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         state=dataclasses.replace(state, optimizer={}),
         config=config,
         about={"source": "megatron", "iteration": iteration, "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
         fingerprint=AssembledFiles(folder, tensors, tuple(_rank_files(folder))).fingerprint(),
         notes=tuple(notes),
