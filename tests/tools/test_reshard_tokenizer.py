@@ -1,4 +1,4 @@
-"""A tokenizer goes along with its checkpoint, in every direction that tools.reshard has."""
+"""A tokenizer travels with its checkpoint, in every direction that tools.reshard has."""
 
 import json
 from pathlib import Path

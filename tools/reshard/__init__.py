@@ -6,7 +6,7 @@
     torch_file.py         files of torch.save, read as data: their tensors by rectangle
     assembled.py          tensors that lie in pieces in many such files
     checkpoint_source.py  what it holds, under Triplane's keys
-    carried.py            a tokenizer's files, which go along
+    carried.py            a tokenizer's files, which a checkpoint carries
     tensors.py            tensors to write, and where each of their elements comes from
     plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding
     model_recipe.py       the model of another program's checkpoint: a recipe, or a config.json

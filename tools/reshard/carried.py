@@ -1,4 +1,4 @@
-"""A tokenizer's files, which go along with a checkpoint in every direction."""
+"""A tokenizer's files, which a checkpoint takes with it in every direction."""
 
 import dataclasses
 import json
