@@ -25,6 +25,7 @@ from tools.reshard.megatron import known as megatron_known
 from tools.reshard.megatron.args import ARGS, SCHEDULER
 from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron.files import Namespace, TorchDist
+from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
@@ -52,6 +53,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         raise UserError(f"{folder}: {RECIPE_WANTED}")
     config = load(options.recipe)
     files = TorchDist(folder)
+    if is_cut(files.tensors):
+        files.close()
+        files = HybridFiles(folder)
     vocab_size = real_vocab_size(config, options.recipe.parent)
     shape = resolve(config.model, vocab_size)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
