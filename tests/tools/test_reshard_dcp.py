@@ -162,6 +162,16 @@ def test_states_without_names(fsdp: Path, tmp_path: Path, capsys: pytest.Capture
     assert main([*given, "--drop_optimizer"]) == 0
 
 
+def test_flat_parameters_are_refused_by_name(fsdp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The key is FSDP1's own, of LOCAL_STATE_DICT (torch 2.13)."""
+    dcp.save({"model": {"_flat_param": torch.zeros(8)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    given = [str(tmp_path / "dcp"), str(tmp_path / "ours"), "--recipe", str(fsdp / "llama/config.json")]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert "model._flat_param: a flat parameter, as FSDP1 saves with LOCAL_STATE_DICT (1 here)" in said
+    assert "StateDictType.SHARDED_STATE_DICT" in said
+
+
 def test_a_flipped_bit(fsdp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(fsdp / "llama", tmp_path / "dcp")
     index, place = next(

@@ -76,6 +76,12 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     vocab_size = real_vocab_size(config, options.recipe.parent)
     shape = resolve(config.model, vocab_size)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    if "M" in shape.hybrid_layer_pattern or any(shape.linear_blocks):
+        raise UserError(
+            f"{folder}: the model of --recipe has mixers (Mamba-2, gated delta nets), whose matrices each "
+            "tensor rank's file has in an order of its own: such mp_rank folders are not read. Save the checkpoint "
+            "with Megatron-LM's --ckpt-format torch_dist, which is read."
+        )
     ranks = _ranks(folder)
     tensors = _Assembly(folder, shape, ranks).tensors()
     origins = {key: Origin(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
