@@ -5,8 +5,9 @@ Nothing that could be executed is among them.
 
 import os
 from pathlib import Path
+from typing import Any
 
-from parallel.untrusted import open_regular
+from parallel.untrusted import InputError, open_regular, read_json
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer.tiktoken", "vocab.json")
 """What a tokenizer is opened from here."""
@@ -25,6 +26,15 @@ CARRIED = (*BESIDE, "tokenizer.tiktoken", *LICENSES)
 
 CARRIED_BYTES = 512 << 20
 """Of one of them at most."""
+
+
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """A Hugging Face folder's ``config.json``. Raises UserError where it cannot be read."""
+    path = folder / "config.json"
+    try:
+        return read_json(path, dict[str, Any], unique_names=True, infinity=True)
+    except OSError as error:
+        raise InputError(path, f"expected the configuration of a model; {error.strerror}.") from None
 
 
 def present(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:

@@ -6,6 +6,7 @@ where the two shapes differ: what transformers' model would not compute is not w
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from models.hf import rope
@@ -111,13 +112,18 @@ def _written(model_type: str, shape: GPTShape) -> Config:
         what = f"transformers' {model_type}, the nearest, would compute another model; its config.json would have:"
         raise UserError("\n".join([what, *problems])) from None
     differing = [
-        f"model.{name} {getattr(shape, name)!r} (theirs would be {getattr(back, name)!r})"
-        for name in (entry.name for entry in dataclasses.fields(GPTShape))
-        if name not in TRAINING_ONLY and _meaning(shape, name) != _meaning(back, name)
+        f"model.{name} {ours!r} (theirs would be {theirs!r})" for name, (ours, theirs) in differing_fields(shape, back)
     ]
     if differing:
         raise UserError("\n  ".join([f"transformers' {model_type}, the nearest, has no:", *differing]))
     return config
+
+
+def differing_fields(one: GPTShape, other: GPTShape) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Fields in which two architectures are two models, with both values."""
+    for name in (entry.name for entry in dataclasses.fields(GPTShape)):
+        if name not in TRAINING_ONLY and _meaning(one, name) != _meaning(other, name):
+            yield name, (getattr(one, name), getattr(other, name))
 
 
 def _meaning(shape: GPTShape, name: str) -> object:

@@ -358,10 +358,41 @@ def test_profiles() -> None:
     assert "--profile-step-start: has no effect without --profile" in idle.irrelevant
 
 
-def test_gelu_by_erf_is_said_to_differ() -> None:
-    assert not any("GELU" in line for line in drafted(SMALLEST).unsupported)
-    assert any("GELU" in line for line in drafted(f"{SMALLEST} --disable-bias-linear").unsupported)
-    assert not any("GELU" in line for line in drafted(f"{SMALLEST} --disable-bias-linear --swiglu").unsupported)
+@pytest.mark.parametrize(
+    ("flags", "activation", "is_said"),
+    [
+        ("", "gelu", False),
+        ("--disable-bias-linear", "gelu_exact", False),
+        ("--no-bias-gelu-fusion", "gelu_exact", False),
+        ("--disable-bias-linear --swiglu", "swiglu", False),
+        ("--squared-relu --no-bias-gelu-fusion", "squared_relu", False),
+        ("--quick-geglu --no-bias-gelu-fusion", "quick_geglu", False),
+        ("--openai-gelu", "gelu", False),
+        ("--openai-gelu --no-bias-gelu-fusion", "gelu_exact", True),
+    ],
+)
+def test_the_activation_is_what_megatron_computes(flags: str, activation: str, is_said: bool) -> None:
+    """Its fused GELU is the tanh approximation, the other is torch's, by erf."""
+    draft = drafted(f"{SMALLEST} {flags}")
+    assert draft.values["model.activation"] == activation
+    assert [line for line in draft.unsupported if "GELU" in line] == [
+        line for line in draft.unsupported if line.startswith("--openai-gelu: ")
+    ]
+    assert any("--openai-gelu: " in line for line in draft.unsupported) == is_said
+
+
+def test_megatrons_two_gelus_are_these() -> None:
+    """What megatron-core computes with and without its fused kernel, on numbers of both signs."""
+    import torch
+    from megatron.core.fusions.fused_bias_gelu import bias_gelu
+
+    from models.activations import ACTIVATIONS
+
+    x = torch.linspace(-4, 4, 101)
+    tanh, erf = ACTIVATIONS["gelu"].function()(x), ACTIVATIONS["gelu_exact"].function()(x)
+    assert torch.allclose(bias_gelu(torch.zeros(101), x), tanh, atol=1e-6)
+    assert torch.equal(torch.nn.functional.gelu(x), erf)
+    assert not torch.allclose(tanh, erf, atol=1e-5)
 
 
 def test_flags_of_experts_change_nothing_without_experts() -> None:

@@ -178,6 +178,7 @@ EXPLAINED_ONLY = [
     "linear-conv-kernel-dim",
     "mock-data",
     "no-bias-gelu-fusion",
+    "openai-gelu",
     "step-batch-size-schedule",
 ]
 """What the recipe has without them, too; that they were given is said in words (tests of their own)."""

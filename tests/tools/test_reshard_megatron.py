@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_parts import configuration, on_ranks, sizes
+from checkpoint_parts import Parts, configuration, on_ranks, sizes
 from models.names import checkpoint_key
-from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, train_and_save
+from parallel.errors import UserError
+from tests.tools.reshard_sources import as_torch_reads, fill_and_save, gpt_on_ranks, save, train_and_save
 from tools.reshard.__main__ import main
+from tools.reshard.megatron.hybrid_files import HybridFiles
 from training.checkpoint.format.reader import FileReader
 from training.config import recipe
 from training.config.run_config import RunConfig
@@ -176,3 +178,41 @@ def test_a_recipe_of_another_model(name: str, hybrid: Path, tmp_path: Path, caps
 
 def test_without_a_recipe(hybrid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused([str(hybrid), str(tmp_path / "ours")], "--recipe", capsys, tmp_path / "ours")
+
+
+# ---- mixers, which megatron-core cuts
+
+
+@pytest.mark.parametrize("name", ["nemotron_h_tiny", "qwen35_tiny"])
+def test_a_mixers_parts_are_one_tensor(name: str, tmp_path: Path) -> None:
+    """On TP2, as megatron-core itself writes it: weights and moments are those of our own layers' state."""
+
+    def save_both(parts: Parts) -> None:
+        from models.layers import gated_delta_net, mamba
+
+        parts.train(2)
+        save(parts, tmp_path / "whole", "fully_reshardable")
+        mamba.one_tensor_each = gated_delta_net.one_tensor_each = lambda found: found
+        save(parts, tmp_path / "cut", "fully_reshardable")
+
+    on_ranks(2, configuration(sizes(2), shape=name), save_both)
+    (tmp_path / "recipe.toml").write_text(f'[model]\nshape = "{name}"\nvocab_size = 257\n')
+    recipe = ["--recipe", str(tmp_path / "recipe.toml")]
+    cut = [key for key in as_torch_reads(tmp_path / "cut") if re.search(r"\.(in_proj|conv1d)\.weight\.\w+$", key)]
+    assert len(cut) > 10
+    for form in ("whole", "cut"):
+        assert main([str(tmp_path / form), str(tmp_path / f"{form}_ours"), *recipe, "--verify"]) == 0
+    with FileReader(tmp_path / "whole_ours") as one, FileReader(tmp_path / "cut_ours") as other:
+        assert one.tensors.keys() == other.tensors.keys()
+        assert [key for key in one.tensors if not np.array_equal(one.whole(key), other.whole(key))] == []
+
+
+def test_a_part_that_is_missing(tmp_path: Path) -> None:
+    torch.distributed.checkpoint.save(
+        {f"decoder.layers.0.mixer.in_proj.weight.{part}": torch.zeros(2, 2) for part in ("z", "x")},
+        checkpoint_id=tmp_path, no_dist=True,
+    )  # fmt: skip
+    files = HybridFiles(tmp_path)
+    with pytest.raises(UserError, match=r"in_proj\.weight is cut into z, x; expected z, x, B, C, dt or query"):
+        _ = files.tensors
+    files.close()

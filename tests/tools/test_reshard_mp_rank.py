@@ -186,6 +186,16 @@ def test_damage_is_named(
     assert not (tmp_path / "ours").exists()
 
 
+def test_a_hybrid_is_refused_by_name(two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A matrix of two ranks' mixers, one below the other, would be another one."""
+    for shape in ("nemotron_h_tiny", "qwen35_tiny"):
+        (tmp_path / "hybrid.toml").write_text(f'[model]\nshape = "{shape}"\nvocab_size = 257\n')
+        folder = two_ranks / "theirs/iter_0000002"
+        given = [str(folder), str(tmp_path / "ours"), "--recipe", str(tmp_path / "hybrid.toml")]
+        assert main(given) == 2
+        assert "such mp_rank folders are not read. Save the checkpoint" in capsys.readouterr().err
+
+
 def test_a_recipe_of_another_model(two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for changes, message in (
         ({"num_layers": 3}, "has no place for decoder.layers.6"),

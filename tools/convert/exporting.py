@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data import tokenizers
-from models.hf.files import CARRIED, CARRIED_BYTES, present
+from models.hf.files import CARRIED, CARRIED_BYTES, present, read_configuration
 from models.hf.row_layouts import Strip
 from models.hf.shapes import NO_EFFECT, write_config
 from models.hf.tables import Entry, constants, copies, entries
@@ -29,7 +29,6 @@ from tools.convert.dtypes import cast, from_numbers
 from tools.convert.generation import more_files, own_ends, with_ends
 from tools.convert.headers import INDEX, SINGLE, encode_header
 from tools.convert.row_blocks import BLOCK_BYTES
-from tools.convert.source import read_configuration
 from training.checkpoint.format import tables
 from training.checkpoint.format.manifest import MANIFEST
 from training.checkpoint.format.pieces import ITEM_BYTES

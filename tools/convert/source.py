@@ -9,9 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from models.hf.families import TABLES
-from models.hf.files import CARRIED, present
+from models.hf.files import CARRIED, present, read_configuration
 from parallel.errors import UserError
-from parallel.untrusted import InputError, read_json
 from tools.convert.dtypes import cast, dequantised, from_numbers, to_numbers
 from tools.convert.experts import each_expert
 from tools.convert.headers import TensorSpan, read_places, weight_files
@@ -21,15 +20,6 @@ from training.checkpoint.format.reader import WORDS
 
 SCALE = "_scale_inv"
 """What the name of an fp8 matrix's scales ends with."""
-
-
-def read_configuration(folder: Path) -> dict[str, Any]:
-    """A Hugging Face folder's ``config.json``. Raises UserError where it cannot be read."""
-    path = folder / "config.json"
-    try:
-        return read_json(path, dict[str, Any], unique_names=True, infinity=True)
-    except OSError as error:
-        raise InputError(path, f"expected the configuration of a model; {error.strerror}.") from None
 
 
 class HfFolder:

@@ -2,9 +2,11 @@
 
 import itertools
 import re
+import typing
 from collections.abc import Mapping
 from typing import Any
 
+from models.activations import ActivationName
 from tools.from_megatron.bridge_fields import shown, target_of
 from tools.from_megatron.bridge_flags import BridgeFlags, add_field
 
@@ -90,9 +92,13 @@ def model(found: BridgeFlags, sections: Mapping[str, Any], merged: Mapping[str, 
         found.add("swiglu")
     elif activation in ("squared_relu", "squaredrelu") and not gated:
         found.add("squared-relu")
+    elif activation == "quick_gelu" and gated:
+        found.add("quick-geglu")
     elif gated or activation not in ("gelu", ""):
         found.other_model.append(
-            f"model.activation_func = {target}{' (gated)' * gated}: Triplane has swiglu, squared_relu and gelu."
+            f"model.activation_func = {target}{' (gated)' * gated}: expected silu (gated), quick_gelu (gated), "
+            "squared_relu or gelu. Set model.activation of the recipe to one of "
+            f"{', '.join(typing.get_args(ActivationName))}."
         )
     if model.get("bias_activation_fusion") is False:
         found.add("no-bias-swiglu-fusion" if gated else "no-bias-gelu-fusion")

@@ -184,7 +184,7 @@ MEGATRON_FIELDS: dict[str, str] = {
 RULES = """
     num-layers=1 encoder-num-layers=1 hidden-size=1 ffn-hidden-size=1 kv-channels=1 seq-length=1 encoder-seq-length=1
     group-query-attention num-query-groups=1 max-position-embeddings=1 norm-epsilon=1 layernorm-epsilon=1
-    swiglu squared-relu quick-geglu no-bias-gelu-fusion
+    swiglu squared-relu quick-geglu openai-gelu no-bias-gelu-fusion
     position-embedding-type=1 no-position-embedding use-rotary-position-embeddings rotary-seq-len-interpolation-factor=1
     use-rope-scaling rope-scaling-factor=1 rotary-scaling-factor=1 rope-type=1 no-rope-freq=1
     yarn-original-max-position-embeddings=1 yarn-beta-fast=1 yarn-beta-slow=1

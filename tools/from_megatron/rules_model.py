@@ -58,16 +58,27 @@ def _activation(draft: Draft) -> None:
     arguments = draft.arguments
     unfused = arguments.switch("no-bias-gelu-fusion")
     given = [name for name in ("swiglu", "squared-relu", "quick-geglu") if arguments.switch(name)]
-    name = given[0].replace("-", "_") if given else "gelu"
-    draft.put("model.activation", name, f"--{name.replace('_', '-')}" if name != "gelu" else DEFAULT)
-    if name == "gelu" and (unfused or arguments.switch("disable-bias-linear")):
-        why = "no-bias-gelu-fusion" if unfused else "disable-bias-linear"
-        draft.unsupported.append(
-            f"--{why}: makes Megatron-LM compute GELU by erf; Triplane's is the tanh approximation, which its fused "
-            "GELU has too. Values differ by less than 5e-4."
-        )
-    elif unfused:
-        draft.irrelevant.append(f"--no-bias-gelu-fusion: a choice of kernel for GELU; the activation is {name}")
+    if given:
+        draft.put("model.activation", given[0].replace("-", "_"), f"--{given[0]}")
+    elif unfused or arguments.switch("disable-bias-linear"):  # torch's own, by erf; the fused kernel approximates
+        draft.put("model.activation", "gelu_exact", f"--{'no-bias-gelu-fusion' if unfused else 'disable-bias-linear'}")
+    else:
+        draft.put("model.activation", "gelu", DEFAULT)
+    if given and unfused:
+        draft.irrelevant.append(f"--no-bias-gelu-fusion: a choice of kernel for GELU; the activation is {given[0]}")
+    if arguments.switch("openai-gelu"):
+        _openai_gelu(draft)
+
+
+def _openai_gelu(draft: Draft) -> None:
+    """megatron/training/argument_utils.py does not read it; the legacy models' GELU was then the approximation."""
+    if draft.values["model.activation"] != "gelu_exact":
+        draft.irrelevant.append("--openai-gelu: the tanh approximation of GELU is what the recipe has, or no GELU")
+        return
+    draft.unsupported.append(
+        "--openai-gelu: megatron-core's models ignore it and compute GELU by erf, as the recipe does; Megatron-LM's "
+        'legacy models compute the tanh approximation. For these set model.activation = "gelu".'
+    )
 
 
 def _positions(draft: Draft) -> None:

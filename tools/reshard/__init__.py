@@ -6,10 +6,13 @@
     torch_file.py         files of torch.save, read as data: their tensors by rectangle
     assembled.py          tensors that lie in pieces in many such files
     checkpoint_source.py  what it holds, under Triplane's keys
+    carried.py            a tokenizer's files, which a checkpoint carries
     tensors.py            tensors to write, and where each of their elements comes from
     plan.py               which tensors those are: optimizer dropped, dtypes, the vocabulary's rows and padding
     model_recipe.py       the model of another program's checkpoint: a recipe, or a config.json
-    naming.py             parameter names of transformers and torchtitan, and which of their rows is which of Triplane's
+    named_weights.py      a model's weights by other names: where each one's rows lie
+    naming.py             which names a model may have: transformers' and torchtitan's
+    module_names.py, torchtitan_names.py  ... of transformers' modules, of torchtitan
     mapped.py             tensors made of rows of others
     named_source.py       which of a checkpoint's names is which weight, and which state of its optimizer
     rewriting.py          the work: parts of bounded size, by workers, resumable; the target against the source

@@ -30,7 +30,7 @@ from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp import target as dcp_target
 from tools.reshard.megatron import target as megatron_target
 from tools.reshard.megatron.job import MegatronJob
-from tools.reshard.naming import Names
+from tools.reshard.named_weights import Names
 from tools.reshard.options import Dtype, Format, Keys, ReshardOptions
 from tools.reshard.plan import ReshardPlan
 from tools.reshard.rewriting import planned, verify

@@ -30,6 +30,10 @@ class CheckpointSource:
     """What its manifest says."""
     carried: Mapping[str, Path] = field(default_factory=dict)
     """Carried files by name: a tokenizer's, say."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """What is written beside them, by name."""
+    tokenizer: str | None = None
+    """Of these, what data.tokenizer names; None: what the configuration says."""
     pads_as_configured: bool = True
     """Whether the vocabulary has the rows that the configuration says. Megatron's depend on TP."""
     notes: tuple[str, ...] = ()

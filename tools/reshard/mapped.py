@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tools.convert.dtypes import cast
-from tools.reshard.naming import PLAIN, Geometry, RowRun
+from tools.reshard.named_weights import PLAIN, Geometry, RowRun
 from tools.reshard.tensors import Rectangle, RowRange, Tensors
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
@@ -34,8 +34,8 @@ class MappedOrigin:
     sources: Mapping[str, SourceTensor]
     geometry: Geometry = PLAIN
     """Of the others."""
-    scatters: bool = False
-    """``step`` is between the rows of this tensor, not between the others'."""
+    scatters: int = 0
+    """0: ``step`` is between the rows of the others; else between those of this tensor, and the largest is 1 more."""
 
     def rows_read(self, source: Tensors, rectangle: Rectangle) -> np.ndarray:
         """A rectangle as words of ``dtype``."""
@@ -50,7 +50,7 @@ class MappedOrigin:
             lead = (*offset[:-1], 0)
             first = sum(at * math.prod(self.shape[dim + 1 : -1]) for dim, at in enumerate(lead[:-1]))
             flat, columns = words.reshape(-1, shape[-1]), (offset[-1], shape[-1])
-        position = max(0, bisect_right(self.runs, first, key=lambda run: run.row) - (2 if self.scatters else 1))
+        position = max(0, bisect_right(self.runs, first, key=lambda run: run.row) - 1 - self.scatters)
         for run in self.runs[position:]:
             if run.row >= first + len(flat):
                 break
@@ -73,7 +73,7 @@ class MappedOrigin:
         tensor, geometry = self.sources[name], self.geometry
         lead, middle = (0,) * geometry.lead, (0,) * len(geometry.middle)
         ones = ((1,) * geometry.lead, geometry.middle)
-        core = tensor.shape[geometry.lead : geometry.lead + 1] + tensor.shape[geometry.lead + 1 + len(middle) :]
+        core = geometry.core(tensor.shape)
         parts = []
         for expert, at, count in _by_expert(core, geometry, first, rows):
             offset: tuple[int, ...] = (at, columns[0])

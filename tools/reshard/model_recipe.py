@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from models.config import ModelConfig
+from models.hf.files import read_configuration
 from models.hf.shapes import read_shape
 from models.shapes import GPTShape
 from parallel.errors import UserError
-from tools.convert.source import read_configuration
+from tools.convert.tokenizer import STAND_IN, choose
 from tools.reshard.checkpoint_source import real_vocab_size
 from tools.reshard.options import ReshardOptions
 from training.config.recipe import load
@@ -30,8 +31,18 @@ def model_recipe(options: ReshardOptions, folder: Path, program: str) -> tuple[R
     if path.suffix != ".json":
         config = load(path)
         return config, real_vocab_size(config, path.parent)
-    _, shape = read_shape(read_configuration(path.parent))
-    return _of_shape(shape), shape.vocab_size
+    values = read_configuration(path.parent)
+    _, shape = read_shape(values)
+    config, found = _of_shape(shape), choose(path.parent, values, shape.vocab_size)
+    if found.name != STAND_IN:
+        data = dataclasses.replace(config.data, tokenizer=str(path.parent / found.name), eod_token=found.eod_token)
+        config = dataclasses.replace(config, data=data)
+    return config, shape.vocab_size
+
+
+def is_recipe(options: ReshardOptions) -> bool:
+    """Whether the model is given with how it is trained."""
+    return options.recipe is not None and options.recipe.suffix != ".json"
 
 
 def with_vocab_size(config: RunConfig, vocab_size: int) -> RunConfig:

@@ -4,6 +4,7 @@ Which prefix the names have (``model.``, ``state.model.``, none) and which namin
 most is there.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,8 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from tools.reshard.checkpoint_source import MASTER, STATE
 from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.naming import NamedWeight, Naming, RowRun, known_name, namings
+from tools.reshard.named_weights import NamedWeight, Naming, RowRun
+from tools.reshard.naming import known_name, namings
 from tools.reshard.tensors import Info, Origin
 
 STATES = ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq", "param")
@@ -22,6 +24,7 @@ NO_WEIGHTS = ("inv_freq", "freqs_cis", "cos_cached", "sin_cached", "tokens_per_e
               "attn.bias", "attn.masked_bias", "causal_mask", "tokens_per_expert_E")  # fmt: skip
 """Ends of the names of buffers that are no weights."""
 KEEPS = ("router.expert_bias",)
+_FLAT = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,13 @@ class NamedTensors:
 
 def matched(tensors: Mapping[str, Info], shape: GPTShape, folder: Path) -> NamedTensors:
     """Raises UserError where no naming has all of the model's weights, with what the nearest lacks."""
+    if flat := [key for key in tensors if _FLAT.search(key)]:
+        raise UserError(
+            f"{folder}: {flat[0]}: a flat parameter, as FSDP1 saves with LOCAL_STATE_DICT ({len(flat)} here): no "
+            "weight in it has a name. Save again in the program that trains: with StateDictType.SHARDED_STATE_DICT, "
+            "with torch.distributed.checkpoint.state_dict.get_state_dict, or as FSDP2 (fully_shard); or the "
+            "weights alone with FULL_STATE_DICT as a Hugging Face folder, for python -m tools.convert import."
+        )
     parsed = [(key, *_split(key)) for key in tensors]
     best: tuple[int, NamedTensors] | None = None
     for naming in namings(shape):
@@ -113,7 +123,8 @@ def _extra(tensors: Mapping[str, Info], found: NamedTensors) -> Iterator[str]:
         if key in used or not plain.startswith(prefix) or plain.rpartition(".")[2] in STATES:
             continue
         rest = plain.removeprefix(prefix)
-        if rest.partition(".")[0] in heads and not rest.endswith(NO_WEIGHTS):
+        is_weight = not rest.endswith(NO_WEIGHTS) and not found.naming.computed.search(rest)
+        if is_weight and rest.partition(".")[0] in heads:
             yield key
 
 

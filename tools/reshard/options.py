@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from parallel.untrusted import read_text
 from tools.reshard.megatron.job import MegatronJob
-from tools.reshard.naming import Names
+from tools.reshard.named_weights import Names
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Format = Literal["triplane", "megatron", "dcp"]

@@ -1,12 +1,12 @@
 """Our checkpoint, from the parts that are written."""
 
-import dataclasses
 from pathlib import Path
 
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
 from tools.convert.row_blocks import is_committed
+from tools.reshard.carried import with_tokenizer
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import ReshardPlan
@@ -17,7 +17,6 @@ from training.checkpoint.format.manifest import write_manifest
 from training.checkpoint.format.tables import merge, remove_tables
 from training.checkpoint.state import encoded
 from training.config.recipe import dump
-from training.config.run_config import RunConfig
 
 
 def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: ReshardOptions, workers: int) -> None:
@@ -35,16 +34,10 @@ def commit(source: CheckpointSource, plan: ReshardPlan, folder: Path, names: lis
     facts = merge(folder, names)
     for name, path in source.carried.items():
         folders.copy(path, folder / name)
+    for name, written in source.texts.items():
+        replace_file(folder / name, written.encode())
     unchanged = plan.config == source.config and (source.folder / CONFIG).is_file()
-    text = read_text(source.folder / CONFIG) if unchanged else dump(_with_own_tokenizer(plan.config, folder))
+    text = read_text(source.folder / CONFIG) if unchanged else dump(with_tokenizer(plan.config, source.tokenizer))
     replace_file(folder / CONFIG, text.encode())
     replace_file(folder / folders.STATE, encoded(plan.state).encode())
     write_manifest(folder, facts, {**source.about, "resharded": source.folder.name})
-
-
-def _with_own_tokenizer(config: RunConfig, folder: Path) -> RunConfig:
-    """A tokenizer's file that went along, by its bare name: the folder can be moved."""
-    name = Path(config.data.tokenizer).name
-    if not (folder / name).is_file():
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=name))

@@ -25,6 +25,7 @@ from parallel.processes import die_with_parent
 from parallel.untrusted import InputError, read_json, read_text
 from training.checkpoint.folders import checkpoints, complete, is_complete, remove
 from training.checkpoint.foreign import ForeignFolder, recognise
+from training.checkpoint.foreign_model import check_before
 from training.checkpoint.format.verify import damages
 from training.config.recipe import dump
 from training.config.run_config import RunConfig
@@ -60,7 +61,10 @@ def with_converted(config: RunConfig, run_dir: Path, identity: Identity | None) 
             f"checkpoint.load {load}: {foreign.description}. Convert it, and load the result, --checkpoint.load "
             f"{target}:\n  {foreign.command(target, recipe)}\nor let the run do so: --checkpoint.convert True"
         )
+    warning = check_before(foreign, config)
     if first:
+        if warning:
+            print(warning, flush=True)
         _convert_once(foreign, target, recipe)
     else:
         _wait_for(target)
@@ -106,14 +110,15 @@ def _convert_once(foreign: ForeignFolder, target: Path, recipe: Path) -> None:
     log = target.with_name(f"{target.name}.log")
     print(f"checkpoint.load: converting {foreign.path} to {target}; progress is in {log}", flush=True)
     _write(note, {"from": source, "state": "converting"})
-    code, text = _run(foreign.arguments(target.resolve(), recipe.resolve()), log)
+    arguments = foreign.arguments(target.resolve(), recipe.resolve())
+    code = _run(arguments, log)
     _write(note, {"from": source, "state": "done" if code == 0 else "failed"})
     if code:
-        raise UserError(f"checkpoint.convert: {text or f'exit code {code}'}")
+        raise UserError(f"checkpoint.convert: {foreign.path} was not converted. {_complaint(log, arguments[1], code)}")
 
 
-def _run(arguments: list[str], log: Path) -> tuple[int, str]:
-    """The exit code, and what was said last."""
+def _run(arguments: list[str], log: Path) -> int:
+    """The exit code."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
     with log.open("wb") as file:
         done = subprocess.run(
@@ -125,8 +130,17 @@ def _run(arguments: list[str], log: Path) -> tuple[int, str]:
             check=False,
             preexec_fn=partial(die_with_parent, os.getpid()),
         )
-    said = read_text(log).strip().replace("\r", "\n").rpartition("\n")[2]
-    return done.returncode, said.partition(": ")[2] if said.startswith("tools.") else said
+    return done.returncode
+
+
+def _complaint(log: Path, program: str, code: int) -> str:
+    """The program's own message, all of its lines; where it has none, how it ended and what it said last."""
+    said = "\n" + read_text(log).strip().replace("\r", "\n")
+    _, found, message = said.rpartition(f"\n{program}: ")
+    if found:
+        return message
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"{program} {how}; it said last: {said.rpartition(chr(10))[2]!r}. {log} has all of it."
 
 
 def _wait_for(target: Path) -> None:

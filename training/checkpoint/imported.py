@@ -35,12 +35,18 @@ def check_tokenizer(config: RunConfig) -> None:
         if IMPORTED in entries:
             origin = entries[IMPORTED]
             source = origin.get("source", "") if isinstance(origin, Mapping) else ""
-            raise UserError(
-                f'data.tokenizer = "{config.data.tokenizer}": the weights of {folder} were imported from {source}, and '
-                "raw text would train them on ids that mean something else to them. Give --data.tokenizer PATH of the "
-                "model's own tokenizer, or in data.paths shards that were tokenised with it."
-            )
+            refuse_stand_in(config, f"{folder} were imported from {source}")
         return
+
+
+def refuse_stand_in(config: RunConfig, whose: str) -> None:
+    """Raises UserError where weights with a tokenizer of their own would train on raw text in a stand-in's ids."""
+    if config.data.tokenizer in STAND_INS and _reads_raw_text(config.data):
+        raise UserError(
+            f'data.tokenizer = "{config.data.tokenizer}": the weights of {whose}, and raw text would train them on ids '
+            "that mean something else to them. Give --data.tokenizer PATH of the model's own tokenizer, or in "
+            "data.paths shards that were tokenised with it."
+        )
 
 
 def _starts(config: RunConfig) -> list[Path]:

@@ -1,9 +1,14 @@
 """What a start says of where it continues from, what is different now, and whether the numbers will be the same."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from models.config import ModelConfig
+from models.resolve import resolve
+from parallel.errors import UserError
 from parallel.layout import Layout
+from parallel.schema import structured
 from parallel.untrusted import toml_table
 from training.checkpoint.restoring import Restored
 from training.checkpoint.state import JSON
@@ -22,7 +27,7 @@ MOST_CHARACTERS = 2000
 
 _NEUTRAL_SECTIONS = ("checkpoint.", "eval.", "log.", "profile.")
 _NEUTRAL = frozenset({
-    "device", "data.cache_dir", "model.name", "parallel.distributed_timeout_minutes",
+    "device", "data.cache_dir", "model.hf_model_type", "model.name", "parallel.distributed_timeout_minutes",
     "train.callbacks", "train.eval_interval", "train.eval_iters", "train.exit_interval", "train.generate_tokens",
     "train.sample_interval", "train.sample_prompts", "train.train_iters",
 })  # fmt: skip
@@ -130,14 +135,33 @@ def _short(value: JSON) -> str:
 
 
 def _changed(before: str, now: str) -> dict[str, tuple[JSON, JSON]]:
-    """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same."""
+    """A field that one recipe leaves out, as an import's does, and that is at its default in the other, is the same;
+    so is a model that one names and the other spells out."""
     default = dict(_flat(toml_table(dump(RunConfig()), RECIPE)))
-    pairs = _pairs(dict(_flat(toml_table(before, RECIPE))), dict(_flat(toml_table(now, RECIPE))))
+    pairs = _pairs(*map(_meant, (before, now)))
     return {
         name: (old, new)
         for name, (old, new) in pairs.items()
         if UNSET not in (old, new) or (new if old == UNSET else old) != default.get(name, UNSET)
     }
+
+
+def _meant(recipe: str) -> dict[str, JSON]:
+    """A recipe's fields by name, with every number of its model where it can be resolved."""
+    flat = dict(_flat(toml_table(recipe, RECIPE)))
+    table = toml_table(recipe, RECIPE).get("model", {})
+    config, problems = structured(table, ModelConfig)
+    if problems:  # of a later version, say
+        return flat
+    try:
+        shape = dataclasses.asdict(resolve(config, None))
+    except UserError:
+        return flat
+    named = {f"model.{name}": list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
+    if config.vocab_size is None:  # the tokenizer's
+        del named["model.vocab_size"]
+    flat.pop("model.shape", None)
+    return flat | named
 
 
 def _flat(table: Mapping[str, JSON], prefix: str = "") -> Iterator[tuple[str, JSON]]:

@@ -10,8 +10,7 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from data.prepared import Prepared
 from data.tokenizer_json import JsonTokenizer
-from data.tokenizers import CarriedTokenizer, carried
-from models.hf.files import beside
+from data.tokenizers import carried
 from parallel.ddp import Chunks
 from parallel.durable import replace_file
 from parallel.errors import SharedMistake
@@ -29,6 +28,7 @@ from training.run_dir import fingerprint
 from training.run_dir.data_changes import data_changes, data_entry
 from training.run_dir.errors import run_dir_error
 from training.run_dir.resume_report import Now, card
+from training.run_dir.tokenizer_files import tokenizer_files
 
 RECIPE = "config.toml"
 """What a run's folder and each of its checkpoints carry: running it again runs the same job."""
@@ -160,12 +160,5 @@ def checkpoint_contents(config: RunConfig, prepared: Prepared, before: Mapping[s
         retain_interval=config.checkpoint.save_retain_interval,
         entries=entries | kept(before),
         texts={RECIPE: dump(own)} | kept_tokenizer.texts,
-        copies=_tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),
+        copies=tokenizer_files(tokenizer.path, kept_tokenizer, licenses=IMPORTED in before),
     )
-
-
-def _tokenizer_files(path: Path | None, kept_tokenizer: CarriedTokenizer, *, licenses: bool) -> dict[str, Path]:
-    """A tokenizer's files by the names that they have in a checkpoint, and what Hugging Face keeps beside them.
-    licenses: of weights that came with some."""
-    others = {} if path is None else beside(path, licenses=licenses)
-    return {name: one for name, one in others.items() if name not in kept_tokenizer.texts} | kept_tokenizer.copies

@@ -1,5 +1,6 @@
 """checkpoint.load of other programs: refused with the command, or converted once; the way there and back."""
 
+import dataclasses
 import json
 import os
 import re
@@ -25,14 +26,18 @@ from tests.tools import deepspeed_folders
 from tests.tools.hf_folders import write_folder
 from tests.tools.mp_rank_folders import save_ranks
 from tests.tools.reshard_sources import as_torch_reads, save
+from tools.convert.__main__ import main as convert
+from tools.preprocess.__main__ import main as preprocess
 from tools.reshard.__main__ import main as reshard
 from training.checkpoint import converting
 from training.checkpoint.folders import checkpoints, find, latest
 from training.checkpoint.foreign import recognise
+from training.checkpoint.foreign_model import check_before
 from training.checkpoint.format.reader import FileReader
 from training.checkpoint.format.verify import damages
 from training.config import recipe
 
+CONFIG = recipe.load(DEBUG)
 SEVEN = ("--train.train_iters", "7", "--log.tensorboard", "False", "--log.report", "False")
 
 
@@ -214,8 +219,90 @@ def test_a_run_goes_on_from_other_trainers(trainer: str, tmp_path: Path) -> None
     assert trained(tmp_path / "run") == list(range(step + 1, 11))
 
 
-def test_a_hugging_face_folder(tmp_path: Path) -> None:
-    """Only the command: its own tests run it."""
+# ---- a Hugging Face folder
+
+
+HF = ("--checkpoint.convert", "True", "--checkpoint.finetune", "True")
+BYTES = dataclasses.replace(TINY["llama2_tiny"], vocab_size=257)
+
+
+@pytest.fixture(scope="module")
+def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a vocabulary of bytes, and one shard of random tokens."""
+    root = tmp_path_factory.mktemp("hf")
+    write_folder(root / "Tiny-1M", BYTES, dtype=torch.float32)
+    (root / "text.txt").write_text("some text, and more of it\n" * 300)
+    assert preprocess([str(root / "text.txt"), "--output", str(root / "tokens"), "--tokenizer", "byte"]) == 0
+    return root
+
+
+def of_bytes(root: Path, run_dir: Path, *flags: str) -> Program:
+    model = ("--model.shape", "llama2_tiny", "--model.vocab_size", "257", "--model.seq_length", "32")
+    return run(run_dir, root / "Tiny-1M", *HF, *model, "--data.paths", str(root / "tokens"), *flags)
+
+
+def test_ranks_train_five_steps_from_a_hugging_face_folder(hf: Path, tmp_path: Path) -> None:
+    """Local ranks convert once; a second start finds the copy; both begin at what tools.convert makes."""
+    steps = ("--train.train_iters", "5", "--nproc", "2", "--data.cache_dir", str(tmp_path / "cache"))
+    for start in (1, 2):
+        code, out, err = ended(of_bytes(hf, tmp_path / "run", *steps, "--parallel.tensor_model_parallel_size", "2"))
+        assert code == 0, out + err
+        assert f"checkpoint.load: converting {hf}/Tiny-1M" in out if start == 1 else "was converted before" in out
+        assert "warning" not in out
+        assert trained(tmp_path / "run") == [1, 2, 3, 4, 5] * start
+        shutil.rmtree(checkpoints(tmp_path / "run"))
+        (tmp_path / "run/done").unlink()
+    assert convert(["import", str(hf / "Tiny-1M"), str(tmp_path / "imported"), "--no_logits"]) == 0
+    with FileReader(tmp_path / "run/converted/Tiny-1M") as one, FileReader(tmp_path / "imported") as other:
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(np.array_equal(one.whole(key), other.whole(key)) for key in one.tensors)
+
+
+def test_another_model_is_refused_before_it_is_converted(hf: Path, tmp_path: Path) -> None:
+    for flags, message in (
+        (
+            ("--model.num_query_groups", "2"),
+            r"another model than the recipe's: model.num_query_groups 4 there, 2 here\.",
+        ),
+        (("--data.paths", str(hf / "text.txt")), r'data\.tokenizer = "byte": the weights of .*Tiny-1M are a published'),
+    ):
+        code, out, err = ended(of_bytes(hf, tmp_path / "run", *flags))
+        assert code == 2
+        assert re.search(message, err), err
+        assert "converting" not in out
+
+
+def test_the_same_weights_computed_otherwise_are_warned_of(hf: Path) -> None:
+    foreign = recognise(hf / "Tiny-1M")
+    assert foreign
+    model = ModelConfig(shape="llama2_tiny", vocab_size=257, rotary_base=500000, hidden_dropout=0.1)
+    data = dataclasses.replace(CONFIG.data, paths=[str(hf / "tokens")])
+    warning = check_before(foreign, dataclasses.replace(CONFIG, model=model, data=data))
+    assert warning.endswith("with the same weights: model.rotary_base 10000 there, 500000 here")
+
+
+def test_a_refusal_is_shown_whole_and_leaves_nothing(hf: Path, tmp_path: Path) -> None:
+    """All lines of the program's message; of one that is killed, how it ended."""
+    broken = tmp_path / "Tiny-1M"
+    write_folder(broken, BYTES, tensors={"model.norm.weight": None, "model.layers.0.mlp.up_proj.weight": None})
+    code, _, said = ended(of_bytes(tmp_path, tmp_path / "run", "--data.paths", str(hf / "tokens")))
+    assert code == 2
+    assert f"checkpoint.convert: {broken} was not converted. {broken}: this llama lacks" in said
+    assert "model.norm.weight" in said and "model.layers.0.mlp.up_proj.weight" in said
+    assert "Traceback" not in said
+    assert {path.name for path in (tmp_path / "run/converted").iterdir()} == {
+        "recipe.toml", "Tiny-1M.json", "Tiny-1M.log"
+    }  # fmt: skip
+    log = tmp_path / "log"
+    log.write_text("import:  10%\rimport:  20%\ntools.convert: config.json has:\n  one\n  two\n")
+    assert converting._complaint(log, "tools.convert", 2) == "config.json has:\n  one\n  two"
+    log.write_text("import:  10%\rimport:  20%")
+    killed = converting._complaint(log, "tools.convert", -9)
+    assert killed == f"tools.convert was killed by signal 9; it said last: 'import:  20%'. {log} has all of it."
+
+
+def test_the_command_of_a_hugging_face_folder(tmp_path: Path) -> None:
+    """Its own tests run it."""
     write_folder(tmp_path / "hf", TINY["llama2_tiny"])
     code, _, said = ended(run(tmp_path / "run", tmp_path / "hf", "--checkpoint.finetune", "True"))
     assert code == 2

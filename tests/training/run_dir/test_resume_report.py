@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import runs
 from data.prepared import Prepared
+from models.config import ModelConfig
+from models.resolve import resolve
 from parallel.layout import Layout
 from training.checkpoint.restoring import Restored
 from training.config.recipe import dump
@@ -137,3 +140,14 @@ def test_a_run_shows_its_card(prepared: Prepared, tmp_path: Path, capfd: pytest.
     assert "  layout       TP 1 x PP 1 x DP 1 -> TP 1 x PP 1 x DP 2\n" in printed
     assert "not expected: another layout adds up in another order; " in printed
     assert "; another schedule" in printed
+
+
+def test_a_model_that_is_spelled_out_is_the_one_that_is_named() -> None:
+    """An import's recipe has every number, a run's a name: what is said is the one number that differs."""
+    shape = dataclasses.asdict(resolve(ModelConfig(shape="llama2_tiny"), None)) | {"hf_model_type": "llama"}
+    whole = {name: list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
+    before = tomli_w.dumps({"model": whole})
+    now = '[model]\nshape = "llama2_tiny"\nvocab_size = 257\nrotary_base = 500000\n'
+    card_of = dataclasses.replace(NOW, recipe_before=before, recipe=now)
+    assert row("changed", now=card_of) == "model.rotary_base 10000 -> 500000; model.hf_model_type llama ->"
+    assert row("bit for bit", now=card_of) == "not expected: changed: model.rotary_base"

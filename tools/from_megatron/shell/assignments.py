@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 from parallel.errors import UserError
 from tools.from_megatron.shell.arithmetic import UnknownNumber, calculate
-from tools.from_megatron.shell.braces import braces
 from tools.from_megatron.shell.parameters import element_key
 from tools.from_megatron.shell.status import SUCCESS, ExitStatus
 from tools.from_megatron.shell.streams import ShellStreams
@@ -116,7 +115,7 @@ class ShellAssignments(ShellStreams):
             return [assignment]
         sign = "+=" if assignment.append else "="
         written = (Literal(f"{assignment.name}{sign}"), *assignment.value)
-        if braces(written, self.variables.line) != [written]:
+        if self.expander.braced(written) != [written]:
             return list(self.expander.fields([written]))
         return [f"{assignment.name}{sign}{self.expander.text(assignment.value, assigns=True)}"]
 

@@ -86,7 +86,7 @@ def set_options(shell: BuiltinShell, words: list[str]) -> ExitStatus:
         if word == "--" or not re.fullmatch(r"[-+][A-Za-z]+|[-+]", word):
             state.positional, state.arguments_open = words[at - (word != "--") :], False
             break
-        names = {"errexit": "e", "nounset": "u", "allexport": "a", "pipefail": "P"}
+        names = {"errexit": "e", "nounset": "u", "allexport": "a", "pipefail": "P", "braceexpand": "B"}
         letters = word[1:]
         if "o" in letters and at < len(words):
             letters = letters.replace("o", names.get(words[at], ""))

@@ -17,7 +17,7 @@ from tools.from_megatron.shell.syntax import (
     Part,
     Word,
 )
-from tools.from_megatron.shell.variables import MOST_TEXT, Variables
+from tools.from_megatron.shell.variables import BRACES, MOST_TEXT, Variables
 from tools.from_megatron.unknown import Unknown, UnknownValues, has_unknown
 
 type Piece = tuple[str, bool]
@@ -54,13 +54,17 @@ class Expander:
         found: list[str] = []
         size = 0
         for word in words:
-            for one in braces(word, self.variables.line):
+            for one in self.braced(word):
                 made = [self._field(pieces, files) for pieces in self._split(self._items(one))]
                 size += sum(map(len, made)) + len(made)
                 if size > MOST_TEXT:
                     raise UserError(f"line {self.variables.line}: words of more than {MOST_TEXT:,} characters.")
                 found += made
         return found
+
+    def braced(self, word: Word) -> list[Word]:
+        """The words that its braces make of one."""
+        return braces(word, self.variables.line) if BRACES in self.variables.state.options else [word]
 
     def text(self, word: Word, assigns: bool = False) -> str:
         """A word as one text: the right-hand side of an assignment, a here-document."""

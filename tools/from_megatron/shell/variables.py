@@ -11,6 +11,8 @@ from tools.from_megatron.unknown import Unknown, UnknownValues, has_unknown
 type ShellValue = str | dict[int | str, str]
 """A text, an array, or a table (declare -A)."""
 
+BRACES = "B"
+"""The letter of set for braces that are expanded: on until set +B."""
 MOST_TEXT = 1 << 20
 """Characters of one value."""
 ALWAYS_SET = frozenset(
@@ -52,8 +54,8 @@ class ShellState:
     """How many of them are gone."""
     name: str = ""
     """$0; empty where it is not known."""
-    options: set[str] = field(default_factory=set)
-    """Letters of set: e, u, a; names of shopt."""
+    options: set[str] = field(default_factory=lambda: {BRACES})
+    """Letters of set: e, u, a, B; names of shopt."""
     frames: list[Frame] = field(default_factory=list)
     option_at: int = 0
     """Where getopts is within a word of several letters."""

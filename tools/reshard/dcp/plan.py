@@ -1,21 +1,20 @@
 """Which tensors ``--format dcp`` writes, by the names of transformers' modules or torchtitan's, and from what."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from models.hf.shapes import write_config
 from models.resolve import resolve
-from models.shapes import GPTShape
-from parallel.errors import UserError
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.mapped import MappedOrigin, SourceTensor
-from tools.reshard.naming import PLAIN, Geometry, Naming, RowRun, namings_of, newest_torchtitan
+from tools.reshard.named_weights import PLAIN, Geometry, NamedWeight, Naming, RowRun
+from tools.reshard.naming import written_naming
 from tools.reshard.options import ReshardOptions
-from tools.reshard.plan import ReshardPlan, repadded
+from tools.reshard.plan import KEEPS_DTYPE, ReshardPlan, repadded
 from tools.reshard.tensors import Rectangle, RowRange, SourceRows, TargetTensor, Tensors
+from tools.reshard.torchtitan_names import newest_torchtitan
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.format.reader import WORDS
 
@@ -35,10 +34,12 @@ class ConstantOrigin:
 
 
 @dataclass(slots=True, frozen=True)
-class TransposedOrigin:
-    """Columns for rows. Implements ``tensors.RowRange``."""
+class LaidOutOrigin:
+    """Rows in the dims that theirs has. Implements ``tensors.RowRange``."""
 
     inner: RowRange
+    geometry: Geometry
+    """Of theirs."""
 
     @property
     def dtype(self) -> str:
@@ -47,8 +48,13 @@ class TransposedOrigin:
 
     def rows_read(self, source: Tensors, rectangle: Rectangle) -> np.ndarray:
         """A rectangle as words of ``dtype``."""
-        (first, second), (rows, columns) = rectangle
-        return np.ascontiguousarray(self.inner.rows_read(source, ((second, first), (columns, rows))).T)
+        offset, shape = (self.geometry.core(dims) for dims in rectangle)
+        words = self.inner.rows_read(source, (self._ours(offset), self._ours(shape)))
+        words = words.swapaxes(-1, -2) if self.geometry.transposed else words
+        return np.ascontiguousarray(words).reshape(rectangle[1])
+
+    def _ours(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        return (*dims[:-2], dims[-1], dims[-2]) if self.geometry.transposed else dims
 
 
 def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
@@ -59,32 +65,27 @@ def plan(source: CheckpointSource, options: ReshardOptions) -> ReshardPlan:
     config = repadded(source, options)
     vocab_size = source.real_vocab_size
     shape = resolve(config.model, vocab_size)
-    naming = _naming(shape, options)
+    naming = written_naming(options.names, shape)
     weights = source.weights()
     prefix = "" if naming.family == "torchtitan" else "model."
     step = float(_step(source))
     targets: list[TargetTensor] = []
-    for name, size in naming.shapes.items():
+    for name, parts in _by_name(naming).items():
+        size = naming.shapes[name]
         spelled = newest_torchtitan(name, shape) if naming.family == "torchtitan" else name
-        targets.append(_target(prefix + spelled, name, size, naming, weights, options.dtype))
-        states = [] if options.drop_optimizer else list(_states(source, name, naming))
+        targets.append(_target(prefix + spelled, size, parts, weights, options.dtype))
+        states = [] if options.drop_optimizer else list(_states(source, parts))
         for moment, origins in states:
-            targets.append(_target(f"optimizer.state.{spelled}.{moment}", name, size, naming, origins, None))
+            targets.append(_target(f"optimizer.state.{spelled}.{moment}", size, parts, origins, None))
         if states:
             key = f"optimizer.state.{spelled}.step"
             targets.append(TargetTensor(key, "float32", (), (ConstantOrigin(step),)))
+    targets += [
+        TargetTensor(prefix + name, options.dtype or "float32", (), (ConstantOrigin(number),))
+        for name, number in naming.constants.items()
+    ]
     state = dataclasses.replace(source.state, optimizer={}) if options.drop_optimizer else source.state
     return ReshardPlan(groups=tuple((target,) for target in targets), state=state, config=config)
-
-
-def _naming(shape: GPTShape, options: ReshardOptions) -> Naming:
-    """Of transformers, that of its modules rather than of its files."""
-    model_type, _ = write_config(shape)
-    found = [naming for naming in namings_of(model_type, shape) if naming.family == options.names]
-    if not found:
-        raise UserError(f"--names {options.names}: it has no model like this one, which is transformers' {model_type}.")
-    stacked = [naming for naming in found if any(name.endswith("experts.gate_up_proj") for name in naming.shapes)]
-    return (stacked or found)[0]
 
 
 def _step(source: CheckpointSource) -> int:
@@ -92,9 +93,20 @@ def _step(source: CheckpointSource) -> int:
     return int(step) if isinstance(step, int | float) else source.state.progress.iteration
 
 
-def _states(source: CheckpointSource, name: str, naming: Naming) -> Iterator[tuple[str, Mapping[str, SourceRows]]]:
+def _by_name(naming: Naming) -> dict[str, list[tuple[NamedWeight, RowRun]]]:
+    """What each of their tensors is made of."""
+    found: dict[str, list[tuple[NamedWeight, RowRun]]] = {name: [] for name in naming.shapes}
+    for weight in naming.weights:
+        for run in weight.runs:
+            found[run.name].append((weight, run))
+    return found
+
+
+def _states(
+    source: CheckpointSource, parts: Sequence[tuple[NamedWeight, RowRun]]
+) -> Iterator[tuple[str, Mapping[str, SourceRows]]]:
     """Moments of one of their tensors, if there are any."""
-    keys = [weight.key for weight in naming.weights if any(run.name == name for run in weight.runs)]
+    keys = {weight.key for weight, _ in parts}
     for moment in MOMENTS:
         found = {key: source.states(key).get(f"{STATE}{moment}.{key}") for key in keys}
         if all(found.values()):
@@ -103,29 +115,24 @@ def _states(source: CheckpointSource, name: str, naming: Naming) -> Iterator[tup
 
 def _target(
     key: str,
-    name: str,
     size: tuple[int, ...],
-    naming: Naming,
+    parts: Sequence[tuple[NamedWeight, RowRun]],
     origins: Mapping[str, SourceRows],
     dtype: str | None,
 ) -> TargetTensor:
     """One of their tensors, made of our rows."""
-    runs: list[RowRun] = []
-    sources: dict[str, SourceTensor] = {}
-    transposed = False
-    for weight in naming.weights:
-        for run in weight.runs:
-            if run.name == name:
-                sources.setdefault(weight.key, SourceTensor(weight.shape, origins[weight.key]))
-                runs.append(RowRun(weight.key, run.row, run.start, run.rows, run.step))
-                transposed = weight.geometry.transposed
-                matrix = weight.geometry == Geometry(transposed=True) and len(size) == 2
-                if weight.geometry != PLAIN and not matrix:
-                    raise UserError(f"--format dcp: {name}: a tensor of this form is read and not written.")
+    sources = {weight.key: SourceTensor(weight.shape, origins[weight.key]) for weight, _ in parts}
+    runs = sorted((RowRun(weight.key, run.row, run.start, run.rows, run.step) for weight, run in parts), key=_row)
+    geometry, ours = parts[0][0].geometry, parts[0][0].key
     own = next(iter(sources.values())).origin.dtype
-    runs.sort(key=lambda run: run.row)
-    shape = (size[1], size[0]) if transposed else size
-    mapped = MappedOrigin(own, shape, tuple(runs), sources, scatters=any(run.step > 1 for run in runs))
-    origin: RowRange = TransposedOrigin(mapped) if transposed else mapped
-    rounded = dtype if dtype is not None and not key.endswith(("expert_bias_E", "e_score_correction_bias")) else own
+    core = geometry.core(size)
+    shape = (*core[:-2], core[-1], core[-2]) if geometry.transposed else core
+    apart = max(run.step for run in runs) - 1
+    mapped = MappedOrigin(own, shape, tuple(runs), sources, Geometry(vectors=geometry.vectors), scatters=apart)
+    origin: RowRange = mapped if geometry == PLAIN else LaidOutOrigin(mapped, geometry)
+    rounded = dtype if dtype is not None and not ours.endswith(KEEPS_DTYPE) else own
     return TargetTensor(key, rounded, size, (origin,))
+
+
+def _row(run: RowRun) -> int:
+    return run.row

@@ -12,10 +12,10 @@ from models.resolve import resolve
 from parallel.errors import UserError
 from parallel.layout import Layout
 from parallel.untrusted import InputError, read_json
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.megatron.files import METADATA, TorchDist, TorchDistTensor
-from tools.reshard.megatron.source import carried_tokenizer
-from tools.reshard.model_recipe import model_recipe, with_vocab_size
+from tools.reshard.model_recipe import is_recipe, model_recipe, with_vocab_size
 from tools.reshard.named_source import NamedTensors, check_numbers, matched, origins
 from tools.reshard.options import ReshardOptions
 from training.checkpoint.foreign import DCP_PARTS
@@ -106,20 +106,32 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     iteration = files.number(_ITERATION)
     if iteration is None:
         iteration = _of_folder(folder) or step or 0
+    samples = iteration * config.train.global_batch_size
+    notes = []
+    if iteration and not is_recipe(options):
+        notes.append(
+            f"note: {folder}: iteration {iteration} counts as {samples} samples, of train.global_batch_size "
+            f"{config.train.global_batch_size}, from which schedules go on. --recipe RECIPE.toml of the run to come "
+            "counts as it does."
+        )
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=files,
         origins=made,
         state=State(
-            progress=Progress(iteration=iteration, consumed_samples=iteration * config.train.global_batch_size),
+            progress=Progress(iteration=iteration, consumed_samples=samples),
             layout=Layout(),
             device="cpu",
             optimizer={} if step is None else {"step": step, "param_groups": [], "grad_scaler": None},
         ),
         config=with_vocab_size(config, vocab_size),
         about={"source": f"dcp, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
+        notes=tuple(notes),
         fingerprint=files.fingerprint(),
     )
 

@@ -2,7 +2,8 @@
 
     TARGET/part_00000.distcp ...    the tensors' chunks
     TARGET/objects.distcp           hyperparameters of the optimizer, and progress
-    TARGET/.metadata                torch's table of all of it; written last
+    TARGET/.metadata                torch's table of all of it
+    TARGET/config.json ...          the model, and its tokenizer's files, where the checkpoint carries some
 
 Names: ``model.NAME``, ``optimizer.state.NAME.exp_avg``, ``optimizer.param_groups.0.lr`` with transformers' names, as
 {"model": ..., "optimizer": ...} has them; ``NAME`` with torchtitan's, which keeps the model flat. The optimizer's
@@ -15,6 +16,7 @@ from typing import Any
 
 from parallel.durable import replace_file
 from tools.convert import resumable
+from tools.reshard.carried import write_config_json, write_into
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.dcp.source import DcpFiles
 from tools.reshard.megatron.files import METADATA
@@ -43,6 +45,8 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         tables = {name + ENDING: read_table(folder, name) for name in names}
         paths = {key: _path(key, options) for key in [*objects, *_keys(plan)]}
         replace_file(folder / METADATA, metadata_bytes(plan, tables, objects, paths))
+        write_into(folder, source)
+        write_config_json(folder, source, plan)
         remove_tables(folder, names)
         resumable.finish(folder, target)
 

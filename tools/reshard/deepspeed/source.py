@@ -21,10 +21,10 @@ from parallel.layout import Layout
 from parallel.untrusted import regular_descriptor
 from tools.convert.dtypes import cast
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource
 from tools.reshard.deepspeed.partitions import Piece, Shapes, of_groups, of_ranks
 from tools.reshard.megatron.pickle import Size
-from tools.reshard.megatron.source import carried_tokenizer
 from tools.reshard.model_recipe import model_recipe, with_vocab_size
 from tools.reshard.named_source import check_numbers, matched, origins
 from tools.reshard.options import ReshardOptions
@@ -94,6 +94,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     notes = (
         [] if files.optimizers or options.drop_optimizer else [f"{folder}: weights alone: it has no optim_states.pt."]
     )
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=opened,
@@ -106,7 +107,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         ),
         config=with_vocab_size(config, vocab_size),
         about={"source": f"deepspeed, {found.naming.label}", "iteration": iteration, "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
         fingerprint=opened.fingerprint(),
         notes=tuple(notes),

@@ -4,6 +4,7 @@ either.
 Read:
     pickle.py          pickles read as data: what they name is never imported, what they call is never called
     files.py           .metadata and .distcp files: tensors by rectangle, the common state
+    hybrid_files.py    ... of hybrids, whose mixers' matrices are cut into several tensors
     keys.py            Megatron's keys <-> Triplane's: stacked, by block, by sublayer
     source.py          what of a Megatron checkpoint is what, and whether its optimizer's state can be trusted
     params.py          the parameters that ranks held, and the order of a model's modules

@@ -22,12 +22,13 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.reshard.assembled import AssembledFiles, AssembledTensor, assembled
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import CheckpointSource, real_vocab_size
 from tools.reshard.megatron import mp_rank_names
 from tools.reshard.megatron.files import Namespace
 from tools.reshard.megatron.keys import style_of
 from tools.reshard.megatron.mp_rank_names import RankTensor, layer_count, weights_of
-from tools.reshard.megatron.source import RECIPE_WANTED, carried_tokenizer, check_model, expected, plain_state
+from tools.reshard.megatron.source import RECIPE_WANTED, check_model, expected, plain_state
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
 from tools.reshard.tensors import Origin
@@ -75,6 +76,12 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     vocab_size = real_vocab_size(config, options.recipe.parent)
     shape = resolve(config.model, vocab_size)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+    if "M" in shape.hybrid_layer_pattern or any(shape.linear_blocks):
+        raise UserError(
+            f"{folder}: the model of --recipe has mixers (Mamba-2, gated delta nets), whose matrices each "
+            "tensor rank's file has in an order of its own: such mp_rank folders are not read. Save the checkpoint "
+            "with Megatron-LM's --ckpt-format torch_dist, which is read."
+        )
     ranks = _ranks(folder)
     tensors = _Assembly(folder, shape, ranks).tensors()
     origins = {key: Origin(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
@@ -85,6 +92,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
     notes = [
         f"{folder}: the weights alone are read; the optimizer's state of mp_rank folders is not."
     ] if not options.drop_optimizer and any(rank.has_optimizer for rank in ranks) else []  # fmt: skip
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=AssembledFiles(folder, tensors, tuple(_rank_files(folder))),
@@ -92,7 +100,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         state=dataclasses.replace(state, optimizer={}),
         config=config,
         about={"source": "megatron", "iteration": iteration, "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
         fingerprint=AssembledFiles(folder, tensors, tuple(_rank_files(folder))).fingerprint(),
         notes=tuple(notes),

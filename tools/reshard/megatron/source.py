@@ -18,12 +18,14 @@ from models.shapes import GPTShape
 from parallel.errors import UserError
 from parallel.layout import Layout
 from tools.convert.dtypes import cast
+from tools.reshard.carried import carried_files
 from tools.reshard.checkpoint_source import MASTER, STATE, STATES, CheckpointSource, real_vocab_size
 from tools.reshard.megatron import dp_reshardable
 from tools.reshard.megatron import known as megatron_known
 from tools.reshard.megatron.args import ARGS, SCHEDULER
 from tools.reshard.megatron.dp_reshardable import FlatStates, by_weight, has_buckets, optimizer_numbers
 from tools.reshard.megatron.files import Namespace, TorchDist
+from tools.reshard.megatron.hybrid_files import HybridFiles, is_cut
 from tools.reshard.megatron.keys import moe_blocks, ours, style_of
 from tools.reshard.options import ReshardOptions
 from tools.reshard.plan import is_of_vocabulary
@@ -31,7 +33,6 @@ from tools.reshard.tensors import BLOCK_BYTES, Origin, SourceRows, Tensors, rect
 from training.checkpoint.format.pieces import ITEM_BYTES
 from training.checkpoint.state import State
 from training.config.recipe import load
-from training.config.run_config import RunConfig
 from training.progress import Progress
 
 RECIPE_WANTED = (
@@ -52,6 +53,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         raise UserError(f"{folder}: {RECIPE_WANTED}")
     config = load(options.recipe)
     files = TorchDist(folder)
+    if is_cut(files.tensors):
+        files.close()
+        files = HybridFiles(folder)
     vocab_size = real_vocab_size(config, options.recipe.parent)
     shape = resolve(config.model, vocab_size)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
@@ -62,6 +66,7 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         if not options.drop_optimizer:
             weights = _weights(files)
             tensors = _by_weight(files, weights, shape, _plain(common.get("args")))
+    carried = carried_files(config, folder)
     return CheckpointSource(
         folder=folder,
         files=tensors,
@@ -69,7 +74,9 @@ def open_source(folder: Path, options: ReshardOptions) -> CheckpointSource:
         state=plain_state(common),
         config=config,
         about={"source": "megatron", "iteration": _iteration(common), "layout": str(Layout())},
-        carried=carried_tokenizer(config),
+        carried=carried.copies,
+        texts=carried.texts,
+        tokenizer=carried.name,
         pads_as_configured=False,
         fingerprint=files.fingerprint(),
     )
@@ -82,12 +89,6 @@ def _by_weight(files: TorchDist, weights: Sequence[str], shape: GPTShape, args: 
     if (job := megatron_known.job_of(args)) is not None:
         return megatron_known.by_weight(files, weights, shape, style, moe, job)
     return by_weight(files, weights, shape, style, moe)
-
-
-def carried_tokenizer(config: RunConfig) -> dict[str, Path]:
-    """The tokenizer's file, where it is one: a checkpoint carries its own."""
-    path = Path(config.data.tokenizer)
-    return {path.name: path} if path.is_file() else {}
 
 
 def _weights(files: Tensors) -> list[str]:

@@ -21,6 +21,8 @@ from typing import Any
 from parallel.durable import replace_file
 from parallel.untrusted import read_text
 from tools.convert import resumable
+from tools.reshard.carried import FOLDER as TOKENIZER
+from tools.reshard.carried import write_into
 from tools.reshard.checkpoint_source import STATE, CheckpointSource
 from tools.reshard.megatron.dp_reshardable import BUCKET
 from tools.reshard.megatron.files import COMMON, CONFIG, METADATA, TorchDist
@@ -40,6 +42,7 @@ def write(source: CheckpointSource, plan: ReshardPlan, target: Path, options: Re
         inner = folder / name
         inner.mkdir(exist_ok=True)
         names = rewrite(source, plan, inner, options, workers)
+        write_into(inner / TOKENIZER, source)
         commit(plan, inner, names, options)
         replace_file(folder / folders.LATEST_OF_MEGATRON, f"{plan.state.progress.iteration}\n".encode())
         resumable.finish(folder, target)
