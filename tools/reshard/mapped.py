@@ -71,9 +71,8 @@ class MappedOrigin:
     def _read(self, source: Tensors, name: str, first: int, rows: int, columns: tuple[int, int]) -> np.ndarray:
         """Rows of one of the others: [rows, columns]."""
         tensor, geometry = self.sources[name], self.geometry
-        lead, middle = (0,) * geometry.lead, (0,) * len(geometry.middle)
-        ones = ((1,) * geometry.lead, geometry.middle)
-        core = tensor.shape[geometry.lead : geometry.lead + 1] + tensor.shape[geometry.lead + 1 + len(middle) :]
+        one = geometry.unsqueezed
+        core = tensor.shape if one is None else tensor.shape[:one] + tensor.shape[one + 1 :]
         parts = []
         for expert, at, count in _by_expert(core, geometry, first, rows):
             offset: tuple[int, ...] = (at, columns[0])
@@ -83,10 +82,9 @@ class MappedOrigin:
             elif geometry.transposed:
                 offset, shape = offset[::-1], shape[::-1]
             offset, shape = (*expert, *offset), (*(1 for _ in expert), *shape)
-            rectangle = (
-                (*lead, *offset[:1], *middle, *offset[1:]),
-                (*ones[0], *shape[:1], *ones[1], *shape[1:]),
-            )
+            rectangle = (offset, shape)
+            if one is not None:
+                rectangle = ((*offset[:one], 0, *offset[one:]), (*shape[:one], 1, *shape[one:]))
             found = tensor.origin.rows_read(source, rectangle).reshape(shape[len(expert) :])
             parts.append(found.T if geometry.transposed and found.ndim > 1 else found.reshape(count, -1))
         whole = np.ascontiguousarray(np.concatenate(parts) if len(parts) > 1 else parts[0])

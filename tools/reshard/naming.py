@@ -44,10 +44,8 @@ class Geometry:
     """They are columns: [columns, rows], or [experts, columns, rows]."""
     vectors: bool = False
     """Ours is [experts, rows]: each element is a row."""
-    lead: int = 0
-    """Dims of 1 before the others."""
-    middle: tuple[int, ...] = ()
-    """Dims of 1 behind the rows."""
+    unsqueezed: int | None = None
+    """They have one more dim, of 1, at this place."""
 
 
 PLAIN = Geometry()
@@ -112,7 +110,7 @@ def namings_of(model_type: str, shape: GPTShape) -> Iterator[Naming]:
     yield from _variants(naming, model_type, shape)
 
 
-_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed middle padded keeps_dtype vectors fused lead".split())
+_KNOWN_OF_ENTRIES = frozenset("name key shape strips transposed unsqueezed padded keeps_dtype all_experts".split())
 """What a table may say of a weight. Whoever adds to it, has to say here what it means for rows."""
 
 
@@ -124,7 +122,7 @@ def _of_transformers(model_type: str, shape: GPTShape, found: list[Entry]) -> Na
         if unknown := [each.name for each in dataclasses.fields(entry) if each.name not in _KNOWN_OF_ENTRIES]:
             raise NotImplementedError(f"{entry.name}: {unknown[0]}: not known here")
         runs = tuple(RowRun(strip.name, strip.start, strip.row, strip.rows, strip.step) for strip in entry.strips)
-        geometry = Geometry(entry.transposed, entry.vectors, entry.lead, entry.middle)
+        geometry = Geometry(entry.transposed, entry.vectors, entry.unsqueezed)
         weights.append(NamedWeight(entry.key, entry.shape, runs, entry.padded, geometry))
         shapes |= entry.their_shapes()
         padded |= {strip.name for strip in entry.strips if entry.padded}

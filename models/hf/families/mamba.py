@@ -4,7 +4,7 @@ from typing import Any
 
 from models.hf.config_parts import tied
 from models.hf.keys import Architecture, Config, Unsupported
-from models.hf.row_layouts import depthwise, same
+from models.hf.row_layouts import same, unsqueezed
 from models.hf.row_layouts import vocabulary as vocab
 from models.hf.table import Table
 from models.shapes import GPTShape
@@ -21,7 +21,7 @@ MAMBA_WHOLE = {
 # Rows of in_proj and of the convolution lie in the same order here and there.
 MIXER = {
     "mixer.in_proj.layer_norm_weight": same("norm.weight"),
-    "mixer.conv1d.weight": depthwise("mixer.conv1d.weight"),
+    "mixer.conv1d.weight": unsqueezed("mixer.conv1d.weight", 1),
     **{f"mixer.{name}": same(f"mixer.{name}") for name in (
         "in_proj.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight", "out_proj.weight")},
 }  # fmt: skip
