@@ -57,8 +57,8 @@ class GPTShape:
     softmax_type: SoftmaxType = "vanilla"
     activation_func_clamp_value: float = 0.0
     glu_linear_offset: float = 0.0
-    rotary_base: int = 10_000
-    rotary_base_local: int = 0
+    rotary_base: float = 10_000
+    rotary_base_local: float = 0
     rotary_interleaved: bool = False
     rotary_percent: float = 1.0
     rope_scaling: RopeScaling = "none"
@@ -79,6 +79,7 @@ class GPTShape:
     window_attn_skip_freq: str = "0"
     attention_chunk_size: int = 0
     attn_scale: float = 0.0
+    attn_scale_all_blocks: bool = False
     floor_scale: int = 8192
     multi_latent_attention: bool = False
     q_lora_rank: int = 0

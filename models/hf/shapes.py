@@ -43,7 +43,7 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
-        raise UserError(unsupported(model_type))
+        raise UserError(unsupported(config))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
     fields: dict[str, Any] = dict(architecture.implied)
@@ -167,7 +167,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
         return not shape.multi_latent_attention
     if name.startswith("linear_"):
         return not any(shape.linear_blocks)
-    if name == "floor_scale":
+    if name in ("floor_scale", "attn_scale_all_blocks"):
         return not shape.attn_scale
     if name.startswith("mamba_"):
         return "M" not in shape.hybrid_layer_pattern

@@ -91,6 +91,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         norm_type="layer_norm", residual_dropout=0.1, rope_theta=1000000, scale_attention_softmax_in_fp32=True,
         scale_attn_weights=True, sliding_window=4096, use_bias=True,
     ),
+    "starcoder2_3b": of(
+        "starcoder2", (3072, 12288, 30, 24, 2, 49152, 16384), attention_dropout=0.1, embedding_dropout=0.1,
+        hidden_act="gelu_pytorch_tanh", initializer_range=0.018042, mlp_type="default", norm_epsilon=1e-5,
+        norm_type="layer_norm", residual_dropout=0.1, rope_theta=999999.4420358813, sliding_window=4096, use_bias=True,
+    ),
+    "phi4_mini": of(
+        "phi3", (3072, 8192, 32, 24, 8, 200064, 131072), **SILU, attention_bias=False, embd_pdrop=0.0, full_attn_mod=1,
+        interpolate_factor=1, lm_head_bias=False, mlp_bias=False, original_max_position_embeddings=4096,
+        partial_rotary_factor=0.75, resid_pdrop=0.0, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=None,
+        rope_scaling={"long_factor": [*SHAPES["phi4_mini"].rope_long_factor], "short_factor": [1.0] * 48,
+                      "type": "longrope"},
+        tie_word_embeddings=True,
+    ),
+    "ministral3_8b": of(
+        "ministral3", (4096, 14336, 34, 32, 8, 131072, 262144), **SILU, attention_dropout=0.0, head_dim=128,
+        rms_norm_eps=1e-5, sliding_window=None,
+        rope_parameters={
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+            "max_position_embeddings": 262144, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16384, "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn",
+        },
+    ),
     "apertus_8b": of(
         "apertus", (4096, 21504, 32, 32, 8, 131072, 65536), attention_bias=False, hidden_act="xielu", mlp_bias=False,
         post_norm=False, qk_norm=True, rms_norm_eps=1e-5, rope_scaling=LLAMA3, rope_theta=12000000,
@@ -126,14 +148,13 @@ def test_a_published_configuration_means_the_published_shape(name: str) -> None:
     assert found.hf_model_type == CONFIGS[name]["model_type"]
 
 
-def test_phi4_mini_has_a_factor_for_each_pair_of_turned_channels() -> None:
-    config = of(
-        "phi3", (3072, 8192, 32, 24, 8, 200064, 131072), **SILU, attention_bias=False, embd_pdrop=0.0, full_attn_mod=1,
-        interpolate_factor=1, lm_head_bias=False, mlp_bias=False, original_max_position_embeddings=4096,
-        partial_rotary_factor=0.75, resid_pdrop=0.0, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=262144,
-        rope_scaling={"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    _, shape = read_shape(config)
-    assert (shape.rotary_dim, shape.rope_scaling, shape.rope_scaling_factor) == (96, "longrope", 32.0)
-    assert read_shape(config | {"sliding_window": None})[1].window_size == (-1, 0)
+def test_a_window_beyond_the_context_is_one() -> None:
+    shape = read_shape(CONFIGS["phi4_mini"] | {"sliding_window": 262144})[1]
+    assert (shape.window_size, shape.rotary_dim) == ((262143, 0), 96)
+
+
+def test_ministral_3_without_rope_parameters_is_the_8b() -> None:
+    config = {key: value for key, value in CONFIGS["ministral3_8b"].items() if key != "rope_parameters"}
+    assert read_shape(config) == read_shape(CONFIGS["ministral3_8b"])
+    old = CONFIGS["ministral3_8b"]["rope_parameters"]
+    assert read_shape(config | {"rope_scaling": old}) == read_shape(CONFIGS["ministral3_8b"])
