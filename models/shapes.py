@@ -11,6 +11,7 @@ from typing import Literal
 from models.activations import ACTIVATIONS, ActivationName
 from models.frequencies import per_block
 from models.norms import Normalization
+from models.symbols import ATTENTIONS
 
 PositionEmbedding = Literal["rope", "learned_absolute", "none"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "longrope"]
@@ -201,7 +202,7 @@ class GPTShape:
     @property
     def has_attention(self) -> bool:
         """Whether any block attends: a pattern may have none that does."""
-        return any(set(symbols) & set("*+") for symbols in self.blocks)
+        return any(set(symbols) & set(ATTENTIONS) for symbols in self.blocks)
 
     @property
     def mamba_heads(self) -> int:

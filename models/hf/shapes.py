@@ -14,6 +14,7 @@ from models.hf.keys import MOST_TOKENS, SPANS, Architecture, Config, Span, Unsup
 from models.hf.unsupported import unsupported
 from models.shape_problems import shape_problems
 from models.shapes import GPTShape
+from models.symbols import MLPS
 from parallel.errors import UserError
 
 NO_EFFECT = frozenset("""
@@ -176,7 +177,7 @@ def _is_unused(shape: GPTShape, name: str) -> bool:
     if name == "softmax_scale":
         return shape.multi_latent_attention or not shape.has_attention
     if name in ("ffn_hidden_size", "activation") and shape.hybrid_layer_pattern:
-        return not set(shape.hybrid_layer_pattern) & set("-E")
+        return not set(shape.hybrid_layer_pattern) & set(MLPS)
     if name == "max_position_embeddings" and shape.position_embedding_type == "none":
         return True
     if shape.position_embedding_type != "rope":
