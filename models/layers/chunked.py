@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from megatron.core.transformer import TransformerConfig
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Temperature(NamedTuple):
@@ -43,16 +43,3 @@ def temperature_of(config: TransformerConfig, layer_number: int) -> Temperature 
 def goes_without_rope(config: TransformerConfig, layer_number: int) -> bool:
     """layer_number: of mcore's sublayers, from 1."""
     return isinstance(config.no_rope_freq, list) and bool(config.no_rope_freq[layer_number - 1])
-
-
-class L2Norm(nn.Module):
-    """Over the channels of each head, without a weight: mean square 1."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., d], in fp32."""
-        flat = x.float()
-        return (flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)).type_as(x)
