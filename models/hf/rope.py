@@ -195,7 +195,7 @@ def read_by_window(config: dict[str, Any], theta: float, local: float) -> dict[s
         whole = {**kinds[WHOLE_SEQUENCE]}
         if flat is not None and whole.setdefault("rope_theta", flat) != flat:
             raise RopeError("rope_theta", flat, f"{whole['rope_theta']}, which rope_parameters says")
-        if old is not None and {**whole, **old} != whole:
+        if old is not None and (not isinstance(old, dict) or {**whole, **old} != whole):
             raise RopeError("rope_scaling", old, "what rope_parameters says")
         fields = read_values(f"rope_parameters.{WHOLE_SEQUENCE}", whole, theta=theta)
         plain = {"rope_theta": local if base is None else base, **kinds[WINDOWED]}

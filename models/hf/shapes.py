@@ -37,6 +37,17 @@ TRAINING_ONLY = frozenset("""
 """Our fields that an exported model has no use for: another value is no other model."""
 
 
+class _NotRead(Exception):
+    """A part needs a field that another one, which was refused, would have given."""
+
+
+class _Fields(dict[str, Any]):
+    """Of the shape, as far as they are read."""
+
+    def __missing__(self, name: str) -> Any:
+        raise _NotRead(name)
+
+
 def read_shape(config: Config) -> tuple[str, GPTShape]:
     """The model_type and the architecture that a ``config.json`` describes.
 
@@ -47,13 +58,16 @@ def read_shape(config: Config) -> tuple[str, GPTShape]:
         raise UserError(unsupported(config))
     architecture = ARCHITECTURES[model_type]
     left = {key: value for key, value in config.items() if key not in NO_EFFECT}
-    fields: dict[str, Any] = dict(architecture.implied)
+    fields = _Fields(architecture.implied)
     problems = _token_problems(config) + _read_switches(left, architecture) + _read_numbers(left, fields, architecture)
     for read, _ in architecture.parts if not problems else ():
         try:
             read(left, fields)
         except Unsupported as error:
             problems.append(str(error))
+        except _NotRead:
+            if not problems:
+                raise
     if not problems:
         problems += [f"{key} = {shown(value)}: unknown" for key, value in left.items() if value is not None]
     if not problems:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.hf.config_parts import tied
-from models.hf.keys import Architecture, Config, Unsupported
+from models.hf.keys import HEADS, Architecture, Config, Unsupported, pop_number
 from models.hf.row_layouts import same, unsqueezed
 from models.hf.row_layouts import vocabulary as vocab
 from models.hf.table import Table
@@ -54,7 +54,7 @@ def _is_unlimited(limit: object) -> bool:
 def read_mamba2(left: Config, fields: dict[str, Any]) -> None:
     """One mixer a layer, and nothing else; ``expand`` says again how many channels the heads make."""
     layers, heads, width = fields["num_layers"], fields["mamba_num_heads"], fields["mamba_head_dim"]
-    if heads * width != left.pop("expand", 2) * fields["hidden_size"]:
+    if heads * width != pop_number(left, "expand", 2, HEADS) * fields["hidden_size"]:
         raise Unsupported("num_heads", heads, f"expand x hidden_size / head_dim {width}")
     fields |= {"hybrid_layer_pattern": "M" * layers, "ffn_hidden_size": 4 * fields["hidden_size"]}
     fields |= {"num_attention_heads": heads, "num_query_groups": heads, "kv_channels": width}
