@@ -26,7 +26,10 @@ MIXER = {
         "in_proj.weight", "conv1d.bias", "dt_bias", "A_log", "D", "norm.weight", "out_proj.weight")},
 }  # fmt: skip
 
-STEPS = {"time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual"}
+STEPS = {
+    "time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "time_step_init_scheme", "time_step_scale",
+    "rescale_prenorm_residual",
+}  # fmt: skip
 """How dt_bias begins, and out_proj."""
 NUMERICS = {"chunk_size", "residual_in_fp32"}
 """How it is computed; the model is the same. Triplane adds to the residual stream in the weights' type."""
@@ -84,7 +87,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "layer_norm_epsilon": 1e-5, "initializer_range": 0.1, "state_size": 128, "num_heads": 128, "head_dim": 64,
             "n_groups": 8, "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768,
         },
-        switches={"conv_kernel": (4,), "use_bias": (False,), "use_conv_bias": (True,), "hidden_act": ("silu",)},
+        switches={"conv_kernel": (4,), "use_bias": (False,), "use_conv_bias": (True,), "hidden_act": ("silu",)}
+        | dict.fromkeys(("norm_before_gate", "rms_norm"), (None, True)),  # published, and not read by transformers
         implied={
             "normalization": "RMSNorm",
             "activation": "swiglu",
